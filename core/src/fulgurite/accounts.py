@@ -1,0 +1,57 @@
+"""Where the wall time of a run went."""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+
+class Accounts:
+    """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for the
+    device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the
+    host. Time spent in a nested account counts there and not in the outer one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._inner = [0.0]
+        self._steps: deque[float] = deque(maxlen=10_000)
+        self._begun = perf_counter()
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Books the time of the block to `name`."""
+        begun = perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            spent = perf_counter() - begun
+            self.add(name, spent - self._inner.pop())
+            self._inner[-1] += spent
+
+    def add(self, name: str, seconds: float, calls: int = 1) -> None:
+        """Books `seconds` to `name`."""
+        self.seconds[name] += seconds
+        self.calls[name] += calls
+
+    def stretch(self, steps: int, seconds: float) -> None:
+        """Notes that an undisturbed stretch of `steps` steps took `seconds`, hooks not included."""
+        if steps:
+            self._steps.append(seconds / steps)
+
+    @property
+    def total(self) -> float:
+        """Seconds since the accounts were opened."""
+        return perf_counter() - self._begun
+
+    @property
+    def median_step(self) -> float:
+        """Median seconds a step over the stretches between due points, time in hooks excluded; NaN without steps."""
+        return statistics.median(self._steps) if self._steps else float("nan")
+
+    def __repr__(self) -> str:
+        rows = sorted(self.seconds.items(), key=lambda row: -row[1])
+        return "\n".join(f"{name:32s} {seconds:9.3f} s  {self.calls[name]:8d} calls" for name, seconds in rows)

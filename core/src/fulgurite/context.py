@@ -1,0 +1,134 @@
+"""What a step is told besides its batch: keys, mask, model state, and where to put further losses."""
+
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fulgurite.errors import ModelError, PluginError, did_you_mean
+from fulgurite.streams import Phase, Streams, fold_name
+
+if TYPE_CHECKING:
+    from fulgurite.update import UpdateRule
+
+_KEEP: Any = object()
+
+
+class Context:
+    """Made by the engine while a step is traced; valid only there.
+
+    Attributes:
+        step: int32 scalar, the number of updates completed before this one. Traced.
+        training: whether this is a training step. A Python bool.
+        model_state: the `eqx.nn.State` of the model, or None.
+        mask: bool `(batch,)`, False for padding; None when the source does not pad.
+        rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
+        losses: what `add_loss` collected; None outside of the forward pass.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        step: Int[Array, ""],
+        *,
+        training: bool,
+        model_state: eqx.nn.State | None = None,
+        mask: Bool[Array, " batch"] | None = None,
+        scope: tuple[tuple[str, Any], ...] = (),
+        due: dict[str, Bool[Array, ""]] | None = None,
+        key_step: Int[Array, ""] | None = None,
+        rule: "UpdateRule | None" = None,
+        losses: dict[str, Float[Array, ""]] | None = None,
+    ) -> None:
+        self.step = step
+        self.training = training
+        self.model_state = model_state
+        self.mask = mask
+        self.losses = losses
+        self.rule = rule
+        self._streams = streams
+        self._scope = scope
+        self._due = due or {}
+        self._key_step = key_step
+        self._trace = get_opaque_trace_state(convention="nnx")
+
+    def key(self, stream: str = "default") -> Key[Array, ""]:
+        """The key of `stream` at this step: the same one however often it is asked for; split it for more.
+
+        In evaluation every stream answers, with a key of that evaluation and batch, so that a `training_step` can be
+        evaluated as it is; layers in inference mode do not look at it.
+        """
+        phase: Phase = "train" if self.training else "eval"
+        key = self._streams.key(stream, phase, self._key_step)
+        if self.training and not self._streams.streams[stream].train:
+            raise PluginError(f"the random stream {stream!r} is not for training: declare it with train=True")
+        for name, index in self._scope:
+            key = fold_name(key, name) if index is None else fold_name(key, name, index)
+        return key
+
+    def keys(self, stream: str, n: int) -> Key[Array, " n"]:
+        """`n` keys of `stream` at this step, such as one for every example."""
+        return jax.random.split(self.key(stream), n)
+
+    def due(self, name: str) -> Bool[Array, ""]:
+        """Whether the scheduled action `name` runs after this update: a traced bool, for `jax.lax.cond`.
+
+        Work wanted only where something is shown goes behind it; `"log"` is the engine's own closing of the window.
+        """
+        if name not in self._due:
+            raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self._due)}")
+        return self._due[name]
+
+    def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
+        """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged.
+
+        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way.
+        Return it from there and add it outside:
+
+            hidden, penalty = jax.vmap(self.encoder)(batch["image"])
+            ctx.add_loss("penalty", penalty)
+        """
+        if self._trace != get_opaque_trace_state(convention="nnx"):
+            raise ModelError(
+                f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, which its value "
+                "cannot leave. Return the value from the mapped function and add it outside:\n"
+                f"    hidden, {_identifier(name)} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {_identifier(name)})"
+            )
+        if self.losses is None:
+            raise ModelError(f"ctx.add_loss({name!r}) has no effect outside of the forward pass: add it in training_step")
+        if name in self.losses:
+            raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
+        self.losses[name] = jnp.mean(value)
+
+    def fresh(
+        self, name: str, *, training: bool | None = None, model_state: Any = _KEEP, mask: Any = _KEEP
+    ) -> "Context":
+        """A context for another forward pass in the same step, with keys of its own."""
+        return self._derive(
+            training=self.training if training is None else training,
+            model_state=self.model_state if model_state is _KEEP else model_state,
+            mask=self.mask if mask is _KEEP else mask,
+            scope=(*self._scope, (name, None)),
+        )
+
+    def for_forward(self) -> "Context":
+        """The same context at the place of the trace where it is called, ready to collect loss terms."""
+        return self._derive(losses={})
+
+    def for_plugin(self, name: str) -> "Context":
+        """The same context with keys of the plugin's own."""
+        return self._derive(scope=(*self._scope, (f"plugin:{name}", None)), losses=self.losses)
+
+    def _derive(self, **changes: Any) -> "Context":
+        same: dict[str, Any] = dict(
+            training=self.training, model_state=self.model_state, mask=self.mask, scope=self._scope
+        )
+        same |= dict(due=self._due, key_step=self._key_step, rule=self.rule)
+        return Context(self._streams, self.step, **{**same, **changes})
+
+
+def _identifier(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name)

@@ -1,0 +1,204 @@
+"""The endless sequence of batches that a loop consumes, and the place in it from which another loop goes on."""
+
+import json
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from operator import length_hint
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fulgurite.data import ArrayData, Seed, Stateful, as_array, as_data
+from fulgurite.errors import ConfigurationError, DataError
+
+Place = dict[str, Any]
+Share = tuple[int, int]
+_CLOSE_SECONDS = 5.0
+
+
+class Item(NamedTuple):
+    """A batch, whether it is the last of its epoch, and the place right after it, as a JSON value."""
+
+    batch: Any
+    epoch_end: bool
+    position: Place
+
+
+Items = Generator[Item, None, None]
+
+
+class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
+    """The items of a source, epoch after epoch.
+
+    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that is not in
+    memory is read by a thread; its exceptions arrive as they are, after the batches before them.
+
+    From a position, `ArrayData` seeks and a `Stateful` source is restored. Another source that can be iterated again is
+    *replayed*: a new pass begins, without its first batches. That is exact if all passes over the source are alike.
+
+    Arguments:
+        data: `Data`, or any source of batches.
+        seed: for `ArrayData`.
+        position: of the item to go on after.
+        limit: at most so many batches an epoch.
+        epochs: the feed ends before this epoch; None for never.
+        process: for `ArrayData`. Any other source yields what is for its own process.
+
+    Attributes:
+        epoch_length: batches an epoch: those of the last one that ended, before that what `len()` says, or None.
+        resumable: whether a position can be gone on from: not with an iterator that is not `Stateful`, nor with a
+            `Stateful` source under a limit.
+
+    Raises `DataError` for a position that does not fit the data, an empty epoch, and anything but numbers in a batch.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        seed: Seed,
+        position: Place | None = None,
+        limit: int | None = None,
+        epochs: int | None = None,
+        process: Share = (0, 1),
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"limit is {limit}; an epoch has at least one batch.")
+        data = as_data(data)
+        source, at = data.source, position or {"epoch": 0, "batch": 0}
+        stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
+        length = -1 if once else length_hint(source, -1)
+        self.epoch_length = None if length < 0 else min(length, limit or length)
+        self.resumable = limit is None if stateful else not once
+        self._number: int = at["batch"]
+        beyond = self.epoch_length is not None and at["batch"] >= max(self.epoch_length, 1)
+        if ("source" in at and not stateful) or (any(at.values()) and not self.resumable) or beyond:
+            need = "It must be that of the run, and iterable again or with state(), restore(state) and no limit."
+            raise DataError(f"the data ({type(source).__name__}) cannot go on from {at}. {need}")
+        if isinstance(source, ArrayData):
+            items = _sought(source, seed, at, self.epoch_length or 0, epochs, process)
+        else:
+            items = _iterated(source, at, limit, epochs, data.copy)
+        self._items = _prefetched(items, data.prefetch) if data.prefetch else items
+        self._ahead: Item | None = None
+
+    def __next__(self) -> Item:
+        item = next(self._items) if self._ahead is None else self._ahead
+        self._ahead = None
+        self._number += 1
+        if item.epoch_end:
+            self.epoch_length, self._number = self._number, 0
+        return item
+
+    def peek(self) -> Any:
+        """The next batch, which stays the next. A `DataError` if the data has ended."""
+        self._ahead = self._ahead or next(self._items, None)
+        if self._ahead is None:
+            raise DataError("the data has ended: there is no next batch.")
+        return self._ahead.batch
+
+    def close(self) -> None:
+        """Ends the feed and its thread; waits at most a few seconds for a source that is busy with a batch."""
+        self._ahead = None
+        self._items.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _sought(data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | None, process: Share) -> Items:
+    epoch, start = at["epoch"], at["batch"]
+    while epochs is None or epoch < epochs:
+        batches = data.epoch(epoch, seed=seed, start=start, process=process)
+        for number, batch in enumerate(islice(batches, length - start), start + 1):
+            last = number == length
+            yield Item(batch, last, {"epoch": epoch + last, "batch": 0 if last else number})
+        epoch, start = epoch + 1, 0
+
+
+def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool) -> Items:
+    epoch, number, restored = at["epoch"], at["batch"], "source" in at
+    stateful = isinstance(source, Stateful)
+    if restored:
+        source.restore(at["source"])
+    while epochs is None or epoch < epochs:
+        start = number
+        batches = islice(iter(source), 0 if restored else start, limit)
+        prepared = ((_arrays(batch, copy), _state(source) if stateful else None) for batch in batches)
+        for (batch, state), last in _with_last(prepared):
+            number += 1
+            place = {"epoch": epoch + last, "batch": 0 if last else number}
+            yield Item(batch, last, {**place, "source": state} if stateful else place)
+        # A source restored to the end of an epoch may first give the rest of that epoch, which is empty.
+        if number == start and not (restored and start == 0):
+            why = "it is empty, is shorter than it was, or can be iterated only once"
+            raise DataError(f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}.")
+        if isinstance(source, Iterator):
+            return
+        epoch += number > start
+        number, restored = 0, False
+
+
+def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each item with whether it is the last one. An exception from looking ahead waits for the item before it."""
+    following = next(items, None)
+    while following is not None:
+        item, failure = following, None
+        try:
+            following = next(items, None)
+        except Exception as error:
+            failure = error
+        yield item, following is None
+        if failure is not None:
+            raise failure
+
+
+def _arrays(batch: Any, copy: bool) -> Any:
+    """The batch with an array for every leaf."""
+    if not all(type(leaf) is np.ndarray and leaf.dtype.kind in "biufc" for leaf in jax.tree.leaves(batch)):
+        batch = jax.tree_util.tree_map_with_path(as_array, batch)
+    return jax.tree.map(lambda array: array.copy(), batch) if copy else batch
+
+
+def _state(source: Stateful) -> Any:
+    """The source's state, as a value that the source cannot change any more."""
+    try:
+        return json.loads(json.dumps(source.state()))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"state() of the data ({type(source).__name__}) is not a JSON value: {error}") from error
+
+
+def _prefetched(items: Items, depth: int) -> Items:
+    """The same items, made by a thread that is at most `depth` of them ahead."""
+    queue: SimpleQueue[Item | BaseException | None] = SimpleQueue()
+    free, stopped = threading.Semaphore(depth), threading.Event()
+
+    def produce() -> None:
+        try:
+            for item in items:
+                free.acquire()
+                if stopped.is_set():
+                    return
+                queue.put(item)
+            queue.put(None)
+        except BaseException as error:
+            queue.put(error)
+        finally:
+            items.close()
+
+    thread = threading.Thread(target=produce, name="fulgurite-data", daemon=True)
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            free.release()
+            yield item
+    finally:
+        stopped.set()
+        free.release()
+        thread.join(_CLOSE_SECONDS)

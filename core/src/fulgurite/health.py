@@ -1,0 +1,73 @@
+"""Whether a step was finite: losses, gradients as the optimizer receives them, and the parameters it updated."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from fulgurite.module import Output
+from fulgurite.paths import leaves_with_paths
+
+Policy = Literal["raise", "skip", "ignore"]
+Terms = list[tuple[str, Array]]
+
+
+class Health(eqx.Module):
+    """Sticky: the first step whose update was not finite, and what of it.
+
+    NaN gradients under a finite loss are the common case, so that looking at the loss is not enough.
+
+    Attributes:
+        step: int32, the first such step, or -1.
+        culprit: int32, the index of the first term of that step that is not finite, or -1.
+        skipped: int32, the number of updates left out by the policy `skip`.
+        exempt: bool `(parameters,)`, the arrays that were not finite from the beginning, such as a mask of -inf.
+    """
+
+    step: Int[Array, ""]
+    culprit: Int[Array, ""]
+    skipped: Int[Array, ""]
+    exempt: Bool[Array, " parameters"]
+
+    @staticmethod
+    def good(module: PyTree) -> "Health":
+        """Of a state in which no step was taken yet."""
+        exempt = jnp.asarray([_probe(leaf) != 0 for _, leaf in _floating(module)], bool).reshape(-1)
+        return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), exempt)
+
+    def examine(self, output: Output, module: PyTree) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
+        """Whether anything of a step is not finite, the index of the first such term, and the names of all terms.
+
+        Arguments:
+            output: of the step, with `grads`.
+            module: after the update. That an update was not finite shows in the parameter, which is written anyway.
+        """
+        losses = output.losses or ({} if output.loss is None else {"loss": output.loss})
+        terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
+        terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
+        updated = [(f"the update of {path}", leaf) for path, leaf in _floating(module)]
+        found = jnp.stack([_probe(leaf) != 0 for _, leaf in terms + updated])
+        found &= jnp.concatenate([jnp.ones(len(terms), bool), ~self.exempt])
+        return found.any(), jnp.argmax(found).astype(jnp.int32), [name for name, _ in terms + updated]
+
+    def after(self, step: Int[Array, ""], bad: Bool[Array, ""], culprit: Int[Array, ""], skip: bool) -> "Health":
+        """The health after update number `step`."""
+        first = bad & (self.step < 0)
+        skipped = self.skipped + bad if skip else self.skipped
+        return Health(jnp.where(first, step, self.step), jnp.where(first, culprit, self.culprit), skipped, self.exempt)
+
+
+def _floating(tree: Any) -> Terms:
+    return leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array))
+
+
+def _probe(leaf: Array) -> Float[Array, ""]:
+    """Zero if all elements are finite, else NaN: the sum of `0 * x`.
+
+    Written as a product with a vector of zeros, which CPU backends vectorize; they add up a sum of floats one by one.
+    """
+    if leaf.ndim >= 2:
+        leaf = jnp.zeros(leaf.shape[0], leaf.dtype) @ leaf.reshape(leaf.shape[0], -1)
+    return jnp.sum(leaf * 0).astype(jnp.float32)

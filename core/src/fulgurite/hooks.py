@@ -1,0 +1,243 @@
+"""Every hook: when it is called, with what, and how several answers become one.
+
+pluggy marks, registers and checks the implementations. It gives all of them the same arguments, cannot chain them and
+does not say who failed, so the engine reads the sorted implementations once and calls and folds them itself
+(`fulgurite.plugins`). An implementation may leave out arguments that it does not need.
+
+Kinds: *build* hooks answer before anything is compiled. *Traced* hooks run while the step is traced, perhaps several
+times, and contribute pure functions to it. *Event* and *sink* hooks run on the host, between steps. *Persistence* hooks
+save and restore.
+"""
+
+# ruff: noqa: D103
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import optax
+import pluggy
+from jaxtyping import Array, Key, PyTree
+
+if TYPE_CHECKING:
+    import jax
+
+    from fulgurite.consensus import Consensus
+    from fulgurite.context import Context
+    from fulgurite.evaluation import EvaluatorSpec
+    from fulgurite.metrics import Metric, Running
+    from fulgurite.module import Output
+    from fulgurite.records import Record
+    from fulgurite.run import Result, Run, Scheduled
+    from fulgurite.runs import Checkpoint, Snapshot
+    from fulgurite.state import TrainState
+    from fulgurite.streams import Stream
+    from fulgurite.update import Phase, UpdateRule
+
+PROJECT = "fulgurite"
+Kind = Literal["build", "traced", "event", "sink", "persistence"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's method as the implementation of the hook of the same name."""
+
+
+def hookspec(kind: Kind) -> Callable[[F], F]:
+    """Marks a function as the specification of a hook of the given kind."""
+
+    def mark(function: F) -> F:
+        function.fulgurite_kind = kind  # type: ignore[attr-defined]
+        return pluggy.HookspecMarker(PROJECT)(function)
+
+    return mark
+
+
+# --- build ------------------------------------------------------------------------------------------------------
+
+
+@hookspec("build")
+def rng_streams() -> "list[Stream]":  # type: ignore[return]
+    """The random streams this plugin declares. Merged by name over the core's; two plugins with one name clash."""
+
+
+@hookspec("build")
+def mesh() -> "jax.sharding.Mesh | None":
+    """The mesh that everything is placed on. Exclusive."""
+
+
+@hookspec("build")
+def state_sharding(state: "TrainState", mesh: "jax.sharding.Mesh | None") -> "PyTree[jax.sharding.Sharding] | None":
+    """A sharding for every array of `state`, whose arrays are `jax.ShapeDtypeStruct`s. Exclusive."""
+
+
+@hookspec("build")
+def batch_sharding(batch: PyTree, mesh: "jax.sharding.Mesh | None") -> "PyTree[jax.sharding.Sharding] | None":
+    """A sharding for every array of `batch` (`jax.ShapeDtypeStruct`s of this process's part); the engine makes global
+    arrays of them. Exclusive."""
+
+
+@hookspec("build")
+def update_rule(module: PyTree, phases: "dict[str, Phase]") -> "UpdateRule | None":
+    """What happens inside a step between the batch and the new state. Exclusive; the core's is one gradient update."""
+
+
+@hookspec("build")
+def consensus() -> "Consensus | None":
+    """How several processes agree on what each sees for itself (clocks, signals, files). Exclusive."""
+
+
+@hookspec("build")
+def optimizers(module: PyTree) -> "dict[str, Phase] | None":
+    """Optimizers by name, instead of the module's `configure_optimizers`. Exclusive."""
+
+
+@hookspec("build")
+def evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
+    """Named evaluations, run by `run.evaluate(name)`. Concatenated; names are unique."""
+
+
+@hookspec("build")
+def gradient_transform(module: PyTree, optimizer: str) -> optax.GradientTransformation | None:
+    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once an optimizer."""
+
+
+@hookspec("build")
+def plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
+    """This plugin's slice of the train state, made under jit. Arrays only; donated, sharded and saved."""
+
+
+@hookspec("build")
+def schedule() -> "list[Scheduled]":  # type: ignore[return]
+    """Actions and when they run. All of them; ordered by phase, then by plugin."""
+
+
+@hookspec("build")
+def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[return]
+    """Other modules that can be made of a state, by name, such as averaged weights. Merged; a name twice clashes."""
+
+
+# --- traced -----------------------------------------------------------------------------------------------------
+
+
+@hookspec("traced")
+def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
+    """The batch, changed on the device, before the step sees it; training only. Folded in order."""
+
+
+@hookspec("traced")
+def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
+    """Further scalar terms of the loss, by name. Merged; a name twice clashes. With losses that have an optimizer each a
+    term is addressed as `generator/l2`."""
+
+
+@hookspec("traced")
+def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
+    """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the one
+    slice that a plugin can write."""
+
+
+@hookspec("traced")
+def step_metrics(
+    output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
+) -> "dict[str, Metric | Running | Array]":  # type: ignore[return]
+    """Metrics of this step, put into the window as `PLUGIN/NAME`."""
+
+
+# --- event ------------------------------------------------------------------------------------------------------
+
+
+@hookspec("event")
+def on_fit_start(run: "Run") -> None:
+    """Training is about to begin, or to go on after a restore."""
+
+
+@hookspec("event")
+def on_epoch_end(run: "Run", epoch: int) -> None:
+    """The data's epoch number `epoch` (from 0) has ended at `run.step`."""
+
+
+@hookspec("event")
+def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
+    """The evaluation `name` has ended with `metrics`."""
+
+
+@hookspec("event")
+def on_compile(run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled") -> None:
+    """An executable was made: `compiled.cost_analysis()` and `compiled.memory_analysis()` tell what it takes. `run` is
+    None outside of a fit."""
+
+
+@hookspec("event")
+def on_save(run: "Run", step: int) -> None:
+    """A checkpoint of `step` is being written. May not change state."""
+
+
+@hookspec("event")
+def on_restore(run: "Run", step: int) -> None:
+    """The state of `step` was restored, before `on_fit_start`."""
+
+
+@hookspec("event")
+def on_exception(run: "Run", exception: BaseException) -> None:
+    """The run ends with `exception`. Called for all plugins, whatever the others do."""
+
+
+@hookspec("event")
+def on_fit_end(run: "Run", result: "Result") -> None:
+    """The run has ended, by itself or on request, and nothing more will be emitted."""
+
+
+# --- sink -------------------------------------------------------------------------------------------------------
+
+
+@hookspec("sink")
+def log_scalars(record: "Record") -> None:
+    """Numbers by name."""
+
+
+@hookspec("sink")
+def log_media(record: "Record") -> None:
+    """Images, histograms and figures by name."""
+
+
+@hookspec("sink")
+def log_text(record: "Record") -> None:
+    """Text by name, such as notices."""
+
+
+@hookspec("sink")
+def log_config(record: "Record") -> None:
+    """What the run is made of: configuration, plugins, versions, environment."""
+
+
+@hookspec("sink")
+def durable(step: int) -> "Future[Any]":  # type: ignore[return]
+    """Makes everything up to `step` durable; the future's result is a JSON position to `rewind` to."""
+
+
+@hookspec("sink")
+def rewind(position: Any) -> None:
+    """Drops everything after `position`, before training goes on from the checkpoint that holds it."""
+
+
+# --- persistence ------------------------------------------------------------------------------------------------
+
+
+@hookspec("persistence")
+def host_state() -> Any:
+    """What this plugin keeps on the host, as JSON; its version is the plugin's `state_version` (1 unless set)."""
+
+
+@hookspec("persistence")
+def restore_host_state(state: Any, version: int) -> None:
+    """Takes back what `host_state` gave, with the version that wrote it."""
+
+
+@hookspec("persistence")
+def save(run: "Run") -> None:
+    """Saves `run.snapshot()`; called by `run.save()` and at the end of a run. Exclusive: the checkpointer."""
+
+
+@hookspec("persistence")
+def restore(reference: "Checkpoint", like: "TrainState") -> "Snapshot | None":
+    """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
+    None if `reference` asks for one only if there is one. Exclusive."""

@@ -1,0 +1,36 @@
+"""Training or evaluation, known anywhere in a step without passing a flag along."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+
+T = TypeVar("T")
+
+# Part of the key of every jit cache. A plain global or a contextvar is not, and was seen to give the training
+# branch to an evaluation (or the reverse) under an inner jit, checkpoint or scan that had been traced before.
+_training = jax.make_user_context(True)
+
+
+def is_training() -> bool:
+    """Whether the code that is being run or traced belongs to training. True outside of an engine.
+
+    An ordinary Python bool, right under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`, `jax.lax.scan` and
+    `jax.lax.cond`.
+    """
+    return bool(_training.value)
+
+
+@contextmanager
+def training_mode(training: bool, module: T = None) -> Iterator[T]:
+    """Switches `is_training()` and gives `module` with its layers switched as well.
+
+    Equinox layers such as `eqx.nn.Dropout` carry their own flag; both are set for the length of the block:
+
+        with fg.training_mode(False, self.encoder) as encoder:
+            features = jax.vmap(encoder)(batch["image"])
+    """
+    with _training(training):
+        yield eqx.nn.inference_mode(module, value=not training)

@@ -1,0 +1,138 @@
+"""What a user writes: a module with a training contract, or a task around any Equinox model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.metrics import Mean, Metric, Running
+
+if TYPE_CHECKING:
+    from fulgurite.context import Context
+    from fulgurite.update import Phase
+
+
+class Output(eqx.Module):
+    """What a step returns.
+
+    Attributes:
+        loss: the scalar to minimise. After the engine's forward pass: the sum of all terms.
+        metrics: by name: a `Metric` (merged over the window), a `Running` one (carried from step to step), or a
+            scalar, taken as a mean over the batch's examples.
+        losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its own optimizer. After
+            the forward pass: every term that there is.
+        preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled step.
+        model_state: the new `eqx.nn.State`, for models that carry one.
+        grads: the gradients as the optimizer receives them; set by the update rule.
+        updates: what the optimizer returned; set by the update rule.
+    """
+
+    loss: Float[Array, ""] | None = None
+    metrics: dict[str, Any] = eqx.field(default_factory=dict)
+    losses: dict[str, Float[Array, ""]] = eqx.field(default_factory=dict)
+    preds: PyTree = None
+    model_state: eqx.nn.State | None = None
+    grads: PyTree = None
+    updates: PyTree = None
+
+    def replace(self, **changes: Any) -> "Output":
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+class Module(eqx.Module):
+    """An `equinox.Module` that says how it is trained.
+
+    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and whatever else a step needs
+    (keys, model state, mask) comes from `ctx`.
+    """
+
+    def training_step(self, batch: Any, ctx: "Context") -> Output:
+        """The loss and the metrics of one batch. Required."""
+        raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it and return fg.Output")
+
+    def validation_step(self, batch: Any, ctx: "Context") -> Output:
+        """The metrics of one batch in evaluation; `training_step` unless overridden. The module is in inference mode."""
+        return self.training_step(batch, ctx)
+
+    def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:
+        """The predictions for one batch, each leaf with a leading example axis; `validation_step(...).preds` unless
+        overridden."""
+        preds = self.validation_step(batch, ctx).preds
+        if preds is None:
+            raise ModelError(
+                f"{type(self).__name__} cannot predict: define predict_step(self, batch, ctx), or return "
+                "fg.Output(..., preds=...) from its step"
+            )
+        return preds
+
+    def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, Phase]":
+        """The optimizer. Called once, on a module whose arrays are shapes (`jax.ShapeDtypeStruct`)."""
+        raise ModelError(
+            f"{type(self).__name__} has no optimizer: define configure_optimizers(self) and return an "
+            "optax.GradientTransformation such as optax.adam(1e-3)"
+        )
+
+
+class Task(Module):
+    """Any Equinox model with a loss: `fg.Task(model, loss=..., optimizer=optax.adam(1e-3))`.
+
+    Attributes:
+        model: the Equinox model.
+        loss: `loss(preds, batch)`, an array that begins with the example axis (averaged over the examples that are
+            not masked) or a scalar.
+        optimizer: an `optax.GradientTransformation`.
+        metrics: by name, `metric(preds, batch)`: a `Metric`, or an array with an example axis, averaged likewise.
+        forward: `forward(model, batch, ctx)` gives `preds`, or an `Output` with `preds` and `model_state`. Without it
+            the batch is a tuple or list that begins with the inputs, and the model is mapped over their examples.
+        weight: a factor for the loss: a number, or a schedule `step -> number`.
+    """
+
+    model: PyTree
+    loss: Callable[[Any, Any], Array] = eqx.field(static=True)
+    optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = eqx.field(static=True, default_factory=dict)
+    forward: "Callable[[Any, Any, Context], Any] | None" = eqx.field(static=True, default=None)
+    weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
+
+    def training_step(self, batch: Any, ctx: "Context") -> Output:
+        """The weighted loss and the metrics of one batch."""
+        made = (self.forward or _mapped)(self.model, batch, ctx)
+        output = made if isinstance(made, Output) else Output(preds=made)
+        weight = self.weight(ctx.step) if callable(self.weight) else self.weight
+        loss = weight * _averaged(self.loss(output.preds, batch), ctx).compute()
+        metrics = {name: _averaged(metric(output.preds, batch), ctx) for name, metric in self.metrics.items()}
+        return output.replace(loss=loss, metrics={**output.metrics, **metrics})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        """The optimizer that was given."""
+        if self.optimizer is None:
+            raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
+        return self.optimizer
+
+
+def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:
+    if not isinstance(batch, tuple | list):
+        raise ModelError(
+            f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input: "
+            "pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
+        )
+    if ctx.model_state is None:
+        return Output(preds=jax.vmap(model)(batch[0]))
+    preds, model_state = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+        batch[0], ctx.model_state
+    )
+    return Output(preds=preds, model_state=model_state)
+
+
+def _averaged(value: Any, ctx: "Context") -> Any:
+    if isinstance(value, Metric | Running):
+        return value
+    value = jnp.asarray(value)
+    return Mean.of(value, None if value.ndim == 0 else ctx.mask)

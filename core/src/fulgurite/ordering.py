@@ -1,0 +1,62 @@
+"""The order of plugins and of their actions: topological by `before`, `after`, `requires`, ties by registration."""
+
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from fulgurite.errors import PluginError, did_you_mean
+
+
+@runtime_checkable
+class Orderable(Protocol):
+    """Something with a name, what others may call it, and what it says of others."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def known_as(self) -> set[str]: ...
+    @property
+    def order(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=Orderable)
+
+
+def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
+    """The plugins (or actions), each after those that it names in `after` and `requires` and before those in `before`.
+
+    Names are plugin names, with or without instance, or capabilities that plugins provide. `requires` must be met by an
+    active plugin; `after` and `before` say nothing about plugins that are not active. A cycle is an error that names it.
+    """
+    plugins = list(plugins)
+    earlier: dict[str, set[str]] = {plugin.name: set() for plugin in plugins}
+    for plugin in plugins:
+        others = [other for other in plugins if other is not plugin]
+        for need in plugin.order["requires"]:
+            if not any(need in other.known_as for other in others):
+                known = sorted(set().union(*(other.known_as for other in others))) if others else []
+                raise PluginError(
+                    f"{what} {plugin.name!r} requires {need!r}, which no active {what} is or provides. "
+                    f"{did_you_mean(need, known)}"
+                )
+        for other in others:
+            if other.known_as & {*plugin.order["after"], *plugin.order["requires"]}:
+                earlier[plugin.name].add(other.name)
+            if other.known_as & {*plugin.order["before"]}:
+                earlier[other.name].add(plugin.name)
+    sorter = TopologicalSorter(earlier)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise PluginError(
+            f"{what}s cannot be ordered, each wants to come before the next: {' -> '.join(reversed(error.args[1]))}. "
+            "Change `before` or `after` of one of them"
+        ) from error
+    by_name, waiting, result = {plugin.name: plugin for plugin in plugins}, [], []
+    while sorter.is_active():
+        waiting += sorter.get_ready()
+        first = min(waiting, key=list(by_name).index)
+        waiting.remove(first)
+        result.append(by_name[first])
+        sorter.done(first)
+    return result

@@ -1,0 +1,145 @@
+"""Records, the two streams that they are of, and how they reach the sinks in order."""
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from fulgurite.errors import PathError, did_you_mean
+
+if TYPE_CHECKING:
+    from fulgurite.plugins import PluginManager, Registered
+
+RecordKind = Literal["scalars", "media", "text", "config"]
+RecordStream = Literal["exact", "telemetry"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Something to be written down.
+
+    Attributes:
+        kind: which sink hook takes it.
+        source: what made it: `train`, an evaluator's name, a plugin's name.
+        step: the number of completed updates.
+        values: by name. Scalars are Python numbers or, rarely, NumPy arrays.
+        stream: `exact` records are functions of program, configuration, seed and data, and are there exactly once;
+            `telemetry` is everything else, at least once.
+        attempt: which start of the run made it; telemetry only.
+        wall: seconds since 1970; telemetry only.
+    """
+
+    kind: RecordKind
+    source: str
+    step: int
+    values: dict[str, Any]
+    stream: RecordStream = "exact"
+    attempt: int | None = None
+    wall: float | None = None
+
+
+class History:
+    """The exact scalars of a run, kept in memory: `history["train/loss"]` is an array of values."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def names(self) -> list[str]:
+        """What there is, as `SOURCE/NAME`."""
+        return list(dict.fromkeys(f"{one.source}/{name}" for one in self.records for name in one.values))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The values of `SOURCE/NAME` in step order."""
+        return np.asarray([value for _, value in self._series(name)])
+
+    def steps(self, name: str) -> np.ndarray:
+        """The steps at which `SOURCE/NAME` was logged."""
+        return np.asarray([step for step, _ in self._series(name)], dtype=int)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def _series(self, name: str) -> list[tuple[int, Any]]:
+        source, _, key = name.partition("/")
+        series = [(one.step, one.values[key]) for one in self.records if one.source == source and key in one.values]
+        if not series:
+            raise PathError(f"nothing was logged as {name!r}. {did_you_mean(name, self.names())}")
+        return series
+
+
+@dataclass
+class Emitter:
+    """Takes records in the order in which they come about and hands them to the sinks in that order.
+
+    A record may wait for values that are still being computed; those behind it wait as well, so that no sink sees a step
+    before an earlier one, and nobody waits for the device.
+
+    Attributes:
+        attempt: which start of the run this is.
+        failed: sinks that failed, by plugin name, with the reason; each is told once and left out from then on.
+    """
+
+    plugins: "PluginManager"
+    attempt: int = 1
+    silent: bool = False
+    history: History = field(default_factory=History)
+    failed: dict[str, str] = field(default_factory=dict)
+    _waiting: deque[tuple[list[jax.Array], Callable[[], Record | None]]] = field(default_factory=deque)
+
+    def emit(self, record: Record) -> None:
+        """Hands a record on, behind those that wait."""
+        self.later([], lambda: record)
+
+    def later(self, arrays: list[jax.Array], finish: Callable[[], Record | None]) -> None:
+        """Hands on what `finish` makes once `arrays` are computed; None is nothing."""
+        for array in arrays:
+            array.copy_to_host_async()
+        self._waiting.append((arrays, finish))
+        self.flush(wait=False)
+
+    def flush(self, *, wait: bool) -> None:
+        """Hands on everything that waits, or with `wait=False` as far as it is computed."""
+        while self._waiting and (wait or all(array.is_ready() for array in self._waiting[0][0])):
+            record = self._waiting.popleft()[1]()
+            if record is not None:
+                self._hand_on(record)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any record waits."""
+        return bool(self._waiting)
+
+    def drop(self) -> None:
+        """Forgets what waits: it comes from after a step that was not finite."""
+        self._waiting.clear()
+
+    def _hand_on(self, record: Record) -> None:
+        if record.stream == "telemetry":
+            record = Record(**{**record.__dict__, "attempt": self.attempt, "wall": time.time()})
+        elif record.kind == "scalars":
+            self.history.records.append(record)
+        for sink in () if self.silent else self.plugins.implementations(f"log_{record.kind}"):
+            if sink.plugin.name in self.failed:
+                continue
+            try:
+                with self.plugins.accounts.time(f"{sink.plugin.name}.{sink.hook}"):
+                    sink(record.step, record=record)
+            except Exception as error:
+                if getattr(sink.plugin.plugin, "required", False):
+                    raise
+                self._disable(sink.plugin, error)
+
+    def _disable(self, plugin: "Registered", error: Exception) -> None:
+        notes = "; ".join(getattr(error, "__notes__", []))
+        self.failed[plugin.name] = f"{type(error).__name__}: {error} ({notes})"
+        text = f"sink {plugin.name!r} failed and gets no more records: {self.failed[plugin.name]}"
+        warnings.warn(text, stacklevel=2)
+        self._hand_on(Record("text", "fulgurite", 0, {"notice": text}, "telemetry"))

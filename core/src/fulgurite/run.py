@@ -1,0 +1,181 @@
+"""What plugins see of a run, what they can ask of it, and what is left of it in the end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import equinox as eqx
+
+from fulgurite.accounts import Accounts
+from fulgurite.errors import ConfigurationError, StateError
+from fulgurite.records import History, Record, RecordKind, RecordStream
+from fulgurite.runs import RunDirectory, Snapshot
+from fulgurite.triggers import Span, Trigger, as_trigger
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
+    from fulgurite.loop import Loop
+    from fulgurite.state import TrainState
+
+Phase = Literal["evaluate", "decide", "log", "act", "save"]
+PHASES: tuple[Phase, ...] = ("evaluate", "decide", "log", "act", "save")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What an action returns to end training at this step, as if it were the planned end."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replace:
+    """What an action returns to go on from another state, of the same structure."""
+
+    state: "TrainState"
+
+
+Action = Callable[["Run"], "None | Stop | Replace"]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """An action of a plugin and when it runs.
+
+    Attributes:
+        name: unique within the plugin; errors, accounts and `ctx.due` call it `PLUGIN.NAME`.
+        trigger: when; an int is `Every(n)`.
+        action: `action(run)`; may return `Stop(reason)` or `Replace(state)`. An action of phase `log` may be None: closing
+            the metric window is all it does.
+        phase: in the order of `PHASES`; in `decide`, stopping is decided before the save, so that what decided is saved.
+        after: names of actions of the same phase that run before this one.
+        before: names of actions of the same phase that run after this one.
+    """
+
+    name: str
+    trigger: Trigger | int
+    action: Action | None
+    phase: Phase = "act"
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trigger", as_trigger(self.trigger))
+        if self.phase not in PHASES:
+            raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; the phases are {', '.join(PHASES)}")
+        if self.action is None and self.phase != "log":
+            raise ConfigurationError(f"Scheduled {self.name!r} has no action; only phase 'log' can do without one")
+
+
+@dataclass
+class Result:
+    """What a fit returns.
+
+    Attributes:
+        module: the trained module. It shares its arrays with `state`, so a fit that goes on from `state` consumes it.
+        model_state: its `eqx.nn.State`, or None.
+        state: to go on from: `engine.fit(data=data, state=result.state)`.
+        history: the exact scalars of the run.
+        metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
+        accounts: where the wall time went.
+        stopped: None at the planned end, else what ended it before: `SIGINT`, `SIGTERM`, or a plugin's reason.
+        failed: sinks that failed, by plugin name, with the reason.
+        notices: what the run had to say.
+    """
+
+    module: Any
+    model_state: eqx.nn.State | None
+    state: "TrainState"
+    history: History
+    metrics: dict[str, dict[str, Any]]
+    accounts: Accounts
+    stopped: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+class Run:
+    """A read-only view of a running fit, valid during the call that it is given to."""
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+
+    @property
+    def engine(self) -> "Engine":
+        """Whose run this is."""
+        return self._loop.engine
+
+    @property
+    def step(self) -> int:
+        """The number of completed updates, as far as they were handed to the device."""
+        return self._loop.step
+
+    @property
+    def span(self) -> Span:
+        """Origin, end (as far as it is known) and epoch ends of this fit."""
+        return self._loop.span
+
+    @property
+    def state(self) -> "TrainState":
+        """The state after `step` updates. The next step consumes its arrays: copy what is to be kept.
+
+        Waits for the device to learn whether the state is finite; one that is not raises `NonFiniteError`.
+        """
+        if not self._loop.between_steps:
+            raise StateError("run.state is valid only during the call that `run` was given to; copy what you need there")
+        return self._loop.state()
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`."""
+        return self._loop.metrics
+
+    @property
+    def history(self) -> History:
+        """The exact scalars so far."""
+        return self._loop.emitter.history
+
+    @property
+    def accounts(self) -> Accounts:
+        """Where the wall time went so far."""
+        return self._loop.engine.plugins.accounts
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        """The run's directory, if it has one."""
+        return self._loop.engine.run
+
+    @property
+    def attempt(self) -> int:
+        """Which start of the run this is, from 1."""
+        return self._loop.emitter.attempt
+
+    @property
+    def stop_requested(self) -> str | None:
+        """Why training is about to stop, or None."""
+        return self._loop.stopped
+
+    def emit(
+        self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
+    ) -> None:
+        """Hands a record of this step to the sinks, behind those already emitted.
+
+        Arguments:
+            kind: `scalars`, `media`, `text` or `config`.
+            source: what made it, such as the plugin's name.
+            values: by name.
+            stream: `exact` only for what follows from program, configuration, seed and data.
+        """
+        self._loop.emitter.emit(Record(kind, source, self.step, values, stream))
+
+    def evaluate(self, name: str) -> dict[str, Any]:
+        """Runs the evaluation `name` on the state as it is; emits its metrics and returns them."""
+        return self._loop.evaluate(name)
+
+    def save(self) -> None:
+        """Asks the checkpointer to save, now."""
+        self._loop.save()
+
+    def snapshot(self) -> Snapshot:
+        """Everything needed to go on from here."""
+        return self._loop.snapshot()

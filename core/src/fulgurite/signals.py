@@ -1,0 +1,38 @@
+"""Requests to stop that come from outside: Ctrl-C and SIGTERM."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequests:
+    """Notes the first SIGINT or SIGTERM while it is entered; a second one acts as if nobody had listened.
+
+    Training reads `requested` between steps and between evaluation batches. Outside of the main thread, where Python does
+    not deliver signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former.clear()

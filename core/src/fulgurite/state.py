@@ -1,0 +1,156 @@
+"""The state of training, and whose arrays are in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key, PyTree
+
+from fulgurite.errors import ModelError, StateError
+from fulgurite.health import Health
+from fulgurite.paths import leaves_with_paths
+from fulgurite.window import Window
+
+
+class TrainState(eqx.Module):
+    """Everything that a training step reads and writes: one pytree, donated at every step, saved in every checkpoint.
+
+    Attributes:
+        step: int32, the number of completed updates.
+        module: the model.
+        model_state: its `eqx.nn.State`, or None.
+        opt_state: what the update rule keeps.
+        key: the root of every random stream; never changed.
+        window: the open metric window.
+        health: the first step that was not finite, if any.
+        plugins: each plugin's own slice, by the plugin's name.
+    """
+
+    step: Int[Array, ""]
+    module: PyTree
+    model_state: eqx.nn.State | None
+    opt_state: PyTree
+    key: Key[Array, ""]
+    window: Window
+    health: Health
+    plugins: dict[str, PyTree]
+
+    def replace(self, **changes: Any) -> "TrainState":
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a module and its state come from.
+
+    Attributes:
+        arrays: those of a module that was given; None for one that is yet to be made.
+        build: `build(arrays, key)` gives module and state; traced.
+    """
+
+    arrays: PyTree
+    build: Callable[[PyTree, Key[Array, ""]], tuple[Any, "eqx.nn.State | None"]]
+
+
+def source_of(model: Any) -> Source:
+    """The source of a model in any of the ways it can be given.
+
+    Arguments:
+        model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as `model(key=key)`, that gives
+            either. A callable's arrays are made under jit; a given module's are copied, so the caller's stays usable.
+    """
+    if isinstance(model, eqx.Module) or _is_pair(model):
+        pair = model if isinstance(model, tuple) else (model, None)
+        check_aliases(pair[0])
+        arrays, static = eqx.partition(pair, lambda leaf: eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic))
+        return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
+    if not callable(model):
+        raise ModelError(
+            f"a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and "
+            f"gives either; {type(model).__name__} is none of them"
+        )
+
+    def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
+        made = model(key=key)
+        pair = made if _is_pair(made) else (made, None)
+        check_aliases(pair[0])
+        return owned(pair)
+
+    return Source(None, build)
+
+
+def _is_pair(model: Any) -> bool:
+    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
+
+
+def owned(tree: PyTree) -> PyTree:
+    """A copy of every array, as a strongly typed jax array; other leaves stay.
+
+    A weakly typed leaf would come back strong from a checkpoint and compile the step again.
+    """
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray | np.generic) or eqx.is_array(leaf):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+            return jax.lax.convert_element_type(jnp.array(leaf, copy=True), jax.dtypes.canonicalize_dtype(leaf.dtype))
+        return leaf
+
+    return jax.tree.map(own, tree)
+
+
+def check_aliases(module: PyTree) -> None:
+    """One array at two paths would be donated twice and updated as two: an error that names both."""
+    seen: dict[int, str] = {}
+    for path, leaf in leaves_with_paths(module):
+        if isinstance(leaf, np.ndarray) or eqx.is_array(leaf):
+            if id(leaf) in seen:
+                raise ModelError(
+                    f"{seen[id(leaf)]} and {path} of {type(module).__name__} are the same array. Training would update them "
+                    "as two: copy one of them, or tie them with eqx.nn.Shared"
+                )
+            seen[id(leaf)] = path
+
+
+def check_not_consumed(state: PyTree) -> None:
+    """A state whose arrays were donated to a later step is an error that says so."""
+    for path, leaf in leaves_with_paths(state):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise StateError(
+                f"this train state was consumed: its {path} belongs to a later step now. `step` and `fit` take over the "
+                "state that they are given; go on with the state that they return"
+            )
+
+
+def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
+    """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that entered it.
+
+    A slice that changes its shape would compile the step anew without a word.
+    """
+    old, new = leaves_with_paths(before), leaves_with_paths(after)
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        paths = {path for path, _ in old} ^ {path for path, _ in new}
+        raise ModelError(f"{where} changed the structure of the state{_at(sorted(paths))}; it must keep it")
+    for (path, a), (_, b) in zip(old, new, strict=True):
+        if eqx.is_array(a) or eqx.is_array(b) or isinstance(a, jax.ShapeDtypeStruct):
+            if _spec(a) != _spec(b):
+                raise ModelError(f"{where} changed {path} from {_spec(a)} to {_spec(b)}; it must keep shape and dtype")
+        elif a is not b and not _equal(a, b):
+            raise ModelError(f"{where} changed {path} from {a!r} to {b!r}; what is not an array must stay as it is")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _spec(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"{type(leaf).__name__} {leaf!r}"
+
+
+def _at(paths: list[str]) -> str:
+    return f" at {', '.join(paths[:3])}" if paths else " (the type or static fields of a node)"

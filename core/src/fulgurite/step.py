@@ -1,0 +1,170 @@
+"""One training step as it is traced: batch in, new state out, with every traced hook in its place."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from fulgurite.annotations import check_batch, describe
+from fulgurite.context import Context
+from fulgurite.data import Masked
+from fulgurite.errors import ModelError
+from fulgurite.health import Policy
+from fulgurite.metrics import Metric, Running
+from fulgurite.module import Output
+from fulgurite.plugins import Implementation, PluginManager, merge
+from fulgurite.state import TrainState, check_same_structure
+from fulgurite.streams import Streams
+from fulgurite.update import UpdateRule
+from fulgurite.window import metrics_of
+
+
+class TrainStep:
+    """The traced step of an engine.
+
+    Arguments:
+        train_step: the engine's `train_step`, the seam for subclasses.
+        rule: the update rule, `ctx.rule` of the step.
+        plugins: whose traced hooks take part.
+        streams: the random streams over a root key.
+        tasks: the names that `ctx.due` knows; the flags come in this order.
+        policy: what a step that is not finite does.
+    """
+
+    def __init__(
+        self,
+        train_step: Callable[[TrainState, Any, Context], tuple[TrainState, Output]],
+        rule: UpdateRule,
+        plugins: PluginManager,
+        streams: Callable[[Any], Streams],
+        tasks: Sequence[str],
+        policy: Policy,
+    ) -> None:
+        self._train_step = train_step
+        self._rule = rule
+        self._plugins = plugins
+        self._streams = streams
+        self.tasks = list(tasks)
+        self._policy = policy
+        self.terms: list[str] = []
+        self.at: int | None = None
+
+    def __call__(self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]) -> tuple[TrainState, Output]:
+        """The state after one more update and the step's output."""
+        new, output, metrics, running, bad, culprit = self.update(state, batch, due)
+        window = state.window.add(metrics, running)
+        skip = self._policy == "skip"
+        if skip:
+            new, window = jax.tree.map(
+                lambda old, made: jnp.where(bad, old, made) if eqx.is_array(made) else made,
+                (state, state.window),
+                (new, window),
+            )
+        health = state.health.after(state.step + 1, bad, culprit, skip) if self._policy != "ignore" else state.health
+        return new.replace(step=state.step + 1, window=window, health=health), output
+
+    def update(
+        self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]
+    ) -> tuple[TrainState, Output, dict[str, Metric], dict[str, Running], Array, Array]:
+        """The step without its window: state, output, metrics, running metrics, whether it is bad, and the culprit."""
+        mask = None
+        if isinstance(batch, Masked):
+            batch, mask = batch.value, batch.mask
+        ctx = Context(
+            self._streams(state.key),
+            state.step,
+            training=True,
+            model_state=state.model_state,
+            mask=mask,
+            due=self._flags(due),
+            key_step=state.step,
+            rule=self._rule,
+        )
+        for hook in self._plugins.implementations("transform_batch"):
+            batch = self._call(hook, ctx, batch=batch)
+        try:
+            new, output = self._train_step(state, batch, ctx)
+        except Exception as error:
+            error.add_note(f"while tracing the training step on a batch of {describe(batch)}")
+            raise
+        check_same_structure(_part(state), _part(new), "the training step")
+        bad, culprit, self.terms = state.health.examine(output, new.module)
+        new = self._after_update(new, output, ctx)
+        extra = {
+            f"{hook.plugin.name}/{name}": value
+            for hook in self._plugins.implementations("step_metrics")
+            for name, value in self._call(hook, ctx, output=output, grads=output.grads, updates=output.updates).items()
+        }
+        metrics, running = metrics_of(output, extra, examples_in(batch, mask))
+        return new, output, metrics, running, bad, culprit
+
+    def _after_update(self, state: TrainState, output: Output, ctx: Context) -> TrainState:
+        module, slices = state.module, dict(state.plugins)
+        for hook in self._plugins.implementations("after_update"):
+            name = hook.plugin.name
+            changed = self._call(hook, ctx, module=module, own=slices.get(name), output=output)
+            if not isinstance(changed, tuple) or len(changed) != 2:
+                raise ModelError(f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}")
+            check_same_structure(module, changed[0], f"plugin {name!r}, hook after_update,")
+            check_same_structure({name: slices.get(name)}, {name: changed[1]}, f"plugin {name!r}, hook after_update,")
+            module = changed[0]
+            if name in slices:
+                slices[name] = changed[1]
+        return state.replace(module=module, plugins=slices)
+
+    def _call(self, hook: Implementation, ctx: Context, **arguments: Any) -> Any:
+        return hook(self.at, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
+
+    def _flags(self, due: Bool[Array, " tasks"]) -> dict[str, Bool[Array, ""]]:
+        return {name: due[index] for index, name in enumerate(self.tasks)}
+
+
+def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Context) -> Output:
+    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
+
+    The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
+    """
+    ctx = ctx.for_forward()
+    method = getattr(module, step)
+    check_batch(method, batch)
+    output = method(batch, ctx)
+    if not isinstance(output, Output):
+        raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)")
+    terms = {} if output.loss is None else {"loss": output.loss}
+    added = [
+        (hook.plugin, hook(None, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
+        for hook in plugins.implementations("loss_terms")
+    ]
+    for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
+        for name, value in source.items():
+            if name in terms:
+                raise ModelError(f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one of them")
+            terms[name] = value
+    for name, value in terms.items():
+        if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise ModelError(
+                f"the loss term {name!r} of {type(module).__name__} is {jnp.result_type(value)}{list(jnp.shape(value))}: "
+                "a loss is one floating-point number; average it over the batch"
+            )
+    if not terms and ctx.training:
+        raise ModelError(
+            f"{type(module).__name__}.{step} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)"
+        )
+    total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
+    model_state = ctx.model_state if output.model_state is None else output.model_state
+    return output.replace(loss=total, losses=terms, model_state=model_state)
+
+
+def examples_in(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
+    """The number of examples in a batch, float32: those not masked, or the first leaf's leading dimension."""
+    if mask is not None:
+        return jnp.sum(mask, dtype=jnp.float32)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
+
+
+def _part(state: TrainState) -> tuple[Any, ...]:
+    return state.module, state.model_state, state.opt_state, state.key, state.plugins

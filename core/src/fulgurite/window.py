@@ -1,0 +1,110 @@
+"""The open metric window: what the steps since the last log trigger have merged, on the device."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from fulgurite.errors import ModelError
+from fulgurite.metrics import Gathered, Last, Mean, Metric, MovingAverage, Running
+from fulgurite.module import Output
+
+
+class Window(eqx.Module):
+    """Metrics over a stretch of steps.
+
+    Only a log trigger closes a window: the values stay until the next step begins a new one, so that they can be read
+    while that step runs, and so that a window that straddles a checkpoint or a kill is logged once with the same bits.
+
+    Attributes:
+        count: int32, the steps merged.
+        closed: bool, whether the next step begins a new window.
+        metrics: merged over the window, by name.
+        running: carried from step to step across windows, by name.
+        begun: bool, whether any step has been taken yet.
+    """
+
+    count: Int[Array, ""]
+    closed: Bool[Array, ""]
+    begun: Bool[Array, ""]
+    metrics: dict[str, Metric]
+    running: dict[str, Running]
+
+    @staticmethod
+    def empty(metrics: dict[str, Metric], running: dict[str, Running]) -> "Window":
+        """A window in which nothing is, for metrics of this structure."""
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (metrics, running))
+        return Window(jnp.int32(0), jnp.bool_(False), jnp.bool_(False), *zeros)
+
+    def add(self, metrics: dict[str, Metric], running: dict[str, Running]) -> "Window":
+        """The window with one step more, or a new one with this step if the window was closed."""
+        start = self.closed | (self.count == 0)
+        merged = {name: self.metrics[name].merge(new) for name, new in metrics.items()}
+        then = {name: self.running[name].then(new) for name, new in running.items()}
+        return Window(
+            jnp.where(start, 1, self.count + 1),
+            jnp.bool_(False),
+            jnp.bool_(True),
+            _where(start, metrics, merged),
+            _where(self.begun, then, running),
+        )
+
+    def close(self) -> "Window":
+        """The same window; the next step begins a new one."""
+        return replace(self, closed=jnp.bool_(True))
+
+    @property
+    def steps(self) -> Int[Array, ""]:
+        """The steps in the window that no log trigger has closed yet."""
+        return jnp.where(self.closed, 0, self.count)
+
+    def compute(self) -> dict[str, Array]:
+        """The values by name."""
+        return flattened({name: metric.compute() for name, metric in {**self.metrics, **self.running}.items()})
+
+
+def flattened(values: dict[str, Any]) -> dict[str, Any]:
+    """A metric that computed a dictionary gives `name/key` for each of its keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat.update({f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def as_number(value: Any) -> Any:
+    """A Python number of an array with one element, else a NumPy array."""
+    array = np.asarray(value)
+    return array.item() if array.ndim == 0 else array
+
+
+def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[dict[str, Metric], dict[str, Running]]:
+    """The metrics and running metrics of a step: its own, those of plugins, every loss term, the batch loss and its moving
+    average. A bare scalar is a mean over the batch's examples, so it weighs `weight`."""
+    given: dict[str, Any] = {**{name: value for name, value in output.losses.items() if name != "loss"}, **output.metrics}
+    if output.loss is not None:
+        given = {"loss": output.loss, **given}
+        extra = {"batch_loss": Last.of(output.loss), "loss_average": MovingAverage.of(output.loss), **extra}
+    metrics: dict[str, Metric] = {}
+    running: dict[str, Running] = {}
+    for name, value in {**given, **extra}.items():
+        if isinstance(value, Gathered):
+            raise ModelError(f"metric {name!r} is gathered over examples, which only evaluators do; return it from there")
+        if isinstance(value, Running):
+            running[name] = value
+        elif isinstance(value, Metric):
+            metrics[name] = value
+        elif jnp.ndim(value) == 0:
+            metrics[name] = Mean.of(value, weight=weight)
+        else:
+            raise ModelError(
+                f"metric {name!r} is an array of shape {jnp.shape(value)}: return a scalar, or fg.metrics.Mean.of(array, ctx.mask)"
+            )
+    return metrics, running
+
+
+def _where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,0 +1,50 @@
+"""The plugin: streams by name, merged over the defaults."""
+
+import jax
+from jaxtyping import Array, Key
+
+import fulgurite as fg
+from fulgurite.errors import ConfigurationError
+
+DEFAULTS = (
+    fg.Stream("params", init=True, per_step=False),
+    fg.Stream("default", train=True),
+    fg.Stream("dropout", train=True),
+)
+
+
+class Rng:
+    """Adds random streams to an engine, or overwrites the defaults by name.
+
+    Without arguments it gives the defaults: `params` (from which modules are made; the same at every step), `default` and
+    `dropout` (training only). A key depends on the seed, the stream's name, the step and the phase alone, so that adding a
+    stream changes no other, and the bits of `default` are those of an engine without this plugin.
+
+    Arguments:
+        streams: to add or to put in the place of a default of the same name.
+    """
+
+    plugin_name = "rng"
+    provides = ("rng",)
+
+    def __init__(self, *streams: fg.Stream) -> None:
+        for stream in streams:
+            if not isinstance(stream, fg.Stream):
+                raise ConfigurationError(f"Rng takes streams, such as Rng(Stream('noise', train=True)), not {stream!r}")
+        names = [stream.name for stream in streams]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigurationError(f"Rng is given two streams called {twice[0]!r}")
+        self._streams = {stream.name: stream for stream in (*DEFAULTS, *streams)}
+
+    @fg.hookimpl
+    def rng_streams(self) -> list[fg.Stream]:
+        """The defaults and the streams that were given."""
+        return list(self._streams.values())
+
+    def streams(self, seed: int | Key[Array, ""]) -> fg.Streams:
+        """The streams over a seed or root key, for use outside of an engine: `rng.streams(0).train_keys(step)`.
+
+        The keys are those of an engine with that seed. The step may be traced.
+        """
+        root = jax.random.key(seed) if isinstance(seed, int) else seed
+        return fg.Streams(root, self._streams.values())

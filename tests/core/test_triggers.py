@@ -1,0 +1,308 @@
+import importlib.util
+import json
+import math
+
+import pytest
+from fulgurite import triggers
+from fulgurite.errors import ConfigurationError
+from fulgurite.triggers import (
+    At,
+    AtEnd,
+    AtStart,
+    Every,
+    EveryEpoch,
+    Exponential,
+    First,
+    FirstOfProcess,
+    Or,
+    Period,
+    Span,
+    Times,
+    Trigger,
+    as_trigger,
+    is_exact,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def steps_of(trigger: Trigger, span: Span, after: int | None = None, until: int = 10_000) -> list[int]:
+    """The steps that asking again and again gives; a fresh fit unless `after` says where it was resumed."""
+    found: list[int] = []
+    step = span.origin - 1 if after is None else after
+    while (step := trigger.next(step, span)) is not None and step <= until:
+        found.append(step)
+    return found
+
+
+def simulate(
+    trigger: Trigger, span: Span, begin: int | None = None, step_time: float = 1.0, action_time: float = 0.0
+) -> list[tuple[int, float]]:
+    """(step, time) of each action in a loop whose clock starts at 0, asked at every step boundary."""
+    now, found = 0.0, []
+    begin = span.origin if begin is None else begin
+    armed = trigger.start(begin, now)
+    assert span.end is not None
+    for step in range(begin + 1, span.end + 1):
+        now += step_time
+        if armed.due(step, span, now):
+            found.append((step, now))
+            now += action_time
+            armed.done(step, now)
+    return found
+
+
+def test_case_01_every_counts_absolute_steps() -> None:
+    assert steps_of(Every(20), Span(0, 110), after=50) == [60, 80, 100]
+    assert steps_of(Every(20), Span(50, 110)) == [60, 80, 100]
+
+
+def test_case_02_times_is_even_and_keeps_its_steps_after_a_resume() -> None:
+    assert steps_of(Times(5), Span(0, 103)) == [21, 42, 62, 83, 103]
+    assert steps_of(Times(5), Span(0, 103), after=50) == [62, 83, 103]
+
+
+def test_case_03_times_of_short_spans_and_of_a_second_fit() -> None:
+    assert steps_of(Times(1000), Span(0, 100)) == list(range(1, 101))
+    assert steps_of(Times(1), Span(0, 50)) == [50]
+    assert steps_of(Times(5), Span(103, 206)) == [124, 145, 165, 186, 206]
+
+
+def test_case_04_times_doubles_until_the_end_is_known() -> None:
+    assert steps_of(Times(5), Span(0), until=1100) == [128, 256, 512, 1024]
+    assert steps_of(Times(5), Span(1000), until=2100) == [1128, 1256, 1512, 2024]
+    assert Times(3).next(300, Span(0, 300)) is None
+    assert steps_of(Times(3), Span(0, 900), after=256) == [300, 600, 900]
+
+
+def test_case_05_exponential() -> None:
+    assert steps_of(Exponential(100, 1.2), Span(0, 2000)) == [100, 220, 364, 537, 745, 995, 1295, 1655]
+
+
+def test_case_06_exponential_keeps_its_grid() -> None:
+    expected = [1295, 1655, 2087, 2605]
+    assert steps_of(Exponential(start=100, factor=1.2), Span(0, 3000), after=1000) == expected
+    assert steps_of(Exponential(100, 1.2), Span(1000, 3000)) == expected
+
+
+def test_exponential_gaps_grow_by_one_at_least_and_round_half_up() -> None:
+    # gaps 1, 2, 3, …: a factor of 1.2 would leave a gap of 1 where it is
+    assert steps_of(Exponential(1, 1.2), Span(0, 21)) == [1, 3, 6, 10, 15, 21]
+    # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them apart
+    assert steps_of(Exponential(3, 1.5), Span(0, 30)) == [3, 8, 16, 28]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Exponential(0, 1.2),
+        lambda: Exponential(100, 1),
+        lambda: Exponential(100, 0.5),
+        lambda: Exponential(100, math.nan),
+        lambda: Exponential(100, math.inf),
+        lambda: Every(0),
+        lambda: Every(-1),
+        lambda: Every(True),
+        lambda: Times(0),
+        lambda: Times(False),
+        lambda: First(0),
+        lambda: FirstOfProcess(0),
+        lambda: EveryEpoch(0),
+        lambda: At(),
+        lambda: At(3, 0),
+        lambda: Period(0),
+        lambda: Period(-1),
+        lambda: Period(math.inf),
+        lambda: Period(True),
+        lambda: Or(()),
+        lambda: as_trigger(0),
+    ],
+)
+def test_case_07_bad_arguments_are_errors_at_construction(make) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be|give at least one"):
+        make()
+
+
+def test_case_07_wrong_types_are_errors_of_ours() -> None:
+    # under another name, the import hook that checks annotations in the tests leaves the module as users have it
+    spec = importlib.util.spec_from_file_location("unchecked_triggers", triggers.__file__)
+    assert spec is not None and spec.loader is not None
+    unchecked = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unchecked)
+    for name, arguments in [
+        ("Every", (2.0,)),
+        ("Every", ("2",)),
+        ("Times", (None,)),
+        ("Exponential", (1.5, 2)),
+        ("Exponential", (1, "2")),
+        ("Period", ("10",)),
+        ("as_trigger", ("10",)),
+    ]:
+        with pytest.raises(ConfigurationError, match="must be a positive"):
+            getattr(unchecked, name)(*arguments)
+
+
+def test_case_08_first_and_first_of_process() -> None:
+    assert steps_of(First(5), Span(0, 200)) == [1, 2, 3, 4, 5]
+    assert steps_of(First(5), Span(0, 200), after=100) == []
+    assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200), begin=100)] == [101, 102, 103, 104, 105]
+    assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200))] == [1, 2, 3, 4, 5]
+
+    armed = (FirstOfProcess(2) | At(150)).start(100, 0.0)
+    span = Span(0, 200)
+    assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [101, 101, 102, 150, None]
+
+
+def test_case_09_the_clock_restarts_when_the_action_has_ended() -> None:
+    assert simulate(Period(10), Span(0, 40)) == [(10, 10), (20, 20), (30, 30), (40, 40)]
+    # 10 s after the action of 10 … 15 is 25, when step 20 ends; that action ends at 30
+    assert simulate(Period(10), Span(0, 40), action_time=5.0) == [(10, 10), (20, 25), (30, 40), (40, 55)]
+
+
+@pytest.mark.parametrize("trigger", [Every(4) | Period(10), Period(10) | Every(4)])
+def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
+    steps = [step for step, _ in simulate(trigger, Span(0, 40))]
+    assert steps == [4, 8, 10, 12, 16, 20, 24, 28, 30, 32, 36, 40]
+
+
+def test_at_start_fires_in_a_fresh_fit_alone() -> None:
+    span = Span(50, 60)
+    assert steps_of(AtStart() | Every(4), span) == [50, 52, 56, 60]
+    assert steps_of(AtStart() | Every(4), span, after=50) == [52, 56, 60]
+    armed = AtStart().start(50, 0.0)
+    assert armed.next_step(49, span) == 50
+    assert armed.due(50, span, 0.0)
+    assert not armed.due(51, span, 1.0)
+
+
+def test_at_end_follows_the_end_of_the_span() -> None:
+    assert AtEnd().next(5, Span(0)) is None
+    assert AtEnd().next(5, Span(0, 9)) == 9
+    assert AtEnd().next(9, Span(0, 9)) is None
+    assert AtEnd().next(-1, Span(0, 0)) is None
+    # stopped at 7 by a plugin: the loop asks with the span that now ends there
+    assert AtEnd().start(0, 0.0).due(7, Span(0, 7), 0.0)
+
+
+def test_every_epoch_counts_the_known_ends_from_the_first() -> None:
+    span = Span(0, 50, (10, 22, 30, 40, 50))
+    assert steps_of(EveryEpoch(), span) == [10, 22, 30, 40, 50]
+    assert steps_of(EveryEpoch(2), span) == [22, 40]
+    assert steps_of(EveryEpoch(2), span, after=22) == [40]
+    assert steps_of(EveryEpoch(2), span, after=23) == [40]
+    assert EveryEpoch().next(50, Span(0, None, (10, 50))) is None
+
+
+def test_at_sorts_its_steps() -> None:
+    assert steps_of(At(9, 3, 9), Span(0, 10)) == [3, 9]
+    assert repr(At(9, 3, 9)) == "At(3, 9)"
+    assert At(1, 2) == At(2, 1)
+
+
+def test_span_goes_through_json() -> None:
+    for span in (Span(3, None), Span(0, 30, (10, 20, 30))):
+        assert Span.from_json(json.loads(json.dumps(span.to_json()))) == span
+
+
+def test_or_flattens_and_shows_its_parts() -> None:
+    trigger = (Every(4) | Period(10)) | (At(1) | Or((AtEnd(), AtStart())))
+    assert trigger.parts == (Every(4), Period(10), At(1), AtEnd(), AtStart())
+    assert repr(Every(4) | At(1)) == "Every(n=4) | At(1)"
+    assert as_trigger(7) == Every(7)
+    assert as_trigger(trigger) is trigger
+
+
+def test_what_a_clock_or_process_decides_is_not_exact() -> None:
+    assert is_exact(Every(4) | At(1) | AtStart() | Times(3))
+    assert not is_exact(Every(4) | Period(10))
+    assert not is_exact(FirstOfProcess(3))
+
+
+def test_the_loop_knows_the_earliest_deadline() -> None:
+    span = Span(0, 100)
+    armed = (Period(10) | Period(4) | Every(50)).start(0, now=100.0)
+    assert armed.has_clock
+    assert armed.deadline() == 104
+    assert not armed.due(1, span, 103.9)
+    assert armed.due(2, span, 104.0)
+    armed.done(2, 105.0)
+    assert armed.deadline() == 109
+    assert armed.due(3, span, 110.0)  # both clocks
+    armed.done(3, 111.0)
+    assert armed.deadline() == 115
+    assert armed.due(50, span, 112.0)  # the step rule alone: no clock restarts
+    armed.done(50, 113.0)
+    assert armed.deadline() == 115
+
+    steps_alone = Every(4).start(0, 0.0)
+    assert not steps_alone.has_clock
+    assert steps_alone.deadline() is None
+
+
+def test_a_clock_waits_for_the_first_update() -> None:
+    armed = Period(1).start(20, now=0.0)
+    assert not armed.due(20, Span(20, 30), 5.0)
+    assert armed.due(21, Span(20, 30), 5.0)
+
+
+counts = st.integers(1, 300)
+any_trigger = st.one_of(
+    counts.map(Every),
+    counts.map(Times),
+    counts.map(First),
+    counts.map(EveryEpoch),
+    counts.map(FirstOfProcess),
+    st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(lambda steps: At(*steps)),
+    st.builds(Exponential, counts, st.floats(1.01, 4)),
+    st.just(AtStart()),
+    st.just(AtEnd()),
+    st.floats(0.5, 100).map(Period),
+)
+
+
+origins = st.integers(0, 500)
+lengths = st.none() | st.integers(0, 500)
+epochs = st.lists(st.integers(1, 100), max_size=6)
+
+
+def span_of(origin: int, length: int | None, epochs: list[int]) -> Span:
+    ends = tuple(origin + sum(epochs[: count + 1]) for count in range(len(epochs)))
+    return Span(origin, None if length is None else origin + length, ends)
+
+
+@given(any_trigger, origins, lengths, epochs, st.integers(-1, 1000))
+def test_next_is_pure_later_and_within_the_span(
+    trigger: Trigger, origin: int, length: int | None, epochs: list[int], after: int
+) -> None:
+    span = span_of(origin, length, epochs)
+    step = trigger.next(after, span)
+    assert trigger.next(after, span) == step
+    if step is not None:
+        assert step > after
+        assert step >= origin if isinstance(trigger, AtStart) else step > origin
+        assert span.end is None or step <= span.end
+        # it is the first: asking from any place before it gives the same
+        assert {trigger.next(between, span) for between in range(max(after, step - 50), step)} == {step}
+
+
+@given(st.lists(any_trigger, min_size=1, max_size=4), origins, st.integers(0, 300), epochs, st.data())
+def test_or_does_not_depend_on_order_or_grouping(
+    parts: list[Trigger], origin: int, length: int, epochs: list[int], data: st.DataObject
+) -> None:
+    span = span_of(origin, length, epochs)
+    first, *others = data.draw(st.permutations(parts))
+    nested = first
+    for part in others:
+        nested = part | nested
+    assert steps_of(Or(parts), span) == steps_of(nested, span)
+    assert steps_of(nested, span) == sorted({step for part in parts for step in steps_of(part, span)})
+    assert simulate(Or(parts), span) == simulate(nested, span)
+
+
+@given(st.integers(1, 400), st.integers(0, 1000), st.integers(1, 400))
+def test_times_gives_n_steps_evenly_and_the_end(n: int, origin: int, length: int) -> None:
+    steps = steps_of(Times(n), Span(origin, origin + length))
+    assert len(steps) == min(n, length)
+    assert steps[-1] == origin + length
+    gaps = [after - before for before, after in zip([origin, *steps], steps, strict=False)]
+    assert max(gaps) - min(gaps) <= 1
