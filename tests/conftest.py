@@ -1,10 +1,15 @@
 """What holds for every test: the CPU, compiled programs kept between runs, and types checked while the tests run."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
+from typing import Any, get_args
 
+import jaxtyping
+import pytest
+from beartype import beartype
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fulgurite" / "tests"
@@ -14,11 +19,34 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# Installed before any of the packages is imported: whatever is annotated is checked, arrays for shape and dtype. An int
-# is a float, as it is for type checkers; `Self` is beyond a checker that sees one method at a time.
-PACKAGES = [path.parent.name for kind in ("core", "plugins/*") for path in ROOT.glob(f"{kind}/src/*/__init__.py")]
-CONFIGURATION = "is_pep484_tower=True, hint_overrides=beartype.FrozenDict({beartype.typing.Self: object})"
-install_import_hook(PACKAGES, f"beartype.beartype(conf=beartype.BeartypeConf({CONFIGURATION}))")
+MEMBERS = ("core", "plugins/*", "contrib/*")
+PACKAGES = [path.parent.name for member in MEMBERS for path in ROOT.glob(f"{member}/src/*/__init__.py")]
+
+
+def checked(function: FunctionType) -> Callable[..., Any]:
+    """Checks the arrays that a function takes and gives for shape and dtype; all other types are for the type checker.
+
+    jaxtyping hands over a stand-in with the signature of the function that it checks.
+    """
+    function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if holds_arrays(hint)}
+    return beartype(function)
+
+
+def holds_arrays(hint: Any) -> bool:
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(holds_arrays(part) for part in get_args(hint))
+
+
+jaxtyping.install_import_hook(PACKAGES, f"{__name__}.checked")  # before any of the packages is imported
 
 settings.register_profile("fulgurite", deadline=None)
 settings.load_profile("fulgurite")
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """For tests that hand over what an annotation rules out, to see the error that users get."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

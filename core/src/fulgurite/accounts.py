@@ -1,4 +1,4 @@
-"""Where the wall time of a run went."""
+"""Where the wall time of a run went, and how fast it goes."""
 
 import statistics
 from collections import defaultdict, deque
@@ -10,8 +10,7 @@ from time import perf_counter
 class Accounts:
     """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for the
     device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the
-    host. Time spent in a nested account counts there and not in the outer one.
-    """
+    host. Time in a nested account counts there alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -38,9 +37,8 @@ class Accounts:
         self.calls[name] += calls
 
     def stretch(self, steps: int, seconds: float) -> None:
-        """Notes that an undisturbed stretch of `steps` steps took `seconds`, hooks not included."""
-        if steps:
-            self._steps.append(seconds / steps)
+        """Notes that `steps` steps in a row took `seconds`, hooks not included."""
+        self._steps.append(seconds / steps)
 
     @property
     def total(self) -> float:
@@ -49,9 +47,21 @@ class Accounts:
 
     @property
     def median_step(self) -> float:
-        """Median seconds a step over the stretches between due points, time in hooks excluded; NaN without steps."""
+        """Median seconds a step over the stretches between due points, without hooks; NaN before the first."""
         return statistics.median(self._steps) if self._steps else float("nan")
 
     def __repr__(self) -> str:
         rows = sorted(self.seconds.items(), key=lambda row: -row[1])
         return "\n".join(f"{name:32s} {seconds:9.3f} s  {self.calls[name]:8d} calls" for name, seconds in rows)
+
+
+class Rate:
+    """Steps a second since it was last asked; None the first time."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None
+
+    def __call__(self, step: int, now: float) -> float | None:
+        """The rate at `step` and the time `now`, in seconds."""
+        last, self._last = self._last, (step, now)
+        return None if last is None or now <= last[1] else (step - last[0]) / (now - last[1])

@@ -1,7 +1,7 @@
-"""jaxtyping annotations on batches, checked when a step is traced."""
+"""jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, get_type_hints, is_typeddict
 
 import jax
@@ -12,24 +12,21 @@ from fulgurite.paths import leaves_with_paths
 
 
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
-    """Checks a batch against the annotation of the step's first argument.
+    """Checks a batch against the annotation of the step's parameter `batch`.
 
-    The annotation is a jaxtyping array type, or a `TypedDict`, `NamedTuple` or dataclass whose fields are annotated with
-    such types; named dimensions must agree across the batch. A mismatch is an error that names the leaf and lists the
-    batch's structure. Anything else that the annotation may be is left alone.
+    The annotation is a jaxtyping array type, or a `TypedDict`, `NamedTuple` or dataclass whose fields are; named dimensions
+    must agree across the batch. A mismatch is an error that names the leaf and describes the batch. Anything else that the
+    annotation may be is left alone.
     """
     try:
-        hints = get_type_hints(step)
+        hint = get_type_hints(step).get("batch")
     except NameError:  # names imported for type checkers only: nothing to check against
         return
-    hint = next((kind for name, kind in hints.items() if name not in ("return", "ctx")), None)
     with jaxtyping.jaxtyped("context"):
         for path, value, expected in _annotated("batch", batch, hint):
             if not isinstance(value, expected):
-                raise DataError(
-                    f"{path} is {describe(value)}, but {step.__qualname__} expects {_shown(expected)}. "
-                    f"The whole batch: {describe(batch)}"
-                )
+                shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]'
+                raise DataError(f"{path} is {describe(value)}, but {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
 
 
 def describe(tree: Any) -> str:
@@ -40,28 +37,20 @@ def describe(tree: Any) -> str:
     )
 
 
-def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
-    if _is_array_type(hint):
-        return [(path, value, hint)]
-    if is_typeddict(hint) and isinstance(value, dict):
-        parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in get_type_hints(hint).items()]
-    elif isinstance(hint, type) and isinstance(value, hint) and (is_dataclass(hint) or hasattr(hint, "_fields")):
-        names = [field.name for field in fields(hint)] if is_dataclass(hint) else hint._fields  # type: ignore[attr-defined]
-        kinds = get_type_hints(hint)
-        parts = [(f"{path}.{name}", getattr(value, name), kinds.get(name)) for name in names]
-    else:
-        return []
-    return [found for part in parts for found in _annotated(*part)]
-
-
-def _is_array_type(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
-
-
-def _shown(hint: Any) -> str:
-    return f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
-
-
 def spec_of(tree: Any) -> Any:
     """The tree with `jax.ShapeDtypeStruct`s for arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
+    if not isinstance(hint, type) or hint is Any:
+        return []
+    if issubclass(hint, jaxtyping.AbstractArray):
+        return [(path, value, hint)]
+    if is_typeddict(hint) and isinstance(value, dict):
+        parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in get_type_hints(hint).items()]
+    elif (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, hint):
+        parts = [(f"{path}.{name}", getattr(value, name), kind) for name, kind in get_type_hints(hint).items()]
+    else:
+        return []
+    return [found for part in parts for found in _annotated(*part)]

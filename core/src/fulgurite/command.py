@@ -9,6 +9,9 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
+from fulgurite.discovery import installed
+from fulgurite.errors import ConfigurationError
+
 GROUP = "fulgurite.commands"
 
 
@@ -16,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`: functions
     `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"fit": _fit, "plugins": _plugins}
+    commands: dict[str, Any] = {"fit": _fit, "plugins": _plugins}
     added = {entry.name: entry for entry in entry_points(group=GROUP)}
     parser = argparse.ArgumentParser("fulgurite", description="Trains Equinox models on JAX, with plugins.")
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
@@ -30,16 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def load_experiment(path: str) -> Callable[..., Any]:
     """The function `experiment` of the file `path`, the only file that is imported."""
-    from fulgurite.errors import ConfigurationError
-
     file = Path(path)
-    if not file.is_file():
-        raise ConfigurationError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(file.stem, file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"there is no Python file {path}")
     sys.path.insert(0, str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(experiment := getattr(module, "experiment", None)):
         raise ConfigurationError(f"{path} defines no function `experiment` that returns fg.Experiment(...)")
@@ -47,37 +46,30 @@ def load_experiment(path: str) -> Callable[..., Any]:
 
 
 def _fit(arguments: list[str]) -> int:
-    from fulgurite.errors import ConfigurationError
+    parser = argparse.ArgumentParser("fulgurite fit", usage="fulgurite fit PROGRAM [name=value ...] [--run DIR]")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file that defines `experiment`")
+    path = parser.parse_args(arguments[:1]).program
+    try:
+        experiment = load_experiment(path)
+    except ConfigurationError as error:
+        parser.exit(2, f"error: {error}\n")
     from fulgurite.experiment import main as run
 
-    if not arguments or arguments[0].startswith("-"):
-        print("usage: fulgurite fit PROGRAM [name=value ...] [--run DIR]", file=sys.stderr)
-        return 0 if arguments in (["-h"], ["--help"]) else 2
-    try:
-        experiment = load_experiment(arguments[0])
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    run(experiment, arguments[1:])
+    run(experiment, arguments[1:], program=f"fulgurite fit {path}")
     return 0
 
 
 def _plugins(arguments: list[str]) -> int:
     """Lists what is installed, without importing any of it."""
-    from fulgurite.discovery import installed
-
     parser = argparse.ArgumentParser("fulgurite plugins", description="Lists the installed plugins.")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     rows = [
-        {"name": one.name, "distribution": one.distribution, "autoload": one.autoload, "object": one.entry.value}
-        for entries in installed().values()
+        {"name": name, "distribution": one.distribution, "autoload": one.autoload, "object": one.entry.value}
+        for name, entries in installed().items()
         for one in entries
     ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    elif not rows:
-        print("No plugins are installed. Try: pip install fulgurite-rng")
-    for row in rows if not options.json else ():
-        print(f"{row['name']:16} {row['distribution']:32} {'autoload' if row['autoload'] else '':10} {row['object']}")
+    lines = [f"{row['name']:16} {row['distribution']:32} {'autoload' * row['autoload']:10} {row['object']}" for row in rows]
+    listing = "\n".join(lines) or "No plugins are installed. Try: pip install fulgurite-rng"
+    print(json.dumps(rows, indent=2) if options.json else listing)
     return 0

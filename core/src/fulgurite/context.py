@@ -25,6 +25,7 @@ class Context:
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
+        at: the number of the step that is being traced, for notes on errors.
         rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
         losses: what `add_loss` collected; None outside of the forward pass.
     """
@@ -42,6 +43,7 @@ class Context:
         key_step: Int[Array, ""] | None = None,
         rule: "UpdateRule | None" = None,
         losses: dict[str, Float[Array, ""]] | None = None,
+        at: int | None = None,
     ) -> None:
         self.step = step
         self.training = training
@@ -49,6 +51,7 @@ class Context:
         self.mask = mask
         self.losses = losses
         self.rule = rule
+        self.at = at
         self._streams = streams
         self._scope = scope
         self._due = due or {}
@@ -126,7 +129,7 @@ class Context:
         same: dict[str, Any] = dict(
             training=self.training, model_state=self.model_state, mask=self.mask, scope=self._scope
         )
-        same |= dict(due=self._due, key_step=self._key_step, rule=self.rule)
+        same |= dict(due=self._due, key_step=self._key_step, rule=self.rule, at=self.at)
         return Context(self._streams, self.step, **{**same, **changes})
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.errors import ConfigurationError, DataError, did_you_mean
 
 Seed = int | tuple[int, ...]
 
@@ -193,6 +193,18 @@ def as_data(source: Any) -> Data:
     if isinstance(source, Data):
         return source
     return Data(source, prefetch=0 if isinstance(source, ArrayData | list | tuple) else 2)
+
+
+def part_of(data: Any, part: str, name: str | None = None) -> Any:
+    """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
+    if data is None:
+        raise ConfigurationError("no data was given")
+    if not hasattr(data, "train") or not hasattr(data, "evaluations"):
+        return data
+    found = getattr(data, part)
+    if name is not None and name not in found:
+        raise DataError(f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}")
+    return found if name is None else found[name]
 
 
 def resident_of(data: Any) -> Any:

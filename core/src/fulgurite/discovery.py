@@ -1,17 +1,15 @@
 """Installed plugins: what entry points offer, before anything is imported."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from typing import Any
 
 from fulgurite.errors import PluginError, did_you_mean
 
 GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
-SELECTION = "FULGURITE_PLUGINS"
-ALLOWED = "FULGURITE_AUTOLOAD"
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,6 @@ class Installed:
 
     entry: EntryPoint
     autoload: bool
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
     @property
     def distribution(self) -> str:
@@ -35,56 +29,55 @@ class Installed:
         try:
             return self.entry.load()
         except Exception as error:
+            name = self.entry.name
             raise PluginError(
-                f"plugin {self.name!r} ({self.distribution}) cannot be imported from {self.entry.value!r}: "
-                f"{type(error).__name__}: {error}. Mend or uninstall that distribution, or leave the plugin out with "
-                f"'-{self.name}'."
+                f"plugin {name!r} ({self.distribution}) cannot be imported from {self.entry.value!r}: "
+                f"{type(error).__name__}: {error}. Mend or uninstall that distribution, or leave it out with '-{name}'."
             ) from error
 
 
 def installed() -> dict[str, list[Installed]]:
-    """Everything installed, by name; more than one entry is a conflict of whoever asks for that name."""
+    """Everything installed, by name; more than one entry is a conflict for whoever asks for that name."""
+    auto = {(entry.name, _owner(entry)) for entry in entry_points(group=AUTOLOAD)}
     found: dict[str, list[Installed]] = {}
-    auto = {(entry.name, entry.dist and entry.dist.name) for entry in entry_points(group=AUTOLOAD)}
-    for entry in {(e.name, e.value, e.dist and e.dist.name): e for e in entry_points(group=GROUP)}.values():
-        autoload = (entry.name, entry.dist and entry.dist.name) in auto
-        found.setdefault(entry.name, []).append(Installed(entry, autoload))
+    for entry in {(entry.name, entry.value, _owner(entry)): entry for entry in entry_points(group=GROUP)}.values():
+        found.setdefault(entry.name, []).append(Installed(entry, (entry.name, _owner(entry)) in auto))
     return found
 
 
-def find(name: str, among: dict[str, list[Installed]]) -> Installed:
+def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
     """The one installed plugin called `name`."""
     if name not in among:
-        raise PluginError(f"no plugin {name!r} is installed. {did_you_mean(name, among)} Try: pip install {_guess(name)}")
+        raise PluginError(f"no plugin {name!r} is installed. {did_you_mean(name, among)} Try: pip install fulgurite-{name}")
     if len(among[name]) > 1:
+        claims = " and ".join(one.distribution for one in among[name])
         raise PluginError(
-            f"the plugin name {name!r} is claimed by {' and '.join(one.distribution for one in among[name])}: "
-            "uninstall one, or pass an instance of the class that you mean"
+            f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance of the class that you mean"
         )
     return among[name][0]
 
 
-def autoloaded(among: dict[str, list[Installed]]) -> list[Installed]:
+def autoloaded(among: Mapping[str, Sequence[Installed]]) -> list[str]:
     """What is active without being asked for, as far as FULGURITE_AUTOLOAD (`0`, or an allow-list `a,b`) lets it."""
-    allowed = os.environ.get(ALLOWED)
+    allowed = os.environ.get("FULGURITE_AUTOLOAD", "1")
     names = sorted(name for name, entries in among.items() if any(entry.autoload for entry in entries))
-    if allowed is not None and allowed != "1":
-        names = [name for name in names if name in {part.strip() for part in allowed.split(",")}]
-    return [find(name, among) for name in names]
+    return names if allowed == "1" else [name for name in names if name in map(str.strip, allowed.split(","))]
 
 
 def selection_from_environment() -> list[str]:
     """What FULGURITE_PLUGINS adds (`name`) and takes away (`-name`)."""
-    return [part.strip() for part in os.environ.get(SELECTION, "").split(",") if part.strip()]
+    return [part.strip() for part in os.environ.get("FULGURITE_PLUGINS", "").split(",") if part.strip()]
 
 
-def check_removals(removed: Iterable[str], known: Iterable[str]) -> None:
-    """Taking away what is not installed is fine, a misspelt name is not."""
-    known = set(known)
-    for name in removed:
-        if name not in known and "Did you mean" in (hint := did_you_mean(name, known)):
-            raise PluginError(f"'-{name}' takes away a plugin that is neither installed nor asked for. {hint}")
+def distribution_of(cls: type) -> str:
+    """Name and version of the distribution that a class comes from, else its module."""
+    package = cls.__module__.partition(".")[0]
+    for entry in entry_points(group=GROUP):
+        if entry.module.partition(".")[0] == package:
+            return Installed(entry, False).distribution
+    names = packages_distributions().get(package)
+    return f"{names[0]} {version(names[0])}" if names else f"module {cls.__module__}"
 
 
-def _guess(name: str) -> str:
-    return f"fulgurite-{name}"
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""

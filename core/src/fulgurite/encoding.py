@@ -11,8 +11,8 @@ from fulgurite.errors import ConfigurationError
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON on one line, the same bytes for equal values. Non-finite floats are `{"$float": "nan"}`, arrays
-    `{"$array": [...], "dtype": ..., "shape": ...}`; tuples become lists."""
+    """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape": ...}`;
+    scalars of NumPy and jax become Python numbers, tuples lists."""
     return json.dumps(_encoded(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -22,17 +22,16 @@ def loads(text: str | bytes) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray | jax.Array) and value.ndim == 0):
-        value = np.asarray(value).item()
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and _is_real(value.dtype):
+        array = np.asarray(value)
+        plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
+        if array.ndim == 0:
+            return _encoded(plain.item())
+        return {"$array": [_encoded(item) for item in plain.ravel().tolist()], "dtype": str(array.dtype), "shape": array.shape}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
-    if isinstance(value, np.ndarray | jax.Array):
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
-            array = array.astype(np.float32)  # bfloat16 and float8, exactly
-        return {"$array": [_encoded(item) for item in array.ravel().tolist()], "dtype": str(array.dtype), "shape": array.shape}
     if isinstance(value, dict):
         if bad := [key for key in value if not isinstance(key, str) or key.startswith("$")]:
             raise ConfigurationError(f"{bad[0]!r} cannot be a key in JSON: keys are strings that do not begin with '$'")
@@ -48,3 +47,7 @@ def _decoded(pairs: dict[str, Any]) -> Any:
     if "$array" in pairs:
         return np.asarray(pairs["$array"], dtype=np.dtype(pairs["dtype"])).reshape(pairs["shape"])
     return pairs
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))

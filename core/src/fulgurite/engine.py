@@ -1,8 +1,8 @@
 """The engine: what a user configures, calls and subclasses."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from fulgurite.accounts import Accounts
 from fulgurite.annotations import spec_of
 from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
-from fulgurite.data import ArrayData, Indexed, as_data, resident_of
+from fulgurite.data import ArrayData, Indexed, as_data, part_of, resident_of
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError, StateError, did_you_mean
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Subject
 from fulgurite.feed import Feed
@@ -32,27 +32,27 @@ from fulgurite.state import Source, TrainState, check_not_consumed, source_of
 from fulgurite.step import forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
-from fulgurite.triggers import AtEnd, Every, Span, Trigger, is_exact
+from fulgurite.triggers import AtEnd, Every, Span, Trigger
 
 
 class Engine:
     """Compiles and runs training; plugins do everything else.
 
     Arguments:
-        steps: the number of updates of a fit; exactly one of `steps` and `epochs` is given, here or to `fit`.
+        steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.
         seed: of every random stream and of the order of the data.
-        plugins: see `PluginManager`.
+        plugins: instances, names, names with arguments and names to leave out; see `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being named.
         run: the run's directory, for plugins that write.
-        fuse: the largest number of steps in one dispatch. More than 1 pays for small steps.
-        log_every: closes the metric window: every so many steps and at the end, or at a trigger; None for never.
-        nonfinite: what a step does whose loss, gradient or update is not finite: `raise`; `skip` (the step counts, nothing
-            else of it stays); or `ignore`.
+        fuse: the largest number of steps in one dispatch; more than 1 pays for small steps.
+        log_every: when the metric window is closed: every so many steps and at the end, or at a trigger; None for never.
+        nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step counts,
+            nothing else of it stays); or `ignore`.
         max_compilations: the largest number of batch shapes.
-        dev_run: a trial: so many steps, as many batches in each evaluation, nothing written.
+        dev_run: a trial of so many steps and as many batches in each evaluation, with nothing written.
         limit: at most so many batches of each epoch.
-        compilation_cache: a directory where compiled programs stay for the next process.
+        compilation_cache: a directory in which compiled programs stay for the next process.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Engine:
         seed: int = 0,
         plugins: Iterable[Any] = (),
         autoload: bool = True,
-        run: str | RunDirectory | None = None,
+        run: str | os.PathLike[str] | None = None,
         fuse: int = 1,
         log_every: int | Trigger | None = 50,
         nonfinite: Policy = "raise",
@@ -72,35 +72,35 @@ class Engine:
         limit: int | None = None,
         compilation_cache: str | None = None,
     ) -> None:
-        _check_subclass(type(self))
-        for name, value in dict(
-            steps=steps, epochs=epochs, fuse=fuse, max_compilations=max_compilations, dev_run=dev_run, limit=limit
-        ).items():
-            _check_count(name, value)
+        if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
+            raise ConfigurationError(
+                f"{type(self).__name__} overrides step, which fit never calls: override train_step(self, state, batch, ctx), "
+                "which fit, step and fused steps all use"
+            )
+        _check_counts(steps=steps, epochs=epochs, fuse=fuse, max_compilations=max_compilations, dev_run=dev_run, limit=limit)
         if nonfinite not in ("raise", "skip", "ignore"):
-            raise ConfigurationError(f"Engine: nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
+            raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
         if steps is not None and epochs is not None:
-            raise ConfigurationError("Engine: give steps or epochs, not both")
+            raise ConfigurationError("give steps or epochs, not both")
         self.steps, self.epochs, self.seed, self.fuse, self.limit = steps, epochs, seed, fuse, limit
         self.nonfinite: Policy = nonfinite
-        self.max_compilations = max_compilations
-        self.dev_run = dev_run
-        self.run = RunDirectory(run) if isinstance(run, str) else run
+        self.max_compilations, self.dev_run = max_compilations, dev_run
+        self.run: RunDirectory | None = None
+        if run is not None:
+            self.set_run(run)
         if compilation_cache is not None:
             jax.config.update("jax_compilation_cache_dir", compilation_cache)
         self.plugins = PluginManager(plugins, autoload=autoload)
-        log = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
-        self.tasks: list[Task] = collect(self.plugins, log)
+        for hook in ("save", "restore"):
+            self.plugins.the_one(hook)
+        self.tasks: list[Task] = collect(
+            self.plugins, Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
+        )
         self.mesh: jax.sharding.Mesh | None = self.plugins.exclusive("mesh")
         self.consensus: Consensus = self.plugins.exclusive("consensus") or LOCAL
-        declared = self.plugins.call("rng_streams")
-        self._streams = {stream.name: stream for stream in (PARAMS, DEFAULT)} | merge(
-            ((plugin, {stream.name: stream for stream in streams or ()}) for plugin, streams in declared), "random stream"
-        )
-        self.evaluators = merge(
-            ((plugin, {spec.name: spec for spec in specs or ()}) for plugin, specs in self.plugins.call("evaluators")),
-            "evaluator",
-        )
+        streams = self.plugins.named("rng_streams", "random stream")
+        self._streams = {stream.name: stream for stream in (PARAMS, DEFAULT)} | streams
+        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.named("evaluators", "evaluator")
         self._programs: dict[Any, Program] = {}
         self._stepping: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}
@@ -125,21 +125,19 @@ class Engine:
                 either; it stays usable. None with `state`.
             data: any iterable of batches, or an object whose attribute `train` is one.
             state: to go on from, for so many steps or epochs more; consumed.
-            steps: instead of the engine's.
-            epochs: instead of the engine's.
-            fuse: instead of the engine's.
+            steps, epochs, fuse: instead of the engine's.
             resume: a checkpoint to go on from exactly, which the active checkpointer reads.
 
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
             DataError: the data ended early or changed its structure.
-            FulguriteError: any other mistake that was found before training.
+            FulguriteError: any other mistake, most of them before anything is compiled.
         """
-        _check_count("fuse", fuse)
+        _check_counts(fuse=fuse)
         steps, epochs = self._length(steps, epochs)
         data = part_of(data, "train")
         self.plugins.accounts = Accounts()
-        origin = 0 if state is None else self._check_given(model, state)
+        origin = 0 if state is None else _given(model, state)
         source = source_of(model if state is None else (state.module, state.model_state))
         with StopRequests() as signals, ExitStack() as stack:
             feed = stack.enter_context(self._feed(data, origin))
@@ -151,43 +149,15 @@ class Engine:
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
             if state is None:
                 state = program.init(source, self._root_key())
-            else:
-                program.check(state)
-            end = steps if steps is not None else feed.epoch_length and epochs and epochs * feed.epoch_length
-            span = snapshot.span if snapshot else Span(origin, None if end is None else origin + end)
+            program.check(state)
+            if steps is None and epochs is not None and feed.epoch_length is not None:
+                steps = epochs * feed.epoch_length
+            span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
+            fuse = self.fuse if fuse is None else fuse
             loop = Loop(
-                self,
-                program,
-                feed,
-                resident_of(data),
-                state,
-                span,
-                epochs=epochs,
-                fuse=fuse or self.fuse,
-                signals=signals,
-                resumed=snapshot,
+                self, program, feed, state, span, epochs=epochs, fuse=fuse, resident=resident_of(data), signals=signals, resumed=snapshot
             )
-            return self._run(loop, snapshot)
-
-    def _run(self, loop: Loop, snapshot: Snapshot | None) -> Result:
-        try:
-            if snapshot is not None:
-                loop.event("on_restore", step=loop.step)
-            loop.fit()
-            result = loop.result()
-            loop.event("on_fit_end", result=result)
-            return result
-        except BaseException as error:
-            for hook in self.plugins.implementations("on_exception"):
-                try:
-                    loop.between_steps = True
-                    hook(loop.step, run=loop.run, exception=error)
-                except Exception as further:
-                    notes = "; ".join(getattr(further, "__notes__", []))
-                    error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
-            raise
-        finally:
-            loop.between_steps = False
+            return loop.run_to_end()
 
     def init(self, model: Any, data: Any) -> TrainState:
         """A new train state for `step`, made for batches like the first one of `data`."""
@@ -201,14 +171,13 @@ class Engine:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
 
-        It is the same program that `fit` runs. Nothing is read from the device, so a step that is not finite shows in
-        `state.health`; `check_finite(state)` raises for it.
+        It is the same program that `fit` runs. Nothing is read from the device, so that a step that was not finite shows
+        only in `state.health`; `check_finite(state)` raises for it.
         """
         program = self._stepping
         if program is None or program.layout.treedef != jax.tree.structure(state):
-            program = self._program(source_of((state.module, state.model_state)), batch, None)
+            self._stepping = program = self._program(source_of((state.module, state.model_state)), batch, None)
             program.check(state)
-            self._stepping = program
         compiled = program.compiled(1)
         flat, output = compiled(program.layout.split(state), [batch], program.flags([False] * len(self.tasks)))
         return program.layout.join(flat), compiled.output(output)
@@ -270,48 +239,43 @@ class Engine:
         spec = EvaluatorSpec("predict", part_of(data, "predict"), limit)
         return self._evaluation(spec).predict(self._subject(model), spec.data, self._limit(limit))
 
-    def evaluator(self, name: str) -> EvaluatorSpec:
-        """The evaluation that a plugin declared as `name`."""
+    def evaluated(self, name: str, state: TrainState, interrupted: Callable[[], bool]) -> dict[str, Any]:
+        """The metrics of the evaluation that a plugin declared as `name`, with the weights that it asks for."""
         if name not in self.evaluators:
             raise PluginError(f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}")
-        return self.evaluators[name]
-
-    def evaluated(self, spec: EvaluatorSpec, state: TrainState, interrupted: Callable[[], bool]) -> dict[str, Any]:
-        """The metrics of `spec` on a state, with the weights that it asks for."""
+        spec = self.evaluators[name]
         module = state.module if spec.weights == "current" else self.view(state, spec.weights)
         subject = Subject(module, state.model_state, state.key, state.step)
         return self._evaluation(spec).evaluate(subject, spec.data, self._limit(spec.limit), interrupted)
 
     def view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
-        views = self.plugins.merged("module_views", "module view", state=state)
+        views = merge(self.plugins.call("module_views", state=state), "module view")
         if name not in views:
             raise PluginError(f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}")
         return views[name]
 
-    # --- what the parts need ------------------------------------------------------------------------------------
+    def set_run(self, run: str | os.PathLike[str]) -> None:
+        """Sets the run's directory, as `--run` does."""
+        self.run = RunDirectory(run)
 
     def streams(self, key: Key[Array, ""]) -> Streams:
         """The random streams over a root key."""
         return Streams(key, self._streams.values())
 
-    @cached_property
-    def exact_log(self) -> bool:
-        """Whether metric windows close at steps that follow from the program and its data alone."""
-        return all(is_exact(task.trigger) for task in self.tasks if task.closes_window)
-
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
-        abstract = eqx.filter_eval_shape(source.build, source.arrays, jax.random.key(0))
-        leaves, treedef = jax.tree.flatten((abstract, spec_of(batch), spec_of(resident)))
+        made = eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
+        leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
         key = treedef, tuple(map(hashable, leaves))
         if key not in self._programs:
             self._programs[key] = Program(self, source, batch, resident)
         return self._programs[key]
 
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
-        process = (jax.process_index(), jax.process_count())
+        # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
         seed = (self.seed, origin) if origin else self.seed
-        return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=process)
+        share = (jax.process_index(), jax.process_count())
+        return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
 
     def _restored(self, resume: Checkpoint, program: Program) -> Snapshot | None:
         restore = self.plugins.the_one("restore")
@@ -325,18 +289,15 @@ class Engine:
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         key = spec.name, spec.fresh, tuple(spec.metrics.items())
-        if key not in self._evaluations:
-            self._evaluations[key] = Evaluation(self.plugins, self.streams, spec)
-        return self._evaluations[key]
+        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec))
 
     def _subject(self, model: Any) -> Subject:
-        if isinstance(model, Result):
-            model = model.state
+        model = model.state if isinstance(model, Result) else model
         if isinstance(model, TrainState):
             return Subject(model.module, model.model_state, model.key, model.step)
-        if isinstance(model, type) or not (isinstance(model, eqx.Module) or isinstance(model, tuple)):
-            raise ModelError(f"evaluate and predict take a module, (module, state), a train state or a result, not {model!r}")
         module, model_state = model if isinstance(model, tuple) else (model, None)
+        if not isinstance(module, eqx.Module):
+            raise ModelError(f"give a module, (module, state), a train state or a result, not {model!r}")
         return Subject(module, model_state, self._root_key(), 0)
 
     def _root_key(self) -> Key[Array, ""]:
@@ -346,8 +307,7 @@ class Engine:
         return min((count for count in (limit, self.dev_run) if count is not None), default=None)
 
     def _length(self, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
-        _check_count("steps", steps)
-        _check_count("epochs", epochs)
+        _check_counts(steps=steps, epochs=epochs)
         if self.dev_run is not None:
             return self.dev_run, None
         if steps is None and epochs is None:
@@ -356,37 +316,18 @@ class Engine:
             raise ConfigurationError("how long to train: give Engine or fit either steps= or epochs=")
         return steps, epochs
 
-    def _check_given(self, model: Any, state: TrainState) -> int:
-        if model is not None:
-            raise ConfigurationError("fit takes a model or a state to go on from, not both")
-        if not isinstance(state, TrainState):
-            raise StateError(f"state must be a TrainState, such as result.state, not {type(state).__name__}")
-        check_not_consumed(state)
-        return int(state.step)
+
+def _given(model: Any, state: TrainState) -> int:
+    """The step of a state to go on from."""
+    if model is not None:
+        raise ConfigurationError("fit takes a model or a state to go on from, not both")
+    if not isinstance(state, TrainState):
+        raise StateError(f"state must be a TrainState, such as result.state, not {type(state).__name__}")
+    check_not_consumed(state)
+    return int(state.step)
 
 
-def part_of(data: Any, part: str, name: str | None = None) -> Any:
-    """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
-    if data is None:
-        raise ConfigurationError("no data was given")
-    if not hasattr(data, "train") or not hasattr(data, "evaluations"):
-        return data
-    found = getattr(data, part)
-    if name is None:
-        return found
-    if name not in found:
-        raise DataError(f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}")
-    return found[name]
-
-
-def _check_count(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigurationError(f"{name} is {value!r}; it must be a positive integer")
-
-
-def _check_subclass(cls: type[Engine]) -> None:
-    if cls.step is not Engine.step and cls.train_step is Engine.train_step:
-        raise ConfigurationError(
-            f"{cls.__name__} overrides step, which fit never calls: override train_step(self, state, batch, ctx), which fit, "
-            "step and fused steps all use"
-        )
+def _check_counts(**counts: Any) -> None:
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigurationError(f"{name} is {value!r}; it must be a positive integer")

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from fulgurite.annotations import describe
 from fulgurite.context import Context
-from fulgurite.data import ArrayData, Indexed, Masked, resident_of
+from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError
 from fulgurite.feed import Feed
 from fulgurite.layout import hashable
@@ -22,7 +22,7 @@ from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager
-from fulgurite.step import examples_in, forward
+from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
 from fulgurite.window import as_number, flattened
 
@@ -42,7 +42,7 @@ class EvaluatorSpec:
         name: its results are `metrics[name]` and records of the source `name`.
         data: any data source; one epoch of it is evaluated.
         limit: at most so many batches.
-        weights: `current`, or the name of a module view of a plugin.
+        weights: `current`, or the name of a plugin's module view.
         metrics: further metrics by name: `metric(preds, batch)` gives a `Metric`, a `Gathered`, or an array with an example
             axis; the step must return `preds` then.
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
@@ -64,7 +64,8 @@ class Subject:
     def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
         arrays, self._static = eqx.partition((module, model_state, key, jnp.asarray(step)), eqx.is_array)
         self.leaves, self._treedef = jax.tree.flatten(arrays)
-        self.key = self._treedef, jax.tree.structure(self._static), tuple(map(hashable, jax.tree.leaves(self._static)))
+        leaves, treedef = jax.tree.flatten(self._static)
+        self.key = self._treedef, treedef, tuple(map(hashable, leaves))
 
     def join(self, leaves: list[Any]) -> tuple[Any, Any, Any, Any]:
         """Module, model state, key and step of these leaves."""
@@ -72,18 +73,10 @@ class Subject:
 
 
 class Evaluation:
-    """Runs one evaluation or prediction, on any module of one structure; compiled once for each shape of batch.
-
-    Arguments:
-        plugins: whose loss terms take part.
-        streams: the random streams over a root key.
-        spec: what to evaluate.
-    """
+    """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
 
     def __init__(self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec) -> None:
-        self._plugins = plugins
-        self._streams = streams
-        self.spec = spec
+        self._plugins, self._streams, self._spec = plugins, streams, spec
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
@@ -138,65 +131,58 @@ class Evaluation:
         key = step, subject.key, jax.tree.structure(batch)
         if key not in self._compiled:
             body = self._evaluate if step == "validation_step" else self._predict
-            self._compiled[key] = jax.jit(lambda leaves, *arguments: body(*subject.join(leaves), *arguments))
+            self._compiled[key] = jax.jit(lambda leaves, *arguments: body(subject.join(leaves), *arguments))
         return self._compiled[key]
 
-    def _evaluate(
-        self, module: Any, state: Any, key: Any, step: Any, batch: Any, resident: Any, index: Any, merged: Any
-    ) -> Any:
-        batch, ctx = self._context(state, key, step, batch, resident, index)
-        with training_mode(False, module) as module, _told(self.spec.name, batch):
+    def _evaluate(self, subject: Any, batch: Any, resident: Any, index: Any, merged: Any) -> Any:
+        module, batch, ctx = self._prepared(subject, batch, resident, index)
+        with training_mode(False, module) as module, _telling(self._spec.name, batch):
             output = forward(self._plugins, "validation_step", module, batch, ctx)
             metrics, gathered = self._metrics(output, batch, ctx)
         if merged is not None:
-            metrics = jax.tree.map(
-                lambda new, both: jnp.where(index == 0, new, both),
-                metrics,
-                {name: merged[name].merge(metric) for name, metric in metrics.items()},
-            )
+            both = {name: merged[name].merge(metric) for name, metric in metrics.items()}
+            metrics = jax.tree.map(lambda new, both: jnp.where(index == 0, new, both), metrics, both)
         return metrics, gathered
 
-    def _predict(self, module: Any, state: Any, key: Any, step: Any, batch: Any, resident: Any, index: Any) -> Any:
-        batch, ctx = self._context(state, key, step, batch, resident, index)
-        with training_mode(False, module) as module, _told(self.spec.name, batch):
+    def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
+        module, batch, ctx = self._prepared(subject, batch, resident, index)
+        with training_mode(False, module) as module, _telling(self._spec.name, batch):
             return module.predict_step(batch, ctx.for_forward()), ctx.mask
 
-    def _context(self, state: Any, key: Any, step: Any, batch: Any, resident: Any, index: Any) -> tuple[Any, Context]:
-        if isinstance(batch, Indexed):
-            batch = ArrayData.gather(resident, batch)
-        mask = None
-        if isinstance(batch, Masked):
-            batch, mask = batch.value, batch.mask
-        scope = ((self.spec.name, index),)
-        fresh = step if self.spec.fresh else None
-        streams = self._streams(key)
-        return batch, Context(
-            streams, step, training=False, model_state=state, mask=mask, scope=scope, key_step=fresh
+    def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> tuple[Any, Any, Context]:
+        module, model_state, key, step = subject
+        batch, mask = unmasked(ArrayData.gather(resident, batch) if isinstance(batch, Indexed) else batch)
+        return module, batch, Context(
+            self._streams(key),
+            step,
+            training=False,
+            model_state=model_state,
+            mask=mask,
+            scope=((self._spec.name, index),),
+            key_step=step if self._spec.fresh else None,
         )
 
     def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Metric], dict[str, Gathered]]:
         given: dict[str, Any] = {} if output.loss is None else {"loss": output.loss}
         given |= {name: value for name, value in output.losses.items() if name != "loss"} | output.metrics
-        for name, metric in self.spec.metrics.items():
+        for name, metric in self._spec.metrics.items():
             if output.preds is None:
-                raise ModelError(f"evaluator {self.spec.name!r} has metrics of its own: return fg.Output(..., preds=...)")
+                raise ModelError(f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)")
             value = metric(output.preds, batch)
             given[name] = value if isinstance(value, Metric | Gathered) else Mean.of(value, ctx.mask)
+        gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}
+        latest = {name: value.compute() if isinstance(value, Running) else value for name, value in given.items()}
         examples = examples_in(batch, ctx.mask)
-        metrics: dict[str, Metric] = {}
-        gathered: dict[str, Gathered] = {}
-        for name, value in given.items():
-            if isinstance(value, Gathered):
-                gathered[name] = value
-            elif isinstance(value, Metric):
-                metrics[name] = value
-            else:
-                metrics[name] = Mean.of(value.compute() if isinstance(value, Running) else value, weight=examples)
+        metrics = {
+            name: value if isinstance(value, Metric) else Mean.of(value, weight=examples)
+            for name, value in latest.items()
+            if name not in gathered
+        }
         return metrics, gathered
 
 
 @contextmanager
-def _told(name: str, batch: Any) -> Iterator[None]:
+def _telling(name: str, batch: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:

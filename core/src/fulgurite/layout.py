@@ -1,21 +1,52 @@
 """How a train state crosses `jax.jit`: as a flat list of arrays, never as a tree of modules.
 
-Flattening a tree of Equinox modules in Python, at every call, costs more than many small steps themselves. And each
-independent scalar among a step's results costs a small step on a CPU up to half of its time, so all scalars travel
-packed into one vector a dtype. The packed vectors are not donated: they stay readable while the next steps run.
+Flattening a tree of Equinox modules in Python at every call costs more than many small steps themselves. And each scalar
+among a step's results costs a small step on a CPU up to half of its time, so all scalars travel packed into one vector a
+dtype. The packed vectors are not donated: they stay readable while the next steps run.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from fulgurite.errors import StateError
-from fulgurite.packing import Packing, Vectors
 from fulgurite.paths import from_keys
 from fulgurite.state import TrainState, check_not_consumed
+
+Vectors = tuple[Array | np.ndarray, ...]
+
+
+class Packing:
+    """The place of each of a list of arrays in one vector a dtype; booleans travel with the int32s."""
+
+    def __init__(self, structs: Sequence[Any]) -> None:
+        self._structs = list(structs)
+        ends: dict[Any, int] = {}
+        self._places: list[tuple[int, int]] = []
+        for struct in self._structs:
+            start = ends.setdefault(_vector_dtype(struct), 0)
+            ends[_vector_dtype(struct)] = start + struct.size
+            self._places.append((list(ends).index(_vector_dtype(struct)), start))
+        self.dtypes = list(ends)
+
+    def pack(self, values: Sequence[Array]) -> Vectors:
+        """The vectors that hold `values`."""
+        groups: list[list[Array]] = [[] for _ in self.dtypes]
+        for value, (vector, _) in zip(values, self._places, strict=True):
+            groups[vector].append(jnp.ravel(value).astype(self.dtypes[vector]))
+        return tuple(jnp.concatenate(group) for group in groups)
+
+    def unpack(self, vectors: Sequence[Any]) -> list[Any]:
+        """The values again, jax arrays of jax vectors and NumPy arrays of NumPy vectors."""
+        return [
+            vectors[vector][start : start + struct.size].reshape(struct.shape).astype(struct.dtype)
+            for struct, (vector, start) in zip(self._structs, self._places, strict=True)
+        ]
 
 
 class Flat(NamedTuple):
@@ -26,32 +57,32 @@ class Flat(NamedTuple):
 
 
 class Layout:
-    """The order, shapes and dtypes of a state's leaves, and everything in it that is not an array.
-
-    Arguments:
-        state: a train state, of arrays or of `jax.ShapeDtypeStruct`s.
-    """
+    """The order of a state's leaves, and everything in it that is not an array. `state` may be of arrays or of specs."""
 
     def __init__(self, state: TrainState) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
-        self.paths = [str(from_keys(path)) for path, _ in keyed]
-        self.leaves = [_struct(leaf) for _, leaf in keyed]
-        is_array = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in self.leaves]
-        packed = [ok and _packed(path, leaf) for ok, path, leaf in zip(is_array, self.paths, self.leaves, strict=True)]
-        self.arrays = [index for index, ok in enumerate(is_array) if ok and not packed[index]]
-        self.scalars = [index for index, yes in enumerate(packed) if yes]
-        self.packing = Packing([self.leaves[index] for index in self.scalars])
-        self._parts = {name: (jax.tree.structure(getattr(state, name)), self._within(name)) for name in ("window", "health")}
-        self._pack = jax.jit(self.packing.pack)
-        self._unpack = jax.jit(self.packing.unpack)
-        self.key = self.treedef, tuple(map(hashable, self.leaves))
+        paths = [str(from_keys(keys)) for keys, _ in keyed]
+        self._leaves = [_struct(leaf) for _, leaf in keyed]
+        self._arrays, self._scalars = [], []
+        for index, (path, leaf) in enumerate(zip(paths, self._leaves, strict=True)):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                # Window and health are packed whole, because they are read while later steps run.
+                small = leaf.shape == () or path.startswith(("window.", "health."))
+                (self._scalars if small and not _is_key(leaf) else self._arrays).append(index)
+        self._impls = {index: _impl(self._leaves[index]) for index in self._arrays if _is_key(self._leaves[index])}
+        self.packing = Packing([self._leaves[index] for index in self._scalars])
+        self._pack, self._unpack = jax.jit(self.packing.pack), jax.jit(self.packing.unpack)
+        self._parts = {
+            name: (jax.tree.structure(getattr(state, name)), [i for i, n in enumerate(self._scalars) if paths[n].startswith(name)])
+            for name in ("window", "health")
+        }
 
     def split(self, state: TrainState) -> Flat:
         """The flat form of a state, outside of a trace. A state that was consumed is an error."""
-        leaves = self._leaves(state)
-        if any(leaves[index].is_deleted() for index in self.arrays):
+        leaves = self._flattened(state)
+        if any(leaves[index].is_deleted() for index in self._arrays):
             check_not_consumed(state)
-        return Flat([_raw(leaves[index]) for index in self.arrays], self._pack([leaves[i] for i in self.scalars]))
+        return Flat(self._raw(leaves), self._pack([leaves[index] for index in self._scalars]))
 
     def join(self, flat: Flat) -> TrainState:
         """The state in its natural form, outside of a trace."""
@@ -59,47 +90,65 @@ class Layout:
 
     def split_traced(self, state: TrainState) -> Flat:
         """`split`, inside a trace."""
-        leaves = self._leaves(state)
-        return Flat([_raw(leaves[index]) for index in self.arrays], self.packing.pack([leaves[i] for i in self.scalars]))
+        leaves = self._flattened(state)
+        return Flat(self._raw(leaves), self.packing.pack([leaves[index] for index in self._scalars]))
 
     def join_traced(self, flat: Flat) -> TrainState:
         """`join`, inside a trace."""
         return self._joined(flat.arrays, self.packing.unpack(flat.packed))
 
     def part(self, packed: Vectors, name: str) -> Any:
-        """The state's `window` or `health`, all of which is packed; of NumPy arrays where the vectors are."""
+        """The state's `window` or `health`; of NumPy arrays if the vectors are."""
         values = self.packing.unpack(packed)
-        structure, places = self._parts[name]
-        return jax.tree.unflatten(structure, [values[place] for place in places])
+        treedef, places = self._parts[name]
+        return jax.tree.unflatten(treedef, [values[place] for place in places])
 
     def with_part(self, packed: Vectors, name: str, part: Any) -> Vectors:
-        """The vectors with another `window` or `health`. Traced."""
+        """The vectors with another `window` or `health`."""
         values = self.packing.unpack(packed)
         for place, leaf in zip(self._parts[name][1], jax.tree.leaves(part), strict=True):
             values[place] = leaf
         return self.packing.pack(values)
 
-    def _within(self, name: str) -> list[int]:
-        return [place for place, index in enumerate(self.scalars) if self.paths[index].startswith(f"{name}.")]
+    def flat_shardings(self, shardings: Any, packed: Any) -> Flat:
+        """The shardings of the flat form, from those of every array of the state."""
+        given = jax.tree.leaves(shardings)
+        arrays = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+        by_index = dict(zip(arrays, given, strict=True))
+        return Flat([by_index[index] for index in self._arrays], tuple(packed for _ in self.packing.dtypes))
 
-    def _leaves(self, state: TrainState) -> list[Any]:
+    def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self.treedef:
             raise StateError("this train state has another structure than the module and plugins of this engine give it")
         return leaves
 
-    def _joined(self, arrays: list[Array], scalars: list[Array]) -> TrainState:
-        leaves = list(self.leaves)
-        for index, array in zip(self.arrays, arrays, strict=True):
-            leaves[index] = _typed(array, self.leaves[index])
-        for index, scalar in zip(self.scalars, scalars, strict=True):
-            leaves[index] = scalar
+    def _raw(self, leaves: list[Any]) -> list[Array]:
+        # A typed key is no plain array to jit's fast path; its data is.
+        return [jax.random.key_data(leaves[i]) if i in self._impls else leaves[i] for i in self._arrays]
+
+    def _joined(self, arrays: Sequence[Array], scalars: Sequence[Array]) -> TrainState:
+        leaves = list(self._leaves)
+        for index, array in zip([*self._arrays, *self._scalars], [*arrays, *scalars], strict=True):
+            leaves[index] = array
+        for index, impl in self._impls.items():
+            leaves[index] = jax.random.wrap_key_data(leaves[index], impl=impl)
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-def _packed(path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Scalars, and the whole of window and health, which are read while later steps run."""
-    return not _is_key(leaf) and (leaf.shape == () or path.startswith(("window.", "health.")))
+def hashable(leaf: Any) -> Any:
+    """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf.shape, str(leaf.dtype)
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf
+
+
+def _vector_dtype(struct: Any) -> Any:
+    return jnp.dtype(jnp.int32) if struct.dtype == jnp.bool_ else jnp.dtype(struct.dtype)
 
 
 def _struct(leaf: Any) -> Any:
@@ -110,25 +159,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _raw(leaf: Array) -> Array:
-    """A typed key is no plain array to jit's fast path; its data is."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _typed(leaf: Array, struct: Any) -> Array:
-    if not _is_key(struct):
-        return leaf
+def _impl(struct: Any) -> Any:
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), struct)
-    return jax.random.wrap_key_data(leaf, impl=found[0])
-
-
-def hashable(leaf: Any) -> Any:
-    """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.shape, str(leaf.dtype)
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return type(leaf), leaf
+    return found[0]

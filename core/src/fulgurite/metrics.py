@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree, Shaped
 
 from fulgurite.errors import ConfigurationError, ModelError
 
-Value = Array | np.ndarray | np.generic
+Value = Array | np.ndarray | np.number
 Values = Shaped[ArrayLike, "..."]
 Mask = Bool[ArrayLike, "..."]
 
@@ -50,9 +50,10 @@ class Metric(eqx.Module):
 
 
 class Sum(Metric):
-    """A compensated sum: `value + error` is the sum to about twice the precision of either.
+    """A compensated sum: `value` is the sum rounded, `error` what that lost.
 
-    Source: Knuth's two-sum (The Art of Computer Programming 2, 4.2.2), its errors summed apart as by Neumaier (1974).
+    Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for Extending the Available
+    Precision (1971). Errors that are only summed apart, as by Neumaier, grow too large themselves.
     """
 
     value: Float[Array, ""]
@@ -62,18 +63,16 @@ class Sum(Metric):
     def of(values: Values, mask: Mask | None = None) -> "Sum":
         """The sum, within a batch as exact as XLA's."""
         total = jnp.sum(_filled(_floats(values), mask, 0.0))
-        return Sum(total, jnp.zeros_like(total))
+        return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))  # -0 would not survive merging 0
 
     def merge(self, other: Any) -> "Sum":
-        value = jnp.add(self.value, other.value)
-        part = value - self.value
-        lost = (self.value - (value - part)) + (other.value - part)
-        # What an infinite sum has lost is NaN and would hide that it is infinite.
-        return Sum(value, (self.error + other.error) + jnp.where(jnp.isfinite(value), lost, 0))
+        total, lost = _two_sum(self.value, other.value)
+        value, error = _two_sum(total, (self.error + other.error) + lost)
+        finite = jnp.isfinite(value)  # what an infinite sum has lost is NaN and would hide that it is infinite
+        return Sum(jnp.where(finite, value, total), jnp.where(finite, error, 0))
 
     def empty(self) -> "Sum":
-        zero = jnp.zeros(self.value.shape, self.value.dtype)
-        return Sum(-zero, zero)  # 0 + -0 is 0, but -0 + x is always x
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self)
 
     def compute(self) -> Any:
         return self.value + self.error
@@ -178,8 +177,9 @@ class Std(Metric):
     def of(values: Values, mask: Mask | None = None) -> "Std":
         """The deviation, over all axes."""
         numbers = _floats(values)
-        mean = Mean.of(numbers, mask).compute()
-        error = Mean.of(numbers - mean, mask).compute()
+        count = jnp.maximum(Sum.of(jnp.ones_like(numbers), mask).value, 1)
+        mean = Sum.of(numbers, mask).value / count
+        error = Sum.of(numbers - mean, mask).value / count
         return Std(Sum(mean, error), Mean.of(((numbers - mean) - error) ** 2, mask))
 
     def merge(self, other: Any) -> "Std":
@@ -319,6 +319,13 @@ def _floats(values: Any) -> Array:
     """Strongly typed: float64 stays, all else becomes float32."""
     values = jnp.asarray(values)
     return jax.lax.convert_element_type(values, jnp.float64 if values.dtype == jnp.float64 else jnp.float32)
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """The sum rounded and, exactly, what that lost. Source: Knuth, The Art of Computer Programming 2, 4.2.2."""
+    total = jnp.add(a, b)
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def _over_leading(given: Any, values: Array, what: str) -> Array:

@@ -40,8 +40,8 @@ def from_keys(keys: Iterable[Any]) -> Path:
 
 
 def resolve(tree: PyTree, path: Path | str) -> Any:
-    """The node of a tree at a path, static fields included; `[-1]` is the last of a list or tuple. If there is none, the
-    PathError lists what is there."""
+    """The node of a tree at a path, static fields included; `[-1]` is the last of a list or tuple. Where there is none,
+    the PathError lists what is there."""
     path = parse(path) if isinstance(path, str) else path
     node = tree
     for depth, segment in enumerate(path):
@@ -175,7 +175,7 @@ def _some(chosen: list[bool], text: str, tree: PyTree) -> list[bool]:
     if not any(chosen):
         paths = [path for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
         near = ", ".join(get_close_matches(text, paths, n=6, cutoff=0)) or "none"
-        raise PathError(f"{text!r} selects no array of {_kind(tree)}; of its {len(paths)} arrays the nearest are: {near}")
+        raise PathError(f"{text!r} selects no array of {_kind(tree)}; of its {len(paths)} the nearest are: {near}")
     return chosen
 
 

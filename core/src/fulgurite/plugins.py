@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import packages_distributions, version
 from types import MappingProxyType
 from typing import Any
 
@@ -15,19 +14,19 @@ import pluggy
 
 from fulgurite import discovery, hooks
 from fulgurite.accounts import Accounts
+from fulgurite.discovery import Installed
 from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean
 from fulgurite.ordering import ordered
 
-AUTOLOAD_KINDS = {"event", "sink"}
-AUTOLOAD_EXCEPTION = "rng"
+_ORDER = ("provides", "requires", "after", "before")
+_AUTOLOAD_KINDS = {"event", "sink"}
+# Streams are the one thing that every program needs by name; its `default` has the bits that core alone gives.
+_AUTOLOAD_ANYTHING = "fulgurite-rng"
 
 
 @dataclass(frozen=True, eq=False)
 class Registered:
-    """A plugin under its name, the key of its state, streams, accounts and manifest entry.
-
-    pluggy compares plugins by `==` and trips over dataclasses that hold arrays; this stands for one by identity.
-    """
+    """A plugin under its name, the key of its state, streams, accounts and manifest entry; `rule` is why it is active."""
 
     name: str
     plugin: Any
@@ -37,9 +36,7 @@ class Registered:
     @functools.cached_property
     def distribution(self) -> str:
         """Name and version of the distribution that brought the plugin's class."""
-        package = type(self.plugin).__module__.partition(".")[0]
-        names = packages_distributions().get(package)
-        return f"{names[0]} {version(names[0])}" if names else f"module {type(self.plugin).__module__}"
+        return discovery.distribution_of(type(self.plugin))
 
     @property
     def known_as(self) -> set[str]:
@@ -73,41 +70,37 @@ class PluginManager:
     def __init__(self, plugins: Iterable[Any] = (), *, autoload: bool = True) -> None:
         self.accounts = Accounts()
         self.notices: list[str] = []
+        self.kinds: dict[str, str] = {}
         self._pluggy = pluggy.PluginManager(hooks.PROJECT)
-        self._kinds: dict[str, str] = {}
         self.add_hookspecs(hooks)
         chosen = self._select(list(plugins), autoload)
-        for registered in chosen:
-            if specs := getattr(type(registered.plugin), "hookspecs", None):
-                self.add_hookspecs(specs)
-        for registered in chosen:
-            self._register(registered)
+        brought = [getattr(type(one.plugin), "hookspecs", None) for one in chosen]
+        for namespace in {id(one): one for one in brought if one is not None}.values():
+            self.add_hookspecs(namespace)
+        for one in chosen:
+            self._register(one)
         self.plugins = MappingProxyType({one.name: one for one in ordered(chosen)})
-        self._implementations = {name: self._sorted(name) for name in self._kinds}
+        self._implementations = {name: self._sorted(name) for name in self.kinds}
 
     def add_hookspecs(self, namespace: Any) -> None:
-        """Adds the hooks that `namespace` (a module or class) specifies; call those by `implementations(name)`.
+        """Adds the hooks that `namespace` (a module or class) specifies; call those by `call(name)`.
 
         A plugin brings its own specifications in the class attribute `hookspecs`.
         """
+        found = {name: getattr(one, "fulgurite_kind") for name, one in vars(namespace).items() if hasattr(one, "fulgurite_kind")}
+        if clash := sorted(found.keys() & self.kinds):
+            raise PluginError(f"{namespace.__name__} specifies the hook {clash[0]!r}, which there is already; rename it")
         self._pluggy.add_hookspecs(namespace)
-        for name in dir(namespace):
-            if hasattr(function := getattr(namespace, name), f"{hooks.PROJECT}_spec"):
-                self._kinds[name] = getattr(function, "fulgurite_kind", "event")
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """Every hook there is and its kind."""
-        return dict(self._kinds)
+        self.kinds |= found
 
     def implementations(self, hook: str) -> tuple[Implementation, ...]:
         """The implementations of `hook` in the order in which they are called."""
-        return self._implementations[hook]
+        return self._implementations.get(hook, ())
 
     def call(self, hook: str, step: int | None = None, **arguments: Any) -> list[tuple[Registered, Any]]:
         """Calls every implementation of a host hook; each one's time is booked to `PLUGIN.HOOK`."""
         answers = []
-        for implementation in self._implementations[hook]:
+        for implementation in self.implementations(hook):
             with self.accounts.time(f"{implementation.plugin.name}.{hook}"):
                 answers.append((implementation.plugin, implementation(step, **arguments)))
         return answers
@@ -122,92 +115,87 @@ class PluginManager:
 
     def the_one(self, hook: str) -> Implementation | None:
         """The one implementation of an exclusive hook, or None; two are an error that names them."""
-        found = self._implementations[hook]
+        found = self.implementations(hook)
         if len(found) > 1:
             names = " and ".join(repr(one.plugin.name) for one in found)
             raise PluginError(f"hook {hook} can be done by one plugin, but {names} each do it: leave all but one out")
         return found[0] if found else None
 
-    def merged(self, hook: str, what: str, **arguments: Any) -> dict[str, Any]:
-        """The dictionaries that the implementations give, in one; a name twice is an error that names both."""
-        return merge(((plugin, answer or {}) for plugin, answer in self.call(hook, **arguments)), what)
+    def named(self, hook: str, what: str) -> dict[str, Any]:
+        """The objects in the lists that a hook gives, by their `name`; a name twice is an error that names both plugins."""
+        answers = [(plugin, {one.name: one}) for plugin, answer in self.call(hook) for one in answer or ()]
+        return merge(answers, what)
 
     def _select(self, wanted: list[Any], autoload: bool) -> list[Registered]:
-        environment = discovery.selection_from_environment()
-        wanted += [name for name in environment if not name.startswith("-") and name not in wanted]
-        removed = {name[1:] for name in [*wanted, *environment] if isinstance(name, str) and name.startswith("-")}
-        wanted = [one for one in wanted if not (isinstance(one, str) and one.startswith("-"))]
-        available = discovery.installed()
+        available, environment = discovery.installed(), discovery.selection_from_environment()
+        wanted += [name for name in environment if name not in wanted]
+        removed = {one[1:] for one in wanted if isinstance(one, str) and one.startswith("-")}
         chosen: list[Registered] = []
         asked: set[str] = set()
         for one in wanted:
+            if isinstance(one, str) and one.startswith("-"):
+                continue
             name, arguments = _named(one)
-            if name is None:
-                base = _base_name(one, available)
-                asked.add(base)
-                if base not in removed:
-                    chosen.append(_registered(one, base, "given to the engine", chosen))
-            else:
-                if name in asked:
-                    raise PluginError(f"plugin {name!r} is asked for twice; pass instances to have several")
-                asked.add(name)
-                if name not in removed:
-                    chosen.append(_registered(_built(discovery.find(name, available), arguments), name, "named", chosen))
-        discovery.check_removals(removed, asked | set(available))
-        for found in discovery.autoloaded(available) if autoload else []:
-            if found.name in removed | asked:
-                continue
-            try:
-                plugin = _built(found, {})
-            except PluginError as error:
-                # Nobody asked for it by name: the others load, and the run says so at its start.
-                self.notices.append(str(error))
-                warnings.warn(str(error), stacklevel=4)
-                continue
-            chosen.append(_registered(plugin, found.name, "autoload", chosen))
+            base = name or _base_name(one, available)
+            if name in asked:
+                raise PluginError(f"plugin {name!r} is asked for twice; pass instances to have several")
+            asked.add(base)
+            if base not in removed:
+                plugin = one if name is None else _built(name, discovery.find(name, available), arguments)
+                chosen.append(_registered(plugin, base, "given" if name is None else "named", chosen))
+        for name in removed - asked - set(available):
+            if "Did you mean" in (hint := did_you_mean(name, asked | set(available))):
+                raise PluginError(f"'-{name}' leaves out a plugin that is neither installed nor asked for. {hint}")
+        for name in discovery.autoloaded(available) if autoload else ():
+            if name not in removed | asked:
+                found = discovery.find(name, available)
+                try:
+                    plugin = _built(name, found, {})
+                    chosen.append(_registered(plugin, name, "autoload", chosen))
+                except PluginError as error:  # nobody asked for it: the others load, and the run says so at its start
+                    self.notices.append(str(error))
+                    warnings.warn(str(error), stacklevel=4)
         return chosen
 
     def _register(self, registered: Registered) -> None:
-        proxy = _Proxy(registered, self._marked(registered))
+        where = f"plugin {registered.name!r} ({type(registered.plugin).__name__})"
         try:
-            self._pluggy.register(proxy, name=registered.name)
+            self._pluggy.register(_Proxy(registered, self._marked(registered, where)), name=registered.name)
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"plugin {registered.name!r} ({registered.distribution}): {error}") from error
+            raise PluginError(f"{where}: {error}") from error
         except ValueError as error:
-            raise PluginError(
-                f"two plugins are called {registered.name!r}: give each an attribute `instance` of its own"
-            ) from error
+            raise PluginError(f"two plugins are called {registered.name!r}: give each an `instance` of its own") from error
 
-    def _marked(self, registered: Registered) -> dict[str, Callable[..., Any]]:
+    def _marked(self, registered: Registered, where: str) -> dict[str, Callable[..., Any]]:
         """The bound methods that carry `@hookimpl`, looked up on the class, after checking names and options."""
-        found, cls, where = {}, type(registered.plugin), f"plugin {registered.name!r} ({type(registered.plugin).__name__})"
+        found, cls = {}, type(registered.plugin)
+        free = registered.rule != "autoload" or registered.distribution.split()[0] == _AUTOLOAD_ANYTHING
         for name in dir(cls):
             options = getattr(inspect.getattr_static(cls, name), f"{hooks.PROJECT}_impl", None)
             if options is None:
-                if name in self._kinds and inspect.isfunction(getattr(cls, name)):
+                if name in self.kinds and inspect.isfunction(getattr(cls, name)):
                     raise PluginError(f"{where} has a method called like the hook {name!r}: mark it with @fg.hookimpl")
                 continue
-            hook = options["specname"] or name
-            if hook not in self._kinds:
-                raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self._kinds)}")
-            if set_options := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
+            hook, method = options["specname"] or name, getattr(registered.plugin, name)
+            if hook not in self.kinds:
+                raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
+            if unsupported := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
                 raise PluginError(
-                    f"{where} marks {name!r} with {set_options[0]}, which is not supported: order plugins by the class "
+                    f"{where} marks {name!r} with {unsupported[0]}, which is not supported: order plugins by the class "
                     "attributes `before` and `after`"
                 )
-            takes = inspect.signature(getattr(registered.plugin, name)).parameters
             known = self._pluggy.hook.__dict__[hook].spec.argnames
-            if unknown := [argument for argument in takes if argument not in known]:
+            if unknown := [argument for argument in inspect.signature(method).parameters if argument not in known]:
+                given = ", ".join(known) or "nothing"
+                raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
+            if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
                 raise PluginError(
-                    f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {', '.join(known) or 'nothing'}"
+                    f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}. What is merely installed must "
+                    "not change a result: its package may autoload event and sink hooks only"
                 )
-            if (kind := self._kinds[hook]) not in AUTOLOAD_KINDS and registered.rule == "autoload":
-                if registered.name != AUTOLOAD_EXCEPTION:
-                    raise PluginError(
-                        f"{where} is autoloaded and implements the {kind} hook {hook!r}. What is installed must not change "
-                        "a result: its package may autoload event and sink hooks only"
-                    )
-            found[hook] = getattr(registered.plugin, name)
+            if hook in found:
+                raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
+            found[hook] = method
         return found
 
     def _sorted(self, hook: str) -> tuple[Implementation, ...]:
@@ -220,7 +208,7 @@ class PluginManager:
 
 
 class _Proxy:
-    """What pluggy sees of a plugin: compared by identity, with its marked methods only."""
+    """What pluggy sees of a plugin. pluggy compares by `==` and would trip over dataclasses that hold arrays."""
 
     def __init__(self, registered: Registered, methods: dict[str, Callable[..., Any]]) -> None:
         self.registered = registered
@@ -243,7 +231,7 @@ def merge(answers: Iterable[tuple[Registered, dict[str, Any]]], what: str) -> di
     owners: dict[str, Registered] = {}
     merged: dict[str, Any] = {}
     for plugin, answer in answers:
-        for name, value in answer.items():
+        for name, value in (answer or {}).items():
             if name in merged:
                 raise PluginError(f"the {what} {name!r} comes from both {owners[name].name!r} and {plugin.name!r}")
             owners[name], merged[name] = plugin, value
@@ -262,44 +250,38 @@ def _named(one: Any) -> tuple[str | None, dict[str, Any]]:
     return None, {}
 
 
-def _built(found: discovery.Installed, arguments: dict[str, Any]) -> Any:
+def _built(name: str, found: Installed, arguments: dict[str, Any]) -> Any:
     cls = found.load()
     try:
         return cls(**arguments)
+    except FulguriteError:
+        raise
     except Exception as error:
-        if isinstance(error, FulguriteError):
-            raise
         raise PluginError(
-            f"plugin {found.name!r} ({found.distribution}) cannot be made with arguments {arguments}: "
-            f"{type(error).__name__}: {error}"
+            f"plugin {name!r} ({found.distribution}) cannot be made with arguments {arguments}: {type(error).__name__}: {error}"
         ) from error
 
 
-def _base_name(plugin: Any, available: dict[str, list[discovery.Installed]]) -> str:
+def _base_name(plugin: Any, available: dict[str, list[Installed]]) -> str:
     """The class attribute `plugin_name`, else its entry point's name, else the class's name in snake case."""
     cls = type(plugin)
     if isinstance(name := getattr(cls, "plugin_name", None), str):
         return name
-    target = f"{cls.__module__}:{cls.__qualname__}"
     for name, entries in available.items():
-        if any(one.entry.value in (target, f"{target.partition('.')[0].partition(':')[0]}:{cls.__qualname__}") for one in entries):
-            return name
+        for entry in (one.entry for one in entries):
+            if entry.attr == cls.__qualname__ and cls.__module__.startswith(entry.module):
+                return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def _registered(plugin: Any, base: str, rule: str, others: list[Registered]) -> Registered:
     if any(one.plugin is plugin for one in others):
         raise PluginError(f"the same instance of plugin {base!r} is given twice")
-    instance = getattr(plugin, "instance", None)
-    name, taken = f"{base}:{instance}" if instance is not None else base, {one.name for one in others}
-    if instance is None and name in taken:
-        name = next(f"{base}:{n}" for n in range(2, len(others) + 3) if f"{base}:{n}" not in taken)
-    order = {key: _names(plugin, key) for key in ("provides", "requires", "after", "before")}
-    return Registered(name, plugin, rule, order)
-
-
-def _names(plugin: Any, key: str) -> tuple[str, ...]:
-    value = getattr(plugin, key, ())
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-        raise PluginError(f"{type(plugin).__name__}.{key} must be a tuple of names, not {value!r}")
-    return tuple(value)
+    order = {key: getattr(plugin, key, ()) for key in _ORDER}
+    for key, value in order.items():
+        if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
+            raise PluginError(f"{type(plugin).__name__}.{key} must be a tuple of names, not {value!r}")
+    instance, taken = getattr(plugin, "instance", None), {one.name for one in others}
+    if instance is None and base in taken:
+        instance = next(number for number in range(2, len(others) + 3) if f"{base}:{number}" not in taken)
+    return Registered(base if instance is None else f"{base}:{instance}", plugin, rule, order)

@@ -16,8 +16,7 @@ from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.feed import Item
 from fulgurite.health import Health
-from fulgurite.layout import Flat, Layout
-from fulgurite.packing import Packing, Vectors
+from fulgurite.layout import Flat, Layout, Vectors
 from fulgurite.state import Source, TrainState, check_same_structure, owned
 from fulgurite.step import TrainStep
 from fulgurite.streams import fold_name
@@ -32,36 +31,24 @@ if TYPE_CHECKING:
 class Program:
     """Built once for a kind of model and of batch, and reused by every `fit` and `step` on it.
 
-    Building it runs the whole step on shapes, so that a mistake in it is found before anything is compiled.
-
-    Arguments:
-        engine: whose plugins and settings it has.
-        source: of the module.
-        batch: the first batch.
-        resident: the arrays on the device that indexed batches are gathered from, or None.
+    Building it runs the whole step on shapes, so that a mistake is found before anything is compiled.
     """
 
     def __init__(self, engine: "Engine", source: Source, batch: Any, resident: Any) -> None:
-        self._engine = engine
-        self._plugins = engine.plugins
+        self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)
-        self._module, model_state = eqx.filter_eval_shape(source.build, source.arrays, key)
-        self.rule = self._update_rule()
-        tasks = [task.name for task in engine.tasks if task.name != "log"]
-        self.step = TrainStep(engine.train_step, self.rule, self._plugins, engine.streams, [*tasks, "log"], engine.nonfinite)
-        self._window = self._window_spec(source, spec_of(batch), resident)
-        self.like: TrainState = eqx.filter_eval_shape(lambda arrays, key: self._make(source, arrays, key), source.arrays, key)
-        self.shardings = self._state_shardings()
-        self._batch_sharding = self._plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=engine.mesh)
+        self._rule = self._update_rule(eqx.filter_eval_shape(source.build, source.arrays, key)[0])
+        names = [*(task.name for task in engine.tasks if task.name != "log"), "log"]
+        self.step = TrainStep(engine.train_step, self._rule, self._plugins, engine.streams, names, engine.nonfinite)
+        self._metrics: Any = ({}, {})
+        self._metrics = eqx.filter_eval_shape(self._step_metrics, source, source.arrays, key, spec_of(batch), resident)
+        self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
         self.layout = Layout(self.like)
-        self._close = jax.jit(self._closing)
-        values = jax.eval_shape(self._closing_values, self._packed_spec())
-        leaves, self._values_tree = jax.tree.flatten(values)
-        self._values = Packing(leaves)
+        self._shardings = self._plugins.exclusive("state_sharding", state=self.like, mesh=engine.mesh)
+        self._batch_sharding = self._plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=engine.mesh)
+        self._close = jax.jit(self._closed)
         self._compiled: dict[int, CompiledStep] = {}
-
-    # --- the state ----------------------------------------------------------------------------------------------
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
@@ -72,7 +59,7 @@ class Program:
             made = jax.tree.leaves(self._make(source, given, key))
             return [made[place] for place in places]
 
-        shardings = None if self.shardings is None else [jax.tree.leaves(self.shardings)[n] for n in range(len(places))]
+        shardings = None if self._shardings is None else jax.tree.leaves(self._shardings)
         for place, array in zip(places, jax.jit(arrays, out_shardings=shardings)(source.arrays, key), strict=True):
             leaves[place] = array
         return jax.tree.unflatten(treedef, leaves)
@@ -84,37 +71,65 @@ class Program:
         except ModelError as error:
             raise StateError(f"the state does not fit this engine, model and data: {error}") from error
 
-    def _make(self, source: Source, arrays: Any, key: Key[Array, ""]) -> TrainState:
-        module, model_state = source.build(arrays, self._engine.streams(key).key("params", "init"))
-        slices = {
-            hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
-            for hook in self._plugins.implementations("plugin_state")
-        }
-        return TrainState(
-            step=jnp.int32(0),
-            module=module,
-            model_state=model_state,
-            opt_state=owned(self.rule.init(module)),
-            key=key,
-            window=Window.empty(*self._window),
-            health=Health.good(module),
-            plugins=owned({name: own for name, own in slices.items() if own is not None}),
-        )
+    def placed(self, item: Item) -> Item:
+        """The item with its batch made of global arrays, where a plugin shards batches."""
+        if self._batch_sharding is None:
+            return item
+        made = jax.tree.map(jax.make_array_from_process_local_data, self._batch_sharding, item.batch)
+        return item._replace(batch=made)
 
-    def _window_spec(self, source: Source, batch: Any, resident: Any) -> Any:
-        def metrics(arrays: Any, key: Key[Array, ""], batch: Any, resident: Any) -> Any:
-            self._window = ({}, {})
-            state = self._make(source, arrays, key)
-            if isinstance(batch, Indexed):
-                batch = ArrayData.gather(resident, batch)
-            return self.step.update(state, batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
+    def compiled(self, fuse: int) -> CompiledStep:
+        """The compiled step for up to `fuse` steps a dispatch."""
+        if fuse not in self._compiled:
+            shardings = None
+            if self._shardings is not None:
+                everywhere = jax.sharding.NamedSharding(self._engine.mesh, jax.sharding.PartitionSpec())
+                shardings = self.layout.flat_shardings(self._shardings, everywhere)
+            self._compiled[fuse] = CompiledStep(
+                self.step,
+                self.layout,
+                fuse=fuse,
+                cap=self._engine.max_compilations,
+                compiling=lambda: self._plugins.accounts.time("compile"),
+                on_compile=self._on_compile,
+                out_shardings=shardings,
+            )
+        return self._compiled[fuse]
 
-        return eqx.filter_eval_shape(metrics, source.arrays, jax.random.key(0), batch, resident)
+    def flags(self, due: Sequence[bool]) -> np.ndarray:
+        """What is due, in the order of the step's tasks; `log` is whether anything closes the window."""
+        pairs = list(zip(self._engine.tasks, due, strict=True))
+        log = any(yes for task, yes in pairs if task.closes_window)
+        return np.asarray([*(yes for task, yes in pairs if task.name != "log"), log])
 
-    # --- what plugins decide ------------------------------------------------------------------------------------
+    def close(self, flat: Flat) -> tuple[Flat, Any]:
+        """The state with its window closed, and arrays for `closing`."""
+        packed, values = self._close(flat.packed)
+        return Flat(flat.arrays, packed), values
 
-    def _update_rule(self) -> UpdateRule:
-        module = self._module
+    def closing(self, values: Any) -> dict[str, Any] | None:
+        """The metrics of a closed window as Python numbers, None if it was empty. Raises if a step was not finite."""
+        metrics, steps, health = jax.device_get(values)
+        self.check_finite(health)
+        if self._engine.nonfinite == "skip":
+            metrics["skipped_steps"] = health.skipped
+        return {name: as_number(value) for name, value in metrics.items()} if steps else None
+
+    def health(self, flat: Flat) -> Health:
+        """The health of a state; waits for the device."""
+        return self.layout.part(jax.device_get(flat.packed), "health")
+
+    def check_finite(self, health: Health) -> None:
+        """Raises `NonFiniteError` for the health of a state that must not be acted on."""
+        if self._engine.nonfinite == "raise" and health.step >= 0:
+            raise NonFiniteError(int(health.step), self.step.terms[int(health.culprit)])
+
+    def _closed(self, packed: Vectors) -> tuple[Vectors, Any]:
+        window: Window = self.layout.part(packed, "window")
+        values = window.compute(), window.steps, self.layout.part(packed, "health")
+        return self.layout.with_part(packed, "window", window.close()), values
+
+    def _update_rule(self, module: Any) -> UpdateRule:
         if not hasattr(module, "training_step"):
             raise ModelError(
                 f"{type(module).__name__} has no training_step: subclass fg.Module, or wrap the model in "
@@ -125,8 +140,7 @@ class Program:
             phases = phases_of(module.configure_optimizers(), f"{type(module).__name__}.configure_optimizers")
         for name, phase in list(phases.items()):
             answers = self._plugins.call("gradient_transform", module=module, optimizer=name)
-            before = [transform for _, transform in answers if transform is not None]
-            phases[name] = phase.preceded_by(optax.chain(*before) if before else optax.identity())
+            phases[name] = phase.preceded_by(optax.chain(optax.identity(), *(one for _, one in answers if one is not None)))
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         if rule is None and len(phases) != 1:
             raise PluginError(
@@ -135,81 +149,29 @@ class Program:
             )
         return rule or GradientUpdate(next(iter(phases.values())))
 
-    def _state_shardings(self) -> Any:
-        return self._plugins.exclusive("state_sharding", state=self.like, mesh=self._engine.mesh)
+    def _make(self, source: Source, arrays: Any, key: Key[Array, ""]) -> TrainState:
+        module, model_state = source.build(arrays, self._engine.streams(key).key("params", "init"))
+        slices = {
+            hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
+            for hook in self._plugins.implementations("plugin_state")
+        }
+        return TrainState(
+            step=jnp.int32(0),
+            module=module,
+            model_state=model_state,
+            opt_state=owned(self._rule.init(module)),
+            key=key,
+            window=Window.empty(*self._metrics),
+            health=Health.good(module),
+            plugins=owned({name: own for name, own in slices.items() if own is not None}),
+        )
 
-    def placed(self, item: Item) -> Item:
-        """The item with its batch made of global arrays, where a plugin shards batches."""
-        if self._batch_sharding is None:
-            return item
-        made = jax.tree.map(jax.make_array_from_process_local_data, self._batch_sharding, item.batch)
-        return item._replace(batch=made)
-
-    # --- running ------------------------------------------------------------------------------------------------
-
-    def compiled(self, fuse: int) -> CompiledStep:
-        """The compiled step for up to `fuse` steps a dispatch."""
-        if fuse not in self._compiled:
-            self._compiled[fuse] = CompiledStep(
-                self.step,
-                self.layout,
-                fuse=fuse,
-                cap=self._engine.max_compilations,
-                on_compile=self._on_compile,
-                timed=lambda: self._plugins.accounts.time("compile"),
-                out_shardings=self._flat_shardings(),
-            )
-        return self._compiled[fuse]
-
-    def flags(self, due: Sequence[bool]) -> np.ndarray:
-        """What is due, in the order of the step's tasks; `log` is whether anything closes the window."""
-        pairs = list(zip(self._engine.tasks, due, strict=True))
-        log = any(yes for task, yes in pairs if task.closes_window)
-        return np.asarray([*(yes for task, yes in pairs if task.name != "log"), log])
-
-    def close(self, flat: Flat) -> tuple[Flat, Vectors]:
-        """The state with its window closed, and what `closed` reads."""
-        packed, values = self._close(flat.packed)
-        return Flat(flat.arrays, packed), values
-
-    def closed(self, values: Vectors) -> tuple[dict[str, Any] | None, Health]:
-        """The metrics of a closed window as Python numbers (None if it was empty), and the health at that step."""
-        found = self._values.unpack([np.asarray(vector) for vector in values])
-        metrics, count, health = jax.tree.unflatten(self._values_tree, found)
-        if self._engine.nonfinite == "skip":
-            metrics["skipped_steps"] = health.skipped
-        return ({name: as_number(value) for name, value in metrics.items()} if count else None), health
-
-    def health(self, flat: Flat) -> Health:
-        """The health of a state; waits for the device."""
-        return self.layout.part([np.asarray(vector) for vector in flat.packed], "health")
-
-    def check_finite(self, health: Health) -> None:
-        """Raises `NonFiniteError` for a state that must not be acted on."""
-        if self._engine.nonfinite == "raise" and health.step >= 0:
-            raise NonFiniteError(int(health.step), self.step.terms[int(health.culprit)])
-
-    def _closing(self, packed: Vectors) -> tuple[Vectors, Vectors]:
-        window = self.layout.part(packed, "window").close()
-        values = jax.tree.leaves(self._closing_values(packed))
-        return self.layout.with_part(packed, "window", window), self._values.pack(values)
-
-    def _closing_values(self, packed: Vectors) -> Any:
-        window = self.layout.part(packed, "window")
-        return window.compute(), window.steps, self.layout.part(packed, "health")
-
-    def _packed_spec(self) -> Any:
-        scalars = [self.layout.leaves[index] for index in self.layout.scalars]
-        return jax.eval_shape(self.layout.packing.pack, scalars)
-
-    def _flat_shardings(self) -> Flat | None:
-        if self.shardings is None:
-            return None
-        placed = self.layout.split_specs(self.shardings)
-        everywhere = jax.sharding.NamedSharding(self._engine.mesh, jax.sharding.PartitionSpec())
-        return Flat(placed, tuple(everywhere for _ in self.layout.packing.dtypes))
+    def _step_metrics(self, source: Source, arrays: Any, key: Key[Array, ""], batch: Any, resident: Any) -> Any:
+        if isinstance(batch, Indexed):
+            batch = ArrayData.gather(resident, batch)
+        update = self.step.update(self._make(source, arrays, key), batch, jnp.zeros(len(self.step.tasks), bool))
+        return update[2:4]
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
         self._plugins.call("on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled)
-

@@ -4,7 +4,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from fulgurite.errors import PathError, did_you_mean
 
 if TYPE_CHECKING:
-    from fulgurite.plugins import PluginManager, Registered
+    from fulgurite.plugins import PluginManager
 
 RecordKind = Literal["scalars", "media", "text", "config"]
 RecordStream = Literal["exact", "telemetry"]
@@ -75,7 +75,6 @@ class History:
         return series
 
 
-@dataclass
 class Emitter:
     """Takes records in the order in which they come about and hands them to the sinks in that order.
 
@@ -83,16 +82,14 @@ class Emitter:
     before an earlier one, and nobody waits for the device.
 
     Attributes:
-        attempt: which start of the run this is.
         failed: sinks that failed, by plugin name, with the reason; each is told once and left out from then on.
     """
 
-    plugins: "PluginManager"
-    attempt: int = 1
-    silent: bool = False
-    history: History = field(default_factory=History)
-    failed: dict[str, str] = field(default_factory=dict)
-    _waiting: deque[tuple[list[jax.Array], Callable[[], Record | None]]] = field(default_factory=deque)
+    def __init__(self, plugins: "PluginManager", attempt: int = 1, silent: bool = False) -> None:
+        self.history = History()
+        self.failed: dict[str, str] = {}
+        self.attempt, self._plugins, self._silent = attempt, plugins, silent
+        self._waiting: deque[tuple[list[jax.Array], Callable[[], Record | None]]] = deque()
 
     def emit(self, record: Record) -> None:
         """Hands a record on, behind those that wait."""
@@ -108,8 +105,7 @@ class Emitter:
     def flush(self, *, wait: bool) -> None:
         """Hands on everything that waits, or with `wait=False` as far as it is computed."""
         while self._waiting and (wait or all(array.is_ready() for array in self._waiting[0][0])):
-            record = self._waiting.popleft()[1]()
-            if record is not None:
+            if (record := self._waiting.popleft()[1]()) is not None:
                 self._hand_on(record)
 
     @property
@@ -117,29 +113,22 @@ class Emitter:
         """Whether any record waits."""
         return bool(self._waiting)
 
-    def drop(self) -> None:
-        """Forgets what waits: it comes from after a step that was not finite."""
-        self._waiting.clear()
-
     def _hand_on(self, record: Record) -> None:
         if record.stream == "telemetry":
-            record = Record(**{**record.__dict__, "attempt": self.attempt, "wall": time.time()})
+            record = replace(record, attempt=self.attempt, wall=time.time())
         elif record.kind == "scalars":
             self.history.records.append(record)
-        for sink in () if self.silent else self.plugins.implementations(f"log_{record.kind}"):
-            if sink.plugin.name in self.failed:
+        for sink in () if self._silent else self._plugins.implementations(f"log_{record.kind}"):
+            name = sink.plugin.name
+            if name in self.failed:
                 continue
             try:
-                with self.plugins.accounts.time(f"{sink.plugin.name}.{sink.hook}"):
+                with self._plugins.accounts.time(f"{name}.{sink.hook}"):
                     sink(record.step, record=record)
             except Exception as error:
                 if getattr(sink.plugin.plugin, "required", False):
                     raise
-                self._disable(sink.plugin, error)
-
-    def _disable(self, plugin: "Registered", error: Exception) -> None:
-        notes = "; ".join(getattr(error, "__notes__", []))
-        self.failed[plugin.name] = f"{type(error).__name__}: {error} ({notes})"
-        text = f"sink {plugin.name!r} failed and gets no more records: {self.failed[plugin.name]}"
-        warnings.warn(text, stacklevel=2)
-        self._hand_on(Record("text", "fulgurite", 0, {"notice": text}, "telemetry"))
+                self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
+                notice = f"sink {name!r} failed and gets no more records: {self.failed[name]}"
+                warnings.warn(notice, stacklevel=2)
+                self._hand_on(Record("text", "fulgurite", record.step, {"notice": notice}, "telemetry"))

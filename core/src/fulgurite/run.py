@@ -1,7 +1,7 @@
 """What plugins see of a run, what they can ask of it, and what is left of it in the end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import equinox as eqx
@@ -45,11 +45,9 @@ class Scheduled:
     Attributes:
         name: unique within the plugin; errors, accounts and `ctx.due` call it `PLUGIN.NAME`.
         trigger: when; an int is `Every(n)`.
-        action: `action(run)`; may return `Stop(reason)` or `Replace(state)`. An action of phase `log` may be None: closing
-            the metric window is all it does.
-        phase: in the order of `PHASES`; in `decide`, stopping is decided before the save, so that what decided is saved.
-        after: names of actions of the same phase that run before this one.
-        before: names of actions of the same phase that run after this one.
+        action: `action(run)`; may return `Stop` or `Replace`. None in phase `log`: to close the window is all it does.
+        phase: actions at one step run in the order of `PHASES`; what `decide` does is saved.
+        after, before: names of actions of the same phase that run earlier or later.
     """
 
     name: str
@@ -72,13 +70,13 @@ class Result:
     """What a fit returns.
 
     Attributes:
-        module: the trained module. It shares its arrays with `state`, so a fit that goes on from `state` consumes it.
+        module: the trained module; it shares its arrays with `state`, so that a fit from `state` consumes it.
         model_state: its `eqx.nn.State`, or None.
         state: to go on from: `engine.fit(data=data, state=result.state)`.
         history: the exact scalars of the run.
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
         accounts: where the wall time went.
-        stopped: None at the planned end, else what ended it before: `SIGINT`, `SIGTERM`, or a plugin's reason.
+        stopped: None at the planned end, else what came before it: `SIGINT`, `SIGTERM`, or a plugin's reason.
         failed: sinks that failed, by plugin name, with the reason.
         notices: what the run had to say.
     """
@@ -89,9 +87,9 @@ class Result:
     history: History
     metrics: dict[str, dict[str, Any]]
     accounts: Accounts
-    stopped: str | None = None
-    failed: dict[str, str] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
+    stopped: str | None
+    failed: dict[str, str]
+    notices: list[str]
 
 
 class Run:
@@ -107,7 +105,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of completed updates, as far as they were handed to the device."""
+        """The number of updates handed to the device, which are completed once anything of them is read."""
         return self._loop.step
 
     @property
@@ -151,21 +149,13 @@ class Run:
         return self._loop.emitter.attempt
 
     @property
-    def stop_requested(self) -> str | None:
-        """Why training is about to stop, or None."""
+    def stopped(self) -> str | None:
+        """Why training is about to stop before its planned end, or None."""
         return self._loop.stopped
 
-    def emit(
-        self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
-    ) -> None:
-        """Hands a record of this step to the sinks, behind those already emitted.
-
-        Arguments:
-            kind: `scalars`, `media`, `text` or `config`.
-            source: what made it, such as the plugin's name.
-            values: by name.
-            stream: `exact` only for what follows from program, configuration, seed and data.
-        """
+    def emit(self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+        """Hands a record of this step to the sinks, behind those already emitted; `exact` only for what follows from
+        program, configuration, seed and data."""
         self._loop.emitter.emit(Record(kind, source, self.step, values, stream))
 
     def evaluate(self, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,25 +12,20 @@ from fulgurite.triggers import Span
 if TYPE_CHECKING:
     from fulgurite.state import TrainState
 
-_STEP = re.compile(r"step-(\d{1,12})")
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A reference to a checkpoint, which the active checkpointer resolves.
-
-    Attributes:
-        path: of a run directory.
-        step: a step, or `latest`, or `best`.
-        optional: whether it is fine that there is none.
-    """
+    """A reference to a checkpoint of the run in directory `path`, which the active checkpointer resolves; with `optional`
+    it is fine that there is none."""
 
     path: str | os.PathLike[str]
     step: int | Literal["latest", "best"] = "latest"
     optional: bool = False
 
     def __post_init__(self) -> None:
-        if self.step not in ("latest", "best") and (isinstance(self.step, bool) or not isinstance(self.step, int)):
+        if self.step not in ("latest", "best") and type(self.step) is not int:
             raise ConfigurationError(f"Checkpoint: step is {self.step!r}; it must be a step, 'latest' or 'best'")
 
 
@@ -56,24 +50,16 @@ class Snapshot:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The layout of a run on disk. Everyone may read it; only the run's own process writes.
 
-        attempts/N          one empty file for each start of the run
-        checkpoints/step-N  one directory a checkpoint; complete once it holds COMMIT
-        COMPLETE            there once the run has reached its planned end
+    attempts/N          an empty file for each start of the run
+    checkpoints/step-N  a checkpoint, complete once it holds COMMIT
+    COMPLETE            there once the run has reached its planned end
     """
 
-    path: Path
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        object.__setattr__(self, "path", Path(path))
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.path / "checkpoints"
+        self.path = Path(path)
 
     @property
     def complete(self) -> bool:
@@ -83,37 +69,31 @@ class RunDirectory:
     @property
     def attempts(self) -> int:
         """How often the run was started."""
-        folder = self.path / "attempts"
-        return max((int(file.name) for file in folder.iterdir() if file.name.isdecimal()), default=0) if folder.is_dir() else 0
+        return max((int(file.name) for file in self._in("attempts") if file.name.isdecimal()), default=0)
 
-    def committed(self) -> Iterator[tuple[int, Path]]:
+    def committed(self) -> list[tuple[int, Path]]:
         """Steps and directories of the complete checkpoints, oldest first. Links and other names are passed over."""
-        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
-        named = [(int(match[1]), path) for path in found if (match := _STEP.fullmatch(path.name)) and not path.is_symlink()]
-        return iter(sorted((step, path) for step, path in named if (path / "COMMIT").is_file()))
+        named = [(_STEP.fullmatch(path.name), path) for path in self._in("checkpoints") if not path.is_symlink()]
+        return sorted((int(match[1]), path) for match, path in named if match and (path / "COMMIT").is_file())
 
     def step_directory(self, step: int) -> Path:
         """Where the checkpoint of `step` is or would be."""
-        return self.checkpoints / f"step-{step}"
+        return self.path / "checkpoints" / f"step-{step}"
 
     def begin(self) -> int:
-        """Makes the directory and notes a new attempt; gives its number, from 1."""
+        """Makes the directory, notes a new attempt and removes the completion mark; gives the attempt's number, from 1."""
         try:
             (self.path / "attempts").mkdir(parents=True, exist_ok=True)
-            while True:
-                number = self.attempts + 1
-                try:
-                    (self.path / "attempts" / str(number)).touch(exist_ok=False)
-                    return number
-                except FileExistsError:
-                    continue
+            number = self.attempts + 1
+            (self.path / "attempts" / str(number)).touch(exist_ok=False)
+            (self.path / "COMPLETE").unlink(missing_ok=True)
+            return number
         except OSError as error:
             raise CheckpointError(f"the run directory {self.path} cannot be written: {error}. Choose another one") from error
 
-    def mark_complete(self, complete: bool) -> None:
-        """Sets or removes the completion mark."""
-        mark = self.path / "COMPLETE"
-        if complete:
-            mark.touch()
-        else:
-            mark.unlink(missing_ok=True)
+    def mark_complete(self) -> None:
+        """Notes that the run has reached its planned end."""
+        (self.path / "COMPLETE").touch()
+
+    def _in(self, folder: str) -> list[Path]:
+        return list((self.path / folder).iterdir()) if (self.path / folder).is_dir() else []

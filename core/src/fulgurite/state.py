@@ -46,33 +46,25 @@ class TrainState(eqx.Module):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module and its state come from.
-
-    Attributes:
-        arrays: those of a module that was given; None for one that is yet to be made.
-        build: `build(arrays, key)` gives module and state; traced.
-    """
+    """Where a module and its state come from: `build(arrays, key)`, traced, gives both; `arrays` are those of a module that
+    was given."""
 
     arrays: PyTree
     build: Callable[[PyTree, Key[Array, ""]], tuple[Any, "eqx.nn.State | None"]]
 
 
 def source_of(model: Any) -> Source:
-    """The source of a model in any of the ways it can be given.
-
-    Arguments:
-        model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as `model(key=key)`, that gives
-            either. A callable's arrays are made under jit; a given module's are copied, so the caller's stays usable.
-    """
+    """The source of a model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as
+    `model(key=key)`, that gives either. A callable's arrays are made under jit; a given module's are copied."""
     if isinstance(model, eqx.Module) or _is_pair(model):
         pair = model if isinstance(model, tuple) else (model, None)
         check_aliases(pair[0])
-        arrays, static = eqx.partition(pair, lambda leaf: eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic))
+        arrays, static = eqx.partition(pair, _is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
     if not callable(model):
         raise ModelError(
-            f"a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and "
-            f"gives either; {type(model).__name__} is none of them"
+            "a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and gives "
+            f"either; {type(model).__name__} is none of them"
         )
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
@@ -84,22 +76,18 @@ def source_of(model: Any) -> Source:
     return Source(None, build)
 
 
-def _is_pair(model: Any) -> bool:
-    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
-
-
 def owned(tree: PyTree) -> PyTree:
-    """A copy of every array, as a strongly typed jax array; other leaves stay.
+    """A copy of every array, as a jax array; other leaves stay.
 
-    A weakly typed leaf would come back strong from a checkpoint and compile the step again.
+    Weak types are stripped: such a leaf would come back strong from a checkpoint and compile the step again.
     """
 
     def own(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray | np.generic) or eqx.is_array(leaf):
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-            return jax.lax.convert_element_type(jnp.array(leaf, copy=True), jax.dtypes.canonicalize_dtype(leaf.dtype))
-        return leaf
+        if not _is_array(leaf):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return jax.tree.map(own, tree)
 
@@ -108,13 +96,11 @@ def check_aliases(module: PyTree) -> None:
     """One array at two paths would be donated twice and updated as two: an error that names both."""
     seen: dict[int, str] = {}
     for path, leaf in leaves_with_paths(module):
-        if isinstance(leaf, np.ndarray) or eqx.is_array(leaf):
-            if id(leaf) in seen:
-                raise ModelError(
-                    f"{seen[id(leaf)]} and {path} of {type(module).__name__} are the same array. Training would update them "
-                    "as two: copy one of them, or tie them with eqx.nn.Shared"
-                )
-            seen[id(leaf)] = path
+        if _is_array(leaf) and (former := seen.setdefault(id(leaf), path)) != path:
+            raise ModelError(
+                f"{former} and {path} of {type(module).__name__} are the same array. Training would update them as two: copy "
+                "one of them, or tie them with eqx.nn.Shared"
+            )
 
 
 def check_not_consumed(state: PyTree) -> None:
@@ -130,27 +116,25 @@ def check_not_consumed(state: PyTree) -> None:
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
     """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that entered it.
 
-    A slice that changes its shape would compile the step anew without a word.
+    A slice that changed its shape would compile the step anew without a word.
     """
     old, new = leaves_with_paths(before), leaves_with_paths(after)
     if jax.tree.structure(before) != jax.tree.structure(after):
-        paths = {path for path, _ in old} ^ {path for path, _ in new}
-        raise ModelError(f"{where} changed the structure of the state{_at(sorted(paths))}; it must keep it")
+        paths = sorted({path for path, _ in old} ^ {path for path, _ in new})
+        at = f" at {', '.join(paths[:3])}" if paths else " (the type or static fields of a node)"
+        raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
     for (path, a), (_, b) in zip(old, new, strict=True):
-        if eqx.is_array(a) or eqx.is_array(b) or isinstance(a, jax.ShapeDtypeStruct):
-            if _spec(a) != _spec(b):
-                raise ModelError(f"{where} changed {path} from {_spec(a)} to {_spec(b)}; it must keep shape and dtype")
-        elif a is not b and not _equal(a, b):
-            raise ModelError(f"{where} changed {path} from {a!r} to {b!r}; what is not an array must stay as it is")
+        if _spec(a) != _spec(b):
+            raise ModelError(f"{where} changed {path} from {_spec(a)} to {_spec(b)}; shape, dtype and other leaves must stay")
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+def _is_array(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
+
+
+def _is_pair(model: Any) -> bool:
+    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
 
 
 def _spec(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"{type(leaf).__name__} {leaf!r}"
-
-
-def _at(paths: list[str]) -> str:
-    return f" at {', '.join(paths[:3])}" if paths else " (the type or static fields of a node)"

@@ -25,13 +25,10 @@ from fulgurite.window import metrics_of
 class TrainStep:
     """The traced step of an engine.
 
-    Arguments:
-        train_step: the engine's `train_step`, the seam for subclasses.
-        rule: the update rule, `ctx.rule` of the step.
-        plugins: whose traced hooks take part.
-        streams: the random streams over a root key.
+    Attributes:
         tasks: the names that `ctx.due` knows; the flags come in this order.
-        policy: what a step that is not finite does.
+        terms: what health looked at, by the index of a culprit; known once the step was traced.
+        at: the step that is being traced, for notes on errors.
     """
 
     def __init__(
@@ -43,14 +40,11 @@ class TrainStep:
         tasks: Sequence[str],
         policy: Policy,
     ) -> None:
-        self._train_step = train_step
-        self._rule = rule
-        self._plugins = plugins
-        self._streams = streams
-        self.tasks = list(tasks)
+        self._train_step, self._rule, self._plugins, self._streams = train_step, rule, plugins, streams
         self._policy = policy
+        self.tasks = list(tasks)
         self.terms: list[str] = []
-        self.at: int | None = None
+        self.at = 1
 
     def __call__(self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]) -> tuple[TrainState, Output]:
         """The state after one more update and the step's output."""
@@ -70,18 +64,17 @@ class TrainStep:
         self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]
     ) -> tuple[TrainState, Output, dict[str, Metric], dict[str, Running], Array, Array]:
         """The step without its window: state, output, metrics, running metrics, whether it is bad, and the culprit."""
-        mask = None
-        if isinstance(batch, Masked):
-            batch, mask = batch.value, batch.mask
+        batch, mask = unmasked(batch)
         ctx = Context(
             self._streams(state.key),
             state.step,
             training=True,
             model_state=state.model_state,
             mask=mask,
-            due=self._flags(due),
+            due=dict(zip(self.tasks, due, strict=True)),
             key_step=state.step,
             rule=self._rule,
+            at=self.at,
         )
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
@@ -118,9 +111,6 @@ class TrainStep:
     def _call(self, hook: Implementation, ctx: Context, **arguments: Any) -> Any:
         return hook(self.at, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
 
-    def _flags(self, due: Bool[Array, " tasks"]) -> dict[str, Bool[Array, ""]]:
-        return {name: due[index] for index, name in enumerate(self.tasks)}
-
 
 def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Context) -> Output:
     """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
@@ -135,7 +125,7 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
         raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)")
     terms = {} if output.loss is None else {"loss": output.loss}
     added = [
-        (hook.plugin, hook(None, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
+        (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
         for hook in plugins.implementations("loss_terms")
     ]
     for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
@@ -156,6 +146,11 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
     model_state = ctx.model_state if output.model_state is None else output.model_state
     return output.replace(loss=total, losses=terms, model_state=model_state)
+
+
+def unmasked(batch: Any) -> tuple[Any, Any]:
+    """A batch and its mask, which is None where the source does not pad."""
+    return (batch.value, batch.mask) if isinstance(batch, Masked) else (batch, None)
 
 
 def examples_in(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:

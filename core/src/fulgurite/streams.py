@@ -76,8 +76,8 @@ class Streams:
         given) and the phase's name."""
         if name not in self.streams:
             raise PluginError(
-                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install fulgurite-rng and "
-                f"add rng.Stream({name!r}, train=True) to Engine(plugins=[Rng(...)])."
+                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install fulgurite-rng and add "
+                f"fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])."
             )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:

@@ -1,0 +1,433 @@
+"""What the engine costs, against the loops that one would write by hand.
+
+All arms train the same model on the same arrays, shuffled and gathered by NumPy in the timed region, and are compiled
+before it. None of them reads from the device before the end, except the engine at its log steps.
+
+    b          jax.jit over the partitioned Equinox tree, donated; returns the loss
+    a          the same with eqx.filter_jit, not donated
+    e          the same over a flat list of leaves, donated
+    fit        the default Engine: health on, loss and accuracy in the window, logged every 50 steps
+    fused      the same with fuse=16
+    ondevice   `fit` on arrays that stay on the device, where batches are gathered by index
+
+The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a, and `over_flat` for fit over e.
+"""
+
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from harness import Spread, arguments, interleaved, ratio, show, write
+from jaxtyping import Array, Float, Key
+
+import fulgurite as fg
+
+Batch = dict[str, Any]
+OPTIMIZER = optax.adam(1e-3)
+IN_FLIGHT = 4
+RATIOS = {"fit": "b", "fused": "b", "ondevice": "b", "filter_jit": "a", "over_flat": "e"}
+
+
+# --- what is trained ------------------------------------------------------------------------------------------------
+
+
+class Block(eqx.Module):
+    """x + linear(relu(linear(x)))."""
+
+    first: eqx.nn.Linear
+    second: eqx.nn.Linear
+
+    def __init__(self, width: int, *, key: Key[Array, ""]) -> None:
+        keys = jax.random.split(key)
+        self.first = eqx.nn.Linear(width, width, key=keys[0])
+        self.second = eqx.nn.Linear(width, width, key=keys[1])
+
+    def __call__(self, x: Float[Array, " width"]) -> Float[Array, " width"]:
+        return x + self.second(jax.nn.relu(self.first(x)))
+
+
+class ResidualNetwork(eqx.Module):
+    """Many small layers: 48 blocks have 196 arrays, 589 with those of Adam."""
+
+    enter: eqx.nn.Linear
+    blocks: list[Block]
+    leave: eqx.nn.Linear
+
+    def __init__(self, features: int, width: int, blocks: int, *, key: Key[Array, ""]) -> None:
+        first, last, *keys = jax.random.split(key, blocks + 2)
+        self.enter = eqx.nn.Linear(features, width, key=first)
+        self.blocks = [Block(width, key=key) for key in keys]
+        self.leave = eqx.nn.Linear(width, 10, key=last)
+
+    def __call__(self, x: Float[Array, " features"]) -> Float[Array, "10"]:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its data, and the number of steps in a timed region: about half a second of them."""
+
+    model: Callable[..., eqx.Module]
+    features: int
+    batch_size: int
+    steps: int
+    examples: int = 4096
+
+    def arrays(self) -> Batch:
+        """`image` float32 `(examples, features)`, `label` int32 `(examples,)`, by chance."""
+        rng = np.random.default_rng(0)
+        image = rng.normal(size=(self.examples, self.features)).astype(np.float32)
+        return {"image": image, "label": rng.integers(0, 10, self.examples).astype(np.int32)}
+
+
+WORKLOADS = {
+    "mlp_small": Workload(partial(eqx.nn.MLP, 64, 10, 128, 2), 64, 64, steps=2000),
+    "resnet48": Workload(partial(ResidualNetwork, 64, 32, 48), 64, 8, steps=250),
+    "mlp_784": Workload(partial(eqx.nn.MLP, 784, 10, 256, 1), 784, 128, steps=500),
+}
+
+
+class Trained(fg.Module):
+    """The model with the training contract."""
+
+    model: Any
+
+    def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
+        loss, logits = loss_of(self.model, batch)
+        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.of(logits, batch["label"])})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return OPTIMIZER
+
+
+def loss_of(model: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "batch 10"]]:
+    """The mean cross-entropy and the logits."""
+    logits = jax.vmap(model)(batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
+
+
+# --- the arms -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train.
+
+    Attributes:
+        start: a fresh initial state; not timed.
+        train: `train(state, steps, shuffle)` consumes the state and gives the loss of the last step.
+    """
+
+    start: Callable[[], Any]
+    train: Callable[[Any, int, bool], float]
+
+    def seconds_per_step(self, steps: int) -> float:
+        """The wall time of a step, over `steps` of them from the initial state."""
+        state = self.start()
+        before = perf_counter()
+        self.train(state, steps, True)
+        return (perf_counter() - before) / steps
+
+
+def arms_of(workload: Workload) -> dict[str, Arm]:
+    """All arms on one workload."""
+    arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
+    engines = {"fit": fg.Engine(steps=1), "fused": fg.Engine(steps=1, fuse=16), "ondevice": fg.Engine(steps=1)}
+    by_hand = {"b": partitioned_arm, "a": filter_jit_arm, "e": flat_arm}
+    return {name: make(workload, arrays, model) for name, make in by_hand.items()} | {
+        name: engine_arm(workload, arrays, model, engine, on_device=name == "ondevice")
+        for name, engine in engines.items()
+    }
+
+
+def partitioned_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
+    """(b): `jax.jit` over parameters and optimizer state, donated."""
+    params, update = update_of(model)
+    step = jax.jit(update, donate_argnums=(0, 1))
+
+    def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Array]:
+        params, opt_state, loss = step(*carry, key, i, batch)
+        return (params, opt_state), loss
+
+    return hand_arm(workload, arrays, (params, OPTIMIZER.init(params)), advance)
+
+
+def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
+    """(a): `eqx.filter_jit` over module and optimizer state, as Equinox' own examples have it."""
+
+    @eqx.filter_jit
+    def step(model: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> tuple[Any, Any, Array]:
+        (loss, _), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model, batch)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, eqx.filter(model, eqx.is_array))
+        return eqx.apply_updates(model, updates), opt_state, loss
+
+    def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Array]:
+        # A Python int would be static to filter_jit, which would compile every step anew.
+        model, opt_state, loss = step(*carry, key, np.asarray(i, np.int32), batch)
+        return (model, opt_state), loss
+
+    return hand_arm(workload, arrays, (model, OPTIMIZER.init(eqx.filter(model, eqx.is_array))), advance)
+
+
+def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
+    """(e): `jax.jit` over the list of leaves of parameters and optimizer state, donated."""
+    params, update = update_of(model)
+    leaves, treedef = jax.tree.flatten((params, OPTIMIZER.init(params)))
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(leaves: list[Array], key: Any, i: Any, batch: Batch) -> tuple[list[Array], Array]:
+        *carry, loss = update(*jax.tree.unflatten(treedef, leaves), key, i, batch)
+        return jax.tree.leaves(carry), loss
+
+    return hand_arm(workload, arrays, leaves, step)
+
+
+def update_of(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
+    """The arrays of a model, and the step over them."""
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def update(params: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> tuple[Any, Any, Array]:
+        def loss(params: Any) -> Any:
+            return loss_of(eqx.combine(params, static), batch)
+
+        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    return params, update
+
+
+def hand_arm(workload: Workload, arrays: Batch, carry: Any, advance: Callable[..., tuple[Any, Array]]) -> Arm:
+    """The loop around a step that was written by hand."""
+    key = jax.random.key(0)
+
+    def train(carry: Any, steps: int, shuffle: bool) -> float:
+        in_flight: deque[Array] = deque()
+        loss = jnp.nan
+        for i, batch in zip(range(steps), batches(workload, arrays, shuffle), strict=False):
+            carry, loss = advance(carry, key, i, batch)
+            in_flight.append(loss)
+            if len(in_flight) == IN_FLIGHT:
+                in_flight.popleft().block_until_ready()
+        jax.block_until_ready(carry)
+        return float(loss)
+
+    return Arm(partial(copied, carry), train)
+
+
+def batches(workload: Workload, arrays: Batch, shuffle: bool) -> Iterator[Batch]:
+    """Epoch after epoch, permuted and gathered as `fg.ArrayData` does it."""
+    for epoch in range(10**9):
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, epoch])))
+        order = generator.permutation(workload.examples) if shuffle else np.arange(workload.examples)
+        for low in range(0, workload.examples, workload.batch_size):
+            chosen = order[low : low + workload.batch_size]
+            yield {name: array.take(chosen, 0) for name, array in arrays.items()}
+
+
+def engine_arm(workload: Workload, arrays: Batch, model: Any, engine: fg.Engine, *, on_device: bool = False) -> Arm:
+    """`Engine.fit` from an initial state: all that a fit does is timed, compiling is not."""
+    sources = {
+        shuffle: fg.ArrayData(arrays, workload.batch_size, shuffle=shuffle, on_device=on_device)
+        for shuffle in (True, False)
+    }
+    state = engine.init(Trained(model), sources[True])
+
+    def train(state: fg.TrainState, steps: int, shuffle: bool) -> float:
+        result = engine.fit(data=sources[shuffle], state=state, steps=steps)
+        jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
+        return result.metrics["train"]["batch_loss"]
+
+    return Arm(partial(copied, state), train)
+
+
+def copied(tree: Any) -> Any:
+    """A copy of every array, ready to be donated."""
+    return jax.block_until_ready(jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree))
+
+
+# --- other systems --------------------------------------------------------------------------------------------------
+
+
+def peer_arms(workload: Workload) -> dict[str, Arm]:
+    """Keras and Lightning training a perceptron of 128-128, where they are installed."""
+    found: dict[str, Arm] = {}
+    for name, make in {"keras": keras_arm, "lightning": lightning_arm}.items():
+        if importlib.util.find_spec(name) is None:
+            print(f"{name} is not installed: left out")
+        else:
+            found[name] = make(workload, workload.arrays())
+    return found
+
+
+def keras_arm(workload: Workload, arrays: Batch) -> Arm:
+    """`Model.fit` with the JAX backend. Its unit is the epoch: `steps` are rounded up to whole ones."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras  # pyright: ignore[reportMissingImports]
+
+    def start() -> Any:
+        return None
+
+    dense = keras.layers.Dense
+    model = keras.Sequential([dense(128, activation="relu"), dense(128, activation="relu"), dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
+
+    def train(state: None, steps: int, shuffle: bool) -> float:
+        history = model.fit(
+            arrays["image"],
+            arrays["label"],
+            batch_size=workload.batch_size,
+            epochs=-(-steps * workload.batch_size // workload.examples),
+            shuffle=shuffle,
+            verbose=0,
+        )
+        return history.history["loss"][-1]
+
+    return Arm(start, train)
+
+
+def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
+    """`Trainer.fit` on the CPU, with loss and accuracy logged every 50 steps."""
+    import lightning  # pyright: ignore[reportMissingImports]
+    import torch  # pyright: ignore[reportMissingImports]
+
+    nn = torch.nn
+    dataset = torch.utils.data.TensorDataset(*(torch.from_numpy(array) for array in arrays.values()))
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = nn.Linear(workload.features, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+            self.net = nn.Sequential(*layers)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            image, label = batch
+            logits = self.net(image)
+            loss = nn.functional.cross_entropy(logits, label.long())
+            self.log_dict({"loss": loss, "accuracy": (logits.argmax(-1) == label).float().mean()})
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    def train(state: Any, steps: int, shuffle: bool) -> float:
+        off = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", log_every_n_steps=50, **off)
+        trainer.fit(state, torch.utils.data.DataLoader(dataset, workload.batch_size, shuffle=shuffle))
+        return float(trainer.callback_metrics["loss"])
+
+    return Arm(Classifier, train)
+
+
+# --- fresh processes ------------------------------------------------------------------------------------------------
+
+
+def processes(repeats: int) -> dict[str, Spread]:
+    """What a fresh process needs until it has imported and until it has trained one step, and its peak memory.
+
+    `import` is that of jax, equinox and optax; `import fulgurite` what comes on top. `first step` begins after the
+    imports and holds making the model and compiling.
+    """
+    script = "import time; a = time.perf_counter(); import jax, equinox, optax; b = time.perf_counter(); import fulgurite; "
+    script += "print([b - a, time.perf_counter() - b])"
+    rows: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        measured = dict(zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True))
+        for arm in ("b", "fit"):
+            seconds, mebibytes = output_of(__file__, "--first", arm)
+            measured |= {f"first step, {arm} (s)": seconds, f"peak memory, {arm} (MiB)": mebibytes}
+        for name, value in measured.items():
+            rows.setdefault(name, []).append(value)
+    return {name: Spread.of(values) for name, values in rows.items()}
+
+
+def output_of(*arguments: str) -> list[float]:
+    """What a fresh interpreter prints as JSON."""
+    return json.loads(subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout)
+
+
+def first(name: str) -> None:
+    """Prints the seconds to the first step of an arm on the small perceptron, and the peak memory of 500 steps."""
+    workload, before = WORKLOADS["mlp_small"], perf_counter()
+    arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
+    if name == "b":
+        arm = partitioned_arm(workload, arrays, model)
+    else:
+        arm = engine_arm(workload, arrays, model, fg.Engine(steps=1))
+    arm.train(arm.start(), 1, True)
+    seconds = perf_counter() - before
+    arm.train(arm.start(), 500, True)
+    print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def measured(workload: Workload, arms: dict[str, Arm], repeats: int) -> dict[str, list[float]]:
+    """Seconds a step of every arm, a value a round."""
+    for arm in arms.values():
+        arm.train(arm.start(), 32, True)
+    return interleaved({name: partial(arm.seconds_per_step, workload.steps) for name, arm in arms.items()}, repeats)
+
+
+def check_equal_work(arms: dict[str, Arm]) -> None:
+    """Every arm must reach the same loss on the same batches, or it is not the same work."""
+    losses = {name: arm.train(arm.start(), 32, False) for name, arm in arms.items()}
+    if not np.allclose(list(losses.values()), losses["b"], rtol=1e-3):
+        raise SystemExit(f"the arms do not train alike; losses after 32 steps: {losses}")
+
+
+def main() -> None:
+    """Runs the arms on the models that were asked for, prints the tables and writes the file."""
+    parser = arguments(__doc__, repeats=11)
+    parser.formatter_class = cast(Any, __import__("argparse").RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--peers", action="store_true", help="Keras and Lightning too, on mlp_small")
+    parser.add_argument("--first", metavar="ARM", choices=("b", "fit"), help="what a fresh process is asked for")
+    options = parser.parse_args()
+    if options.first:
+        return first(options.first)
+
+    fresh = processes(min(options.repeats, 5))
+    show("fresh processes", fresh)
+    ratios: dict[str, Spread] = {}
+    times: dict[str, Spread] = {}
+    for model in options.models:
+        workload = WORKLOADS[model]
+        arms = arms_of(workload)
+        check_equal_work(arms)
+        peers = peer_arms(workload) if options.peers and model == "mlp_small" else {}
+        seconds = measured(workload, arms | peers, options.repeats)
+        shown = {f"{model}.{name}": Spread.of([value * 1e6 for value in values]) for name, values in seconds.items()}
+        found = {
+            f"{model}.{name}": ratio(seconds, name if name in seconds else "fit", base)
+            for name, base in (RATIOS | dict.fromkeys(peers, "b")).items()
+        }
+        show(f"{model}: µs a step", shown)
+        show(f"{model}: ratios", found)
+        ratios |= found
+        times |= shown
+    if options.json:
+        write(options.json, ratios, microseconds=times, processes=fresh)
+
+
+if __name__ == "__main__":
+    main()

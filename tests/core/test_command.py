@@ -1,0 +1,191 @@
+"""The command `fulgurite`."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from fulgurite.command import main
+
+RUN = """
+import sys
+from fulgurite.command import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as stop:
+    code = stop.code
+print(f"code {code}, heavy: {sorted({'equinox', 'jax', 'numpy', 'optax'} & sys.modules.keys())}", file=sys.stderr)
+"""
+LIGHT = "code 0, heavy: []\n"
+
+PROGRAM = '''
+import beside
+import jax.numpy as jnp
+import optax
+import fulgurite as fg
+
+class Net(fg.Module):
+    weight: object
+
+    def __init__(self, *, key):
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch, ctx):
+        return fg.Output(self.weight * 1)
+
+    def configure_optimizers(self):
+        return optax.sgd(1.0)
+
+class Report:
+    @fg.hookimpl
+    def on_fit_end(self, run, result):
+        where = run.directory.path.name if run.directory else None
+        print("updates", -float(result.module.weight), where, beside.NAME)
+
+def experiment(steps: int = 3):
+    """Counts updates."""
+    return fg.Experiment(fg.Engine(steps=steps, plugins=[Report()]), model=Net, data=[jnp.ones((1, 1))])
+
+if __name__ == "__main__":
+    raise SystemExit("the file was run, not imported")
+'''
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program's path, with a module beside it that it imports."""
+    (tmp_path / "program_of_a_test.py").write_text(PROGRAM)
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return str(tmp_path / "program_of_a_test.py")
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a distribution offers a plugin and commands, by modules that say when they are imported."""
+    info = tmp_path / "demo_dist-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-dist\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text(
+        "[fulgurite.plugins]\ndemo = demo_plugin:Demo\n"
+        "[fulgurite.autoload]\ndemo = demo_plugin:Demo\n"
+        "[fulgurite.commands]\ngreet = demo_commands:greet\nnothing = demo_commands:nothing\n"
+    )
+    (tmp_path / "demo_plugin.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "demo_commands.py").write_text(
+        "print('imported')\n"
+        "def greet(arguments):\n    print('hello', *arguments)\n    return 5\n"
+        "def nothing(arguments):\n    pass\n"
+    )
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def exit_code(*arguments: str) -> int | str | None:
+    """What the shell would see of the command, in this process."""
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; the last line of stderr tells its exit code and what it imported."""
+    environment = os.environ | variables
+    command = [sys.executable, "-c", RUN, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_version():
+    done = run("--version")
+    assert (done.stdout, done.stderr) == (f"fulgurite {version('fulgurite')}\n", LIGHT)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
+def test_help_names_the_commands_and_imports_nothing(arguments: list[str], packages: dict[str, str]):
+    done = run(*arguments, **packages)
+    assert done.stderr == LIGHT
+    assert "imported" not in done.stdout
+    for command in ("fit", "plugins", "greet", "nothing"):
+        assert command in done.stdout
+
+
+def test_plugins_are_listed_without_importing_them(packages: dict[str, str]):
+    done = run("plugins", **packages)
+    assert done.stderr == LIGHT
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
+    assert rows["demo"] == ["demo", "demo-dist", "1.5", "autoload", "demo_plugin:Demo"]
+    assert rows["rng"][1:] == ["fulgurite-rng", version("fulgurite-rng"), "autoload", "fulgurite_rng:Rng"]
+
+
+def test_plugins_are_listed_as_json(packages: dict[str, str]):
+    done = run("plugins", "--json", **packages)
+    assert done.stderr == LIGHT
+    assert {
+        "name": "demo",
+        "distribution": "demo-dist 1.5",
+        "autoload": True,
+        "object": "demo_plugin:Demo",
+    } in json.loads(done.stdout)
+
+
+def test_packages_add_commands(packages: dict[str, str]):
+    done = run("greet", "you", "--loud", **packages)
+    assert (done.stdout, done.stderr) == ("imported\nhello you --loud\n", "code 5, heavy: []\n")
+    assert run("nothing", **packages).stderr == LIGHT
+
+
+def test_an_unknown_command_ends_with_2():
+    done = run("fitt")
+    assert "invalid choice: 'fitt'" in done.stderr
+    assert done.stderr.endswith("code 2, heavy: []\n")
+
+
+def test_fit_runs_the_experiment_of_a_file(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert exit_code("fit", program) == 0
+    assert capsys.readouterr().out == "updates 3.0 None beside\n"
+    assert exit_code("fit", program, "steps=2", "--run", str(tmp_path / "a")) == 0
+    assert capsys.readouterr().out == "updates 2.0 a beside\n"
+
+
+def test_fit_shows_the_help_of_a_program(program: str, capsys: pytest.CaptureFixture[str]):
+    assert exit_code("fit", program, "--help") == 0
+    out = capsys.readouterr().out
+    assert " ".join(out.split()).startswith(f"usage: fulgurite fit {program} [")
+    assert "Counts updates." in out and "steps=3  (int)" in out
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_of_fit(option: str, capsys: pytest.CaptureFixture[str]):
+    assert exit_code("fit", option) == 0
+    assert capsys.readouterr().out.startswith("usage: fulgurite fit")
+
+
+def test_fit_without_a_program_ends_with_2(capsys: pytest.CaptureFixture[str]):
+    assert exit_code("fit") == 2
+    assert "usage: fulgurite fit" in capsys.readouterr().err
+
+
+def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFixture[str]):
+    assert exit_code("fit", program, "stesp=2") == 2
+    assert "experiment has no argument 'stesp'. Did you mean 'steps'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("absent.py", None, "there is no Python file"),
+        ("empty_program_of_a_test.py", "x = 1", "defines no function `experiment`"),
+        ("notes.md", "# Notes", "there is no Python file"),
+    ],
+)
+def test_a_file_without_an_experiment_ends_with_2(
+    name: str, text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert exit_code("fit", str(tmp_path / name)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and str(tmp_path / name) in err

@@ -1,0 +1,301 @@
+"""Installed plugins: found by name, autoloaded within limits, switched off, and named when they are broken."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from textwrap import dedent
+
+import fulgurite as fg
+import pytest
+from fulgurite.errors import ConfigurationError, PluginError
+from models import Counting, numbers
+
+GROUPS = ("fulgurite.plugins", "fulgurite.autoload")
+SINK = """
+    import fulgurite as fg
+
+    class Sink:
+        def __init__(self, label="plain"):
+            self.label = label
+
+        @fg.hookimpl
+        def log_scalars(self, record):
+            pass
+"""
+EVENTS = """
+    import fulgurite as fg
+
+    class Failing:
+        @fg.hookimpl
+        def on_fit_start(self, run):
+            raise OSError("no room")
+"""
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts distributions on the path that exist for one test; plugins that are really installed are hidden."""
+    made: list[str] = []
+
+    def install(
+        distribution: str, source: str = "", plugins: tuple[str, ...] = (), autoload: tuple[str, ...] = (), version: str = "1.0"
+    ) -> None:
+        module = distribution.replace("-", "_")
+        folder = tmp_path / distribution
+        info = folder / f"{module}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(dedent(source))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        groups = [f"[{group}]\n" + "\n".join(entries) for group, entries in zip(GROUPS, (plugins, autoload), strict=True)]
+        (info / "entry_points.txt").write_text("\n".join(groups))
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        made.append(module)
+
+    for name in {entry.dist.name for group in GROUPS for entry in entry_points(group=group) if entry.dist}:
+        # The first distribution of a name on the path is the one that counts, and this one offers nothing.
+        install(name)
+    made.clear()
+    monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
+    monkeypatch.delenv("FULGURITE_AUTOLOAD", raising=False)
+    yield install
+    for module in made:
+        sys.modules.pop(module, None)
+
+
+def active(engine: fg.Engine) -> dict[str, str]:
+    return {name: registered.rule for name, registered in engine.plugins.plugins.items()}
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_installed_plugin_is_active_when_it_is_named_and_not_before(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    assert active(fg.Engine()) == {}
+    assert "acme_sinks" not in sys.modules
+    assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
+
+
+def test_a_named_plugin_gets_its_arguments(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    engine = fg.Engine(plugins=[{"acme": {"label": "fine"}}])
+    assert engine.plugins.plugins["acme"].plugin.label == "fine"
+
+
+def test_arguments_that_a_plugin_does_not_take_are_an_error_that_names_it(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), version="2.3")
+    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-sinks 2\.3\).*colour"):
+        fg.Engine(plugins=[{"acme": {"colour": "red"}}])
+
+
+@pytest.mark.parametrize("written", [{"acme": 3}, {"acme": {}, "other": {}}, {}])
+def test_a_plugin_with_arguments_is_written_in_one_way(install: Install, written: dict):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    with pytest.raises(ConfigurationError, match=r"\{'name': \{'argument': value\}\}"):
+        fg.Engine(plugins=[written])
+
+
+def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
+        fg.Engine(plugins=["amce"])
+
+
+def test_a_plugin_is_named_once(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    with pytest.raises(PluginError, match="'acme' is asked for twice"):
+        fg.Engine(plugins=["acme", {"acme": {"label": "other"}}])
+
+
+def test_an_instance_goes_by_the_name_of_its_entry_point(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    plugin = importlib.import_module("acme_sinks").Sink()
+    assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
+
+
+def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pytest.MonkeyPatch):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink", "other = acme_sinks:Sink"))
+    monkeypatch.setenv("FULGURITE_PLUGINS", "acme, -other")
+    assert active(fg.Engine(plugins=["other"])) == {"acme": "named"}
+    assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
+
+
+def test_taking_away_reaches_instances(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    plugin = importlib.import_module("acme_sinks").Sink()
+    assert active(fg.Engine(plugins=[plugin, "-acme"])) == {}
+
+
+def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    assert active(fg.Engine(plugins=["-tensorboard"])) == {}
+    with pytest.raises(PluginError, match=r"'-amce'.*Did you mean 'acme'\?"):
+        fg.Engine(plugins=["-amce"])
+
+
+# --- autoload ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink", "more = acme_sinks:Sink"), ("acme = acme_sinks:Sink",))
+    assert active(fg.Engine()) == {"acme": "autoload"}
+    assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        ({"plugins": ["-acme"]}, {}),
+        ({"autoload": False}, {}),
+        ({}, {"FULGURITE_PLUGINS": "-acme"}),
+        ({}, {"FULGURITE_AUTOLOAD": "0"}),
+        ({}, {"FULGURITE_AUTOLOAD": "other,another"}),
+    ],
+)
+def test_each_switch_takes_it_away_before_it_is_imported(
+    install: Install, monkeypatch: pytest.MonkeyPatch, arguments: dict, environment: dict
+):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert active(fg.Engine(**arguments)) == {}
+    assert "acme_sinks" not in sys.modules
+
+
+def test_an_allow_list_lets_those_through_that_it_names(install: Install, monkeypatch: pytest.MonkeyPatch):
+    offered = ("acme = acme_sinks:Sink", "more = acme_sinks:Sink", "most = acme_sinks:Sink")
+    install("acme-sinks", SINK, offered, offered)
+    monkeypatch.setenv("FULGURITE_AUTOLOAD", "acme, most")
+    assert active(fg.Engine()) == {"acme": "autoload", "most": "autoload"}
+
+
+def test_switching_autoload_off_leaves_what_is_named(install: Install, monkeypatch: pytest.MonkeyPatch):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    monkeypatch.setenv("FULGURITE_AUTOLOAD", "0")
+    assert active(fg.Engine(plugins=["acme"], autoload=False)) == {"acme": "named"}
+
+
+CHANGING = {"build": "rng_streams", "traced": "transform_batch", "persistence": "host_state"}
+
+
+@pytest.mark.parametrize(("kind", "hook"), CHANGING.items())
+def test_what_is_autoloaded_must_not_change_a_result(install: Install, kind: str, hook: str):
+    source = f"import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def {hook}(self): return None\n"
+    install("acme-eager", source, ("eager = acme_eager:Eager",), ("eager = acme_eager:Eager",))
+    with pytest.raises(PluginError, match=f"plugin 'eager'.*autoloaded.*{kind} hook '{hook}'"):
+        fg.Engine()
+    assert active(fg.Engine(plugins=["eager"])) == {"eager": "named"}
+
+
+def test_events_and_sinks_may_be_autoloaded_together(install: Install):
+    entries = ("acme = acme_both:Sink", "failing = acme_both:Failing")
+    install("acme-both", dedent(SINK) + dedent(EVENTS), entries, entries)
+    assert active(fg.Engine()) == {"acme": "autoload", "failing": "autoload"}
+
+
+STREAMS = """
+    import fulgurite as fg
+
+    class Rng:
+        @fg.hookimpl
+        def rng_streams(self):
+            return [fg.Stream("noise", train=True)]
+"""
+
+
+def test_fulgurite_rng_alone_may_autoload_a_build_hook(install: Install):
+    install("fulgurite-rng-double", STREAMS, ("streams = fulgurite_rng_double:Rng",), ("streams = fulgurite_rng_double:Rng",))
+    with pytest.raises(PluginError, match="'streams'.*rng_streams"):
+        fg.Engine()
+
+
+def test_the_exception_is_a_distribution_not_a_name(install: Install):
+    install("acme-streams", STREAMS, ("rng = acme_streams:Rng",), ("rng = acme_streams:Rng",))
+    with pytest.raises(PluginError, match="'rng'.*rng_streams"):
+        fg.Engine()
+
+
+def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPatch):
+    if not any(entry.dist and entry.dist.name == "fulgurite-rng" for entry in entry_points(group="fulgurite.autoload")):
+        pytest.skip("fulgurite-rng is not installed here")
+    monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
+    monkeypatch.setenv("FULGURITE_AUTOLOAD", "rng")
+    assert active(fg.Engine()) == {"rng": "autoload"}
+
+
+# --- two distributions, one name --------------------------------------------------------------------------------------
+
+
+def test_one_name_from_two_distributions_is_an_error_once_it_is_asked_for(install: Install):
+    install("acme-one", SINK, ("acme = acme_one:Sink",), version="1.0")
+    install("acme-two", SINK, ("acme = acme_two:Sink",), version="2.0")
+    assert active(fg.Engine()) == {}
+    with pytest.raises(PluginError, match="'acme'") as caught:
+        fg.Engine(plugins=["acme"])
+    assert "acme-one 1.0" in str(caught.value)
+    assert "acme-two 2.0" in str(caught.value)
+
+
+@pytest.fixture
+def torn(install: Install) -> None:
+    """Two distributions that both autoload `acme`."""
+    for module in ("acme_one", "acme_two"):
+        install(module.replace("_", "-"), SINK, (f"acme = {module}:Sink",), (f"acme = {module}:Sink",))
+
+
+def test_one_name_autoloaded_from_two_distributions_is_an_error(torn: None):
+    with pytest.raises(PluginError, match=r"'acme' is claimed by acme-(one|two) 1\.0 and acme-(one|two) 1\.0"):
+        fg.Engine()
+
+
+def test_such_a_name_can_be_taken_away(torn: None):
+    assert active(fg.Engine(plugins=["-acme"])) == {}
+
+
+def test_such_a_name_can_be_decided_by_an_instance(torn: None):
+    plugin = importlib.import_module("acme_two").Sink()
+    assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
+
+
+# --- broken distributions ---------------------------------------------------------------------------------------------
+
+BROKEN = "raise RuntimeError('needs a newer thing')"
+
+
+def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install: Install):
+    install("acme-broken", BROKEN, ("broken = acme_broken:Sink",), version="0.7")
+    with pytest.raises(PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\).*RuntimeError: needs a newer thing"):
+        fg.Engine(plugins=["broken"])
+
+
+def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install):
+    install("acme-broken", BROKEN, ("broken = acme_broken:Sink",), ("broken = acme_broken:Sink",), version="0.7")
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    with pytest.warns(UserWarning, match=r"plugin 'broken' \(acme-broken 0\.7\)"):
+        engine = fg.Engine(steps=1)
+    assert active(engine) == {"acme": "autoload"}
+    (notice,) = engine.fit(Counting(), numbers([0])).notices
+    assert "plugin 'broken' (acme-broken 0.7) cannot be imported" in notice
+
+
+def test_a_class_that_its_module_lacks_counts_as_broken(install: Install):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Snik",), version="0.7")
+    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-sinks 0\.7\).*Snik"):
+        fg.Engine(plugins=["acme"])
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["by name", "as an instance"])
+def test_a_failure_names_the_distribution_that_brought_the_plugin(install: Install, given: str):
+    install("acme-failing", EVENTS, ("failing = acme_failing:Failing",), version="3.1")
+    plugin = "failing" if given == "by name" else importlib.import_module("acme_failing").Failing()
+    with pytest.raises(OSError, match="no room") as caught:
+        fg.Engine(steps=1, plugins=[plugin]).fit(Counting(), numbers([0]))
+    assert caught.value.__notes__ == ["plugin 'failing' (acme-failing 3.1), hook on_fit_start, step 0"]
+

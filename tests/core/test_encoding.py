@@ -1,0 +1,123 @@
+"""Results as strict JSON and back."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.encoding import dumps, loads
+from fulgurite.errors import ConfigurationError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+DTYPES = "bool int8 int32 int64 uint8 uint64 float16 float32 float64 >f4 <i2".split()
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=3))
+)
+KEYS = st.text().filter(lambda key: not key.startswith("$"))
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+VALUES = st.recursive(SCALARS | ARRAYS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+
+
+def strict(text: str) -> Any:
+    """JSON by the letter: NaN and Infinity, which Python would take, are refused."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, dtype, shape and value; NaN equals NaN, and minus zero does not equal zero."""
+    if isinstance(a, np.ndarray):
+        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and all(map(same, a.flat, b.flat))
+    if isinstance(a, dict):
+        return type(a) is type(b) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float | np.floating):
+        return type(a) is type(b) and (math.isnan(a) and math.isnan(b) or repr(a) == repr(b))
+    return type(a) is type(b) and bool(a == b)
+
+
+@given(VALUES)
+def test_what_is_read_is_what_was_written(value: Any):
+    assert same(loads(dumps(value)), value)
+
+
+@given(VALUES)
+def test_it_is_strict_json_on_one_line(value: Any):
+    text = dumps(value)
+    strict(text)
+    assert "\n" not in text
+    assert dumps(value) == dumps(loads(text)) == text
+    assert same(loads(text.encode()), value)
+
+
+@given(hnp.arrays(hnp.scalar_dtypes().filter(lambda dtype: dtype.kind in "biuf" and dtype.itemsize <= 8), ()))
+def test_scalars_of_numpy_are_numbers(array: np.ndarray):
+    expected = array.item()
+    assert same(loads(dumps(array)), expected)
+    assert same(loads(dumps(array[()])), expected)
+
+
+def test_the_text():
+    assert dumps({"loss": 0.5, "n": 3, "ok": True, "none": None, "text": "é\n"}) == (
+        '{"loss":0.5,"n":3,"ok":true,"none":null,"text":"é\\n"}'
+    )
+    assert dumps([math.nan, math.inf, -math.inf]) == '[{"$float":"nan"},{"$float":"inf"},{"$float":"-inf"}]'
+    assert dumps(np.array([[1, 2]], np.int8)) == '{"$array":[1,2],"dtype":"int8","shape":[1,2]}'
+    assert dumps(np.array([1, np.nan], np.float32)) == '{"$array":[1.0,{"$float":"nan"}],"dtype":"float32","shape":[2]}'
+
+
+def test_tuples_become_lists():
+    assert loads(dumps({"shape": (2, (3,))})) == {"shape": [2, [3]]}
+
+
+def test_arrays_of_jax_come_back_as_arrays_of_numpy():
+    value = {"w": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4), "loss": jnp.float32(np.nan)}
+    back = loads(dumps(value))
+    assert same(back["w"], np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert same(back["n"], 4)
+    assert same(back["loss"], math.nan)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_the_small_dtypes_of_jax_keep_their_values_and_dtype(dtype: str):
+    array = jnp.array([1, -2, 3], dtype)
+    back = loads(dumps(array))
+    assert back.dtype == array.dtype
+    assert back.astype(float).tolist() == [1.0, -2.0, 3.0]
+
+
+def test_a_scalar_of_bfloat16_is_a_number():
+    assert same(loads(dumps(jnp.bfloat16(-2))), -2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({1: "a"}, "1 cannot be a key"),
+        ({"$float": "nan"}, "'$float' cannot be a key"),
+        ({"a": {"b": {1, 2}}}, "set cannot be written"),
+        (b"bytes", "bytes cannot be written"),
+        (1j, "complex"),
+        (np.complex64(1j), "complex"),
+        (np.array([1j]), "array"),
+        (np.array(["a"]), "array"),
+        (np.array([1, None]), "array"),
+        (np.array(["2020-01-01"], "datetime64[D]"), "array"),
+        (jax.random.key(0), "key<fry>"),
+        (jax.random.split(jax.random.key(0), 2), "key<fry>"),
+        (object, "type cannot be written"),
+    ],
+)
+def test_what_has_no_place_in_json_is_an_error_that_names_it(value: Any, message: str):
+    with pytest.raises(ConfigurationError) as caught:
+        dumps(value)
+    assert message in str(caught.value)

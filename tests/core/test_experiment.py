@@ -1,0 +1,246 @@
+"""A program's arguments, and how it ends."""
+
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite.experiment import build
+
+PROGRAM = '''
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import fulgurite as fg
+
+class Net(fg.Module):
+    weight: jax.Array
+
+    def __init__(self, *, key):
+        self.weight = jnp.ones(())
+
+    def training_step(self, batch, ctx):
+        return fg.Output(self.weight * batch.mean())
+
+    def configure_optimizers(self):
+        return optax.sgd(0.1)
+
+class Report:
+    @fg.hookimpl
+    def log_scalars(self, record):
+        print("step", record.step, flush=True)
+
+    @fg.hookimpl
+    def on_fit_end(self, run, result):
+        print("end", result.stopped, run.directory.path, flush=True)
+
+def experiment(steps: int = 10**9):
+    engine = fg.Engine(steps=steps, log_every=100, plugins=[Report()])
+    return fg.Experiment(engine, model=Net, data=[np.ones((1, 1), np.float32)])
+
+if __name__ == "__main__":
+    fg.main(experiment)
+'''
+
+
+class Net(fg.Module):
+    """One weight, made smaller by 1 at each step."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: jax.Array, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight * 1)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1.0)
+
+
+def settings(
+    lr: float = 1e-3,
+    steps: int = 10,
+    seed: int = 0,
+    shuffle: bool = True,
+    name: str = "digits",
+    limit: int | None = None,
+    tag: str | None = "a",
+    kind: Literal["mlp", "conv"] = "mlp",
+    depth: Literal[1, 2, 3] = 1,
+    widths: tuple[int, ...] = (64, 32),
+    betas: tuple[float, float] = (0.9, 0.999),
+    step: tuple[int, float] = (1, 0.5),
+    rates: list[float] | None = None,
+    scale: int | float = 1,
+    untyped=3,
+) -> fg.Experiment:
+    """Trains nothing; its model is its arguments."""
+    return fg.Experiment(engine=fg.Engine(steps=steps), model=locals(), data=None)
+
+
+def counting(steps: int = 3) -> fg.Experiment:
+    """Counts."""
+    return fg.Experiment(engine=fg.Engine(steps=steps), model=Net, data=lambda: [np.ones((2, 1), np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("lr=3e-4", 3e-4),
+        ("lr=1", 1.0),
+        ("lr=-inf", -math.inf),
+        ("steps=20", 20),
+        ("seed=-1_000", -1000),
+        ("shuffle=false", False),
+        ("shuffle=True", True),
+        ("name=a=b c", "a=b c"),
+        ("name=", ""),
+        ("name=none", "none"),
+        ("limit=5", 5),
+        ("limit=none", None),
+        ("tag=None", None),
+        ("tag=b", "b"),
+        ("kind=conv", "conv"),
+        ("depth=2", 2),
+        ("widths=128", (128,)),
+        ("widths=1, 2,3", (1, 2, 3)),
+        ("widths=(3, 4)", (3, 4)),
+        ("widths=", ()),
+        ("betas=0.5,1", (0.5, 1.0)),
+        ("step=2,3", (2, 3.0)),
+        ("rates=1,2.5", [1.0, 2.5]),
+        ("scale=2", 2),
+        ("scale=2.5", 2.5),
+        ("untyped=4", 4),
+    ],
+)
+def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
+    name = override.partition("=")[0]
+    got, unchanged = build(settings, [override]).model, build(settings, []).model
+    assert (repr(got.pop(name)), unchanged.pop(name) is not None) == (repr(value), name not in ("limit", "rates"))
+    assert got == unchanged
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lr=fast", "lr='fast' is not float"),
+        ("steps=1.5", "steps='1.5' is not int"),
+        ("steps=", "steps='' is not int"),
+        ("shuffle=1", "shuffle='1' is not bool"),
+        ("limit=few", "limit='few' is not int | None"),
+        ("kind=mpl", "kind='mpl' is not Literal['mlp', 'conv']"),
+        ("depth=4", "depth='4' is not Literal[1, 2, 3]"),
+        ("widths=1,x", "widths='x' is not int"),
+        ("betas=1", "betas='1' is not tuple[float, float]"),
+        ("betas=1,2,3", "betas='1,2,3' is not tuple[float, float]"),
+        ("untyped=x", "untyped='x' is not int"),
+        ("widht=3", "settings has no argument 'widht'. Did you mean 'widths'?"),
+        ("zzzzzz=3", "settings has no argument 'zzzzzz'. There are: betas, depth"),
+        ("lr", "'lr' is no override: write name=value"),
+    ],
+)
+def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: str):
+    with pytest.raises(ConfigurationError) as caught:
+        build(settings, [override])
+    assert message in str(caught.value)
+
+
+def test_arguments_without_default_are_needed():
+    def experiment(width: int, depth: int, lr: float = 0.1) -> fg.Experiment:
+        return fg.Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
+
+    with pytest.raises(ConfigurationError, match=r"experiment needs width=..., depth=...$"):
+        build(experiment, ["lr=1"])
+    assert build(experiment, ["depth=2", "width=1"]).model == (1, 2)
+
+
+def test_a_function_that_returns_no_experiment_is_an_error():
+    def experiment() -> Any:
+        return fg.Engine(steps=1)
+
+    with pytest.raises(ConfigurationError, match="experiment returned Engine; return fg.Experiment"):
+        build(experiment, [])
+
+
+def test_main_trains_with_the_overrides():
+    assert float(fg.main(counting, []).module.weight) == -3
+    assert float(fg.main(counting, ["steps=5"]).module.weight) == -5
+
+
+def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(tmp_path: Path):
+    directories = []
+
+    class Where:
+        @fg.hookimpl
+        def on_fit_end(self, run: fg.Run) -> None:
+            directories.append(run.directory and run.directory.path)
+
+    def experiment(steps: int = 1, lr: float = 1.0) -> fg.Experiment:
+        data = [np.full((2, 1), lr, np.float32)]
+        return fg.Experiment(engine=fg.Engine(steps=steps, plugins=[Where()]), model=Net, data=data)
+
+    path = str(tmp_path / "run")
+    for argv in (["steps=2", "--run", path, "lr=2"], ["--run", path, "steps=2"], ["steps=2", f"--run={path}"]):
+        assert int(fg.main(experiment, argv).state.step) == 2
+    assert directories == [tmp_path / "run"] * 3
+
+
+def test_mistakes_on_the_command_line_end_with_2(capsys: pytest.CaptureFixture[str]):
+    for argv, message in [
+        (["stesp=2"], "error: counting has no argument 'stesp'. Did you mean 'steps'?"),
+        (["steps=0"], "error: steps is 0"),
+        (["--runs=a", "--verbose"], "--verbose"),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            fg.main(counting, argv)
+        assert stopped.value.code == 2
+        out, err = capsys.readouterr()
+        assert message in err and not out
+
+
+def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        fg.main(settings, ["--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for line in (
+        "Trains nothing; its model is its arguments.",
+        "lr=0.001  (float)",
+        "shuffle=True  (bool)",
+        "limit=None  (int | None)",
+        "kind=mlp  (Literal['mlp', 'conv'])",
+        "widths=(64, 32)  (tuple[int, ...])",
+        "untyped=3  (int)",
+        "--run DIR",
+    ):
+        assert line in out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_program_between_steps_with_its_code(tmp_path: Path, number: signal.Signals, code: int):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), "--run", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "step 100\n"
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert out.splitlines()[-1] == f"end {number.name} {tmp_path / 'run'}"
+    assert f"stopped by {number.name} at step " in err
+    assert not fg.RunDirectory(tmp_path / "run").complete

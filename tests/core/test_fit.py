@@ -1,0 +1,543 @@
+"""Training: the numbers against loops written by hand, how long it lasts, what comes back, and how it is stopped."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
+from models import (
+    Act,
+    Classifier,
+    Counting,
+    Epochs,
+    Events,
+    Linear,
+    assert_close,
+    assert_same_bits,
+    classes,
+    numbers,
+    regression,
+    trained,
+)
+
+# --- the same numbers as loops written by hand ------------------------------------------------------------------------
+
+
+def test_gradient_descent_by_hand_in_numpy() -> None:
+    data, weight = regression(24, 8), np.zeros(3)
+    for batch in [*data, *data]:
+        x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
+        weight -= 0.1 * 2 * x.T @ (x @ weight - y) / len(y)
+    result = fg.Engine(steps=6).fit(Linear(), data)
+    np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
+
+
+def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
+    model, data = Classifier(key=jax.random.key(3)), classes()
+    optimizer = optax.adam(1e-2)
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    leaves, treedef = jax.tree.flatten(params)
+    opt_state = optimizer.init(leaves)
+
+    @jax.jit
+    def update(leaves: Any, opt_state: Any, batch: Any) -> Any:
+        def loss(leaves: Any) -> Any:
+            net = eqx.combine(jax.tree.unflatten(treedef, leaves), static)
+            logits = jax.vmap(net.mlp)(batch["x"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
+
+        (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(leaves)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return optax.apply_updates(leaves, updates), opt_state, value, logits
+
+    losses, right, seen = [], 0, 0
+    for _ in range(8):
+        for batch in data:
+            if len(losses) < 30:
+                leaves, opt_state, value, logits = update(leaves, opt_state, batch)
+                losses.append(float(value))
+                right += int(np.sum(np.argmax(logits, -1) == batch["label"])) if len(losses) > 20 else 0
+                seen += len(batch["label"]) if len(losses) > 20 else 0
+    result = fg.Engine(steps=30, log_every=10).fit(model, data)
+    assert_close(eqx.filter(result.module, eqx.is_array), jax.tree.unflatten(treedef, leaves))
+    assert_close(result.state.opt_state[1][0].mu, jax.tree.unflatten(treedef, opt_state[0].mu))
+    assert result.metrics["train"]["batch_loss"] == pytest.approx(losses[-1], abs=1e-6)
+    assert result.metrics["train"]["accuracy"] == pytest.approx(right / seen, abs=1e-6)
+
+
+def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
+    data = classes(shuffle=True)
+    whole = fg.Engine(steps=11, seed=5).fit(Classifier, data)
+    engine = fg.Engine(steps=11, seed=5)
+    state, outputs = engine.init(Classifier, data), []
+    for batch in engine.batches(data):
+        state, output = engine.step(state, batch)
+        outputs.append(output)
+    assert len(outputs) == int(state.step) == 11
+    assert_same_bits(trained(whole.state), trained(state))
+    assert whole.metrics["train"]["batch_loss"] == outputs[-1].loss.item()
+    correct = sum(float(output.metrics["accuracy"].mean.total.compute()) for output in outputs)
+    assert whole.metrics["train"]["accuracy"] == pytest.approx(correct / (2 * 50 + 3 * 16))
+
+
+def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
+    data = classes(48, shuffle=True)
+    plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)
+    results = [
+        fg.Engine(steps=30, fuse=8, log_every=log, plugins=[Act(every, lambda run: None)]).fit(Classifier, data)
+        for log, every in ((3, fg.Every(7)), (30, fg.At(1, 2, 29)), (7, fg.Every(1)))
+    ]
+    for result in results:
+        assert_same_bits(trained(result.state), trained(plain.state))
+
+
+def test_a_cadence_of_logging_changes_no_bit_of_the_state() -> None:
+    states = [fg.Engine(steps=12, log_every=log).fit(Classifier, classes()).state for log in (1, 5, None)]
+    assert_same_bits(trained(states[0]), trained(states[1]))
+    assert_same_bits(trained(states[0]), trained(states[2]))
+
+
+class Convolution(fg.Module):
+    conv: eqx.nn.Conv2d
+    head: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        first, second = jax.random.split(key)
+        self.conv = eqx.nn.Conv2d(1, 4, 3, key=first)
+        self.head = eqx.nn.Linear(4, 3, key=second)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        images = batch["x"].reshape(-1, 1, 4, 4)
+        logits = jax.vmap(lambda image: self.head(jax.nn.relu(self.conv(image)).mean((1, 2))))(images)
+        return fg.Output(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-2)
+
+
+def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -> None:
+    generator = np.random.default_rng(0)
+    arrays = {"x": generator.normal(size=(32, 16)).astype(np.float32), "label": np.arange(32, dtype=np.int32) % 3}
+    data = fg.ArrayData(arrays, 8, shuffle=True)
+    plain = fg.Engine(steps=20).fit(Convolution, data)
+    fused, split = (fg.Engine(steps=20, fuse=8, log_every=log).fit(Convolution, data) for log in (20, 3))
+    assert_same_bits(trained(fused.state), trained(split.state))
+    assert_close(trained(plain.state), trained(fused.state), 1e-5)
+
+
+def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
+    host, device = (fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on)) for on in (False, True))
+    assert_same_bits(trained(host.state), trained(device.state))
+
+
+def test_the_seed_decides_parameters_and_order() -> None:
+    data = classes(shuffle=True)
+    first, again, other = (fg.Engine(steps=3, seed=seed).fit(Classifier, data) for seed in (1, 1, 2))
+    assert_same_bits(trained(first.state), trained(again.state))
+    assert not np.array_equal(first.module.mlp.layers[0].weight, other.module.mlp.layers[0].weight)
+
+
+# --- how long it lasts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
+    seen = []
+    result = fg.Engine(steps=11, fuse=fuse, plugins=[Evaluating(fg.Every(3), seen)]).fit(Counting, numbers([0], [0]))
+    assert float(result.module.weight) == -11 and int(result.state.step) == 11
+    assert seen == [(3, 3.0), (6, 6.0), (9, 9.0)]
+    assert result.history["test/updates"].tolist() == result.history.steps("test/updates").tolist() == [3, 6, 9]
+
+
+class Evaluating:
+    """Evaluates at a trigger and notes the step with what `Counting` says of the number of its updates."""
+
+    def __init__(self, trigger: fg.Trigger, seen: list[tuple[int, float]]) -> None:
+        self.trigger, self.seen = trigger, seen
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("test", numbers([0, 0]))]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def evaluate(run: fg.Run) -> None:
+            self.seen.append((run.step, run.evaluate("test")["updates"]))
+
+        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
+
+
+def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
+    events = Events()
+    result = fg.Engine(epochs=3, plugins=[events]).fit(Counting, Epochs((10, 12, 8)))
+    assert [(epoch, step, span.end) for epoch, step, span in events.epochs] == [(0, 10, 30), (1, 22, 34), (2, 30, 30)]
+    assert events.epochs[-1][2].epoch_ends == (10, 22, 30)
+    assert int(result.state.step) == -float(result.module.weight) == 30
+
+
+def test_case_11_with_fused_steps_and_triggers() -> None:
+    events, ends = Events(), []
+    actions = [
+        Act(fg.EveryEpoch(2), lambda run: ends.append(run.step)),
+        Act(fg.AtEnd(), lambda run: ends.append(-run.step)),
+    ]
+    fg.Engine(epochs=3, fuse=8, plugins=[events, *actions]).fit(Counting, Epochs((10, 12, 8)))
+    assert [(step, span.end) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
+    assert ends == [22, -30]
+
+
+def test_epochs_of_data_with_a_length_end_as_planned() -> None:
+    spans = []
+    plugin = Act(fg.AtStart(), lambda run: spans.append(run.span))
+    result = fg.Engine(epochs=2, limit=3, plugins=[plugin]).fit(Counting, classes(64))
+    assert spans == [fg.Span(0, 6)] and int(result.state.step) == 6
+
+
+def test_case_12_data_that_ends_early() -> None:
+    with pytest.raises(DataError, match="data ended after 7 steps of 10"):
+        fg.Engine(steps=10).fit(Counting, iter(numbers(*[[0]] * 7)))
+
+
+def test_an_iterator_that_is_long_enough_is_enough() -> None:
+    result = fg.Engine(steps=7).fit(Counting, iter(numbers(*[[0]] * 7)))
+    assert float(result.module.weight) == -7
+
+
+def test_a_second_fit_goes_on() -> None:
+    spans = []
+    plugin = Act(fg.AtStart() | fg.AtEnd(), lambda run: spans.append((run.step, run.span.origin, run.span.end)))
+    engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)
+    first = engine.fit(Classifier, data)
+    second = engine.fit(data=data, state=first.state, steps=9)
+    assert spans == [(0, 0, 6), (6, 0, 6), (6, 6, 15), (15, 6, 15)]
+    assert first.history.steps("train/loss").tolist() == [4, 6]
+    assert second.history.steps("train/loss").tolist() == [8, 12, 15]
+    whole = fg.Engine(steps=15, log_every=4).fit(Classifier, data)
+    assert_same_bits(trained(second.state), trained(whole.state))
+
+
+def test_a_second_fit_has_other_orders_of_the_data() -> None:
+    class Seeing(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch)})
+
+    data, state = fg.ArrayData(np.arange(8, dtype=np.float32), 4, shuffle=True), None
+    engine, orders = fg.Engine(steps=2, log_every=1), []
+    for _ in range(2):
+        result = engine.fit(None if state else Seeing, data, state=state)
+        orders.append(result.history["train/seen"].ravel().tolist())
+        state = result.state
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(8)) and orders[0] != orders[1]
+
+
+def test_lengths_that_cannot_be_meant() -> None:
+    data = numbers([0])
+    with pytest.raises(ConfigurationError, match="how long to train"):
+        fg.Engine().fit(Counting, data)
+    with pytest.raises(ConfigurationError, match="steps or epochs, not both"):
+        fg.Engine(steps=1, epochs=1)
+    with pytest.raises(ConfigurationError, match="how long to train"):
+        fg.Engine().fit(Counting, data, steps=1, epochs=1)
+    for bad in (0, -1, True):
+        with pytest.raises(ConfigurationError, match="steps is .*positive integer"):
+            fg.Engine().fit(Counting, data, steps=bad)
+    with pytest.raises(ConfigurationError, match="no data"):
+        fg.Engine(steps=1).fit(Counting)
+
+
+def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing() -> None:
+    seen: list[Any] = []
+
+    class Sink:
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            seen.append(record)
+
+    evaluated: list[tuple[int, float]] = []
+    plugins = [Sink(), Evaluating(fg.AtEnd(), evaluated)]
+    result = fg.Engine(steps=1000, dev_run=2, plugins=plugins).fit(Counting, numbers([0], [0]))
+    assert int(result.state.step) == 2 and evaluated == [(2, 2.0)] and not seen
+
+
+def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
+    ends = []
+    plugins = [
+        Act(fg.At(5), lambda run: fg.Stop("enough"), phase="decide"),
+        Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"),
+    ]
+    result = fg.Engine(steps=100, fuse=8, plugins=plugins).fit(Counting, numbers([0]))
+    assert result.stopped == "enough" and ends == [5] and float(result.module.weight) == -5
+
+
+def test_an_action_replaces_the_state() -> None:
+    def reset(run: fg.Run) -> fg.Replace:
+        weight = jnp.full((), 100.0)
+        return fg.Replace(run.state.replace(module=eqx.tree_at(lambda module: module.weight, run.state.module, weight)))
+
+    result = fg.Engine(steps=5, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
+    assert float(result.module.weight) == 98 and int(result.state.step) == 5
+
+
+# --- metrics over windows ---------------------------------------------------------------------------------------------
+
+
+class Measured(Counting):
+    """A `Counting` with metrics of its batches, which are rows of numbers, and of whether these are positive."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        logits = jnp.stack([jnp.zeros(len(batch)), batch], axis=-1)
+        metrics = {
+            "average": fg.metrics.MovingAverage.of(jnp.mean(batch, where=ctx.mask), weight=0.25),
+            "positive": fg.metrics.Accuracy.of(logits, jnp.ones(len(batch), int), ctx.mask),
+            "mean": jnp.mean(batch, where=ctx.mask),
+            "largest": fg.metrics.Max.of(batch, ctx.mask),
+        }
+        return super().training_step(batch, ctx).replace(metrics=metrics)
+
+
+@pytest.mark.parametrize("log", [1, 2])
+def test_case_13_a_moving_average_is_carried_across_windows(log: int) -> None:
+    result = fg.Engine(steps=6, log_every=log).fit(Measured, numbers([4], [0], [0], [0], [0], [0]))
+    expected = np.asarray([4, 2, 4 / 3, 1, 0.75, 0.5625])[log - 1 :: log]
+    np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+def test_case_14_a_window_is_exact_over_uneven_batches(remainder: Any, fuse: int) -> None:
+    data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5, -7], np.float32), 4, remainder=remainder)
+    result = fg.Engine(steps=2, fuse=fuse).fit(Measured, data)
+    assert result.metrics["train"]["positive"] == pytest.approx(5 / 6)
+    assert result.metrics["train"]["mean"] == pytest.approx(8 / 6)
+    assert result.metrics["train"]["largest"] == 5
+
+
+def test_only_log_triggers_close_a_window() -> None:
+    quiet = fg.Engine(steps=6, log_every=3).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
+
+    def look(run: fg.Run) -> None:
+        assert int(run.state.step) == run.step
+
+    noisy = [Act(fg.Every(1), look, phase=phase, instance=phase) for phase in ("act", "save", "decide")]
+    busy = fg.Engine(steps=6, log_every=3, plugins=noisy).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
+    for result in (quiet, busy):
+        assert result.history["train/mean"].tolist() == [2, 5]
+        assert result.history["train/largest"].tolist() == [3, 6]
+        assert result.history.steps("train/mean").tolist() == [3, 6]
+
+
+def test_a_plugin_closes_the_window_by_an_action_of_phase_log() -> None:
+    plugin = Act(fg.Every(2), None, phase="log")
+    result = fg.Engine(steps=6, log_every=None, plugins=[plugin]).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
+    assert result.history["train/mean"].tolist() == [1.5, 3.5, 5.5]
+
+
+def test_without_a_log_trigger_nothing_is_logged() -> None:
+    result = fg.Engine(steps=3, log_every=None).fit(Measured, numbers([1]))
+    assert result.history.names() == [] and result.metrics == {}
+
+
+def test_batch_loss_and_its_moving_average_are_always_there() -> None:
+    class Losing(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight * 0 + batch.mean())
+
+    result = fg.Engine(steps=4, log_every=2).fit(Losing, numbers([4], [0], [2], [6]))
+    assert result.history["train/loss"].tolist() == [2, 4]
+    assert result.history["train/batch_loss"].tolist() == [0, 6]
+    np.testing.assert_allclose(result.history["train/loss_average"], [2, 3], rtol=1e-6)  # weights 1, 1/2, 1/3, 1/4
+
+
+# --- fg.Task ----------------------------------------------------------------------------------------------------------
+
+
+class Scale(eqx.Module):
+    factor: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.factor * x
+
+
+def task(**options: Any) -> fg.Task:
+    """Ten times the input as the loss of an example, averaged over its elements."""
+    return fg.Task(Scale(jnp.full((), 10.0)), lambda preds, batch: preds.mean(-1), optax.sgd(0.0), **options)
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 10.0), (2.5, 25.0), (lambda step: step / 20, 50.0)])
+def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
+    data = [(np.ones((2, 3), np.float32),)]
+    engine = fg.Engine(steps=1)
+    state = engine.init(task(weight=weight), data)
+    _, output = engine.step(state.replace(step=jnp.int32(100)), data[0])
+    assert float(output.loss) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, (15.0, 10.0)), (3.0, (45.0, 30.0))])
+def test_case_24_masks(weight: float, expected: tuple[float, float]) -> None:
+    rows = np.asarray([[1, 1], [2, 2]], np.float32)
+    everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
+    masked = fg.Engine(steps=1).fit(task(weight=weight), [fg.Masked((rows,), np.asarray([True, False]))])
+    found = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
+    assert found == pytest.approx(expected)
+
+
+def test_a_task_trains_a_plain_model_with_metrics() -> None:
+    x = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    model = eqx.nn.Linear(2, "scalar", key=jax.random.key(0))
+    task = fg.Task(
+        model,
+        loss=lambda preds, batch: (preds - batch[1]) ** 2,
+        optimizer=optax.sgd(0.3),
+        metrics={"off": lambda preds, batch: jnp.abs(preds - batch[1])},
+    )
+    data = fg.ArrayData((x, x @ np.asarray([2.0, -1.0], np.float32) + 1), 8)
+    result = fg.Engine(steps=200).fit(task, data)
+    np.testing.assert_allclose(result.module.model.weight, [[2.0, -1.0]], atol=1e-3)
+    assert fg.Engine(steps=1).evaluate(result, data)["off"] < 1e-3
+
+
+def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
+    with pytest.raises(ModelError, match="forward=lambda"):
+        fg.Engine(steps=1).fit(task(), [{"x": np.ones((2, 3), np.float32)}])
+    with pytest.raises(ConfigurationError, match=r"pass optimizer="):
+        fg.Engine(steps=1).fit(fg.Task(Scale(jnp.ones(())), lambda preds, batch: preds), [(np.ones(2, np.float32),)])
+
+
+# --- what is no model -------------------------------------------------------------------------------------------------
+
+
+def test_models_without_a_contract_are_told_what_is_missing() -> None:
+    class Stepless(fg.Module):
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(1.0)
+
+    class Unoptimized(Counting):
+        def configure_optimizers(self) -> Any:
+            return 0.1
+
+    class Several(Counting):
+        def configure_optimizers(self) -> Any:
+            return {"a": fg.Phase(optax.sgd(1.0)), "b": fg.Phase(optax.sgd(1.0))}
+
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (Stepless(), ModelError, "Stepless has no training_step"),
+        (eqx.nn.Linear(2, 2, key=jax.random.key(0)), ModelError, "subclass fg.Module, or wrap the model in fg.Task"),
+        (Unoptimized, ConfigurationError, "Unoptimized.configure_optimizers gave float"),
+        (Several, PluginError, "2 optimizers"),
+        (3, ModelError, "int is none of them"),
+    ]
+    for model, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            fg.Engine(steps=1).fit(model, numbers([0]))
+
+
+def test_fit_takes_a_model_or_a_state() -> None:
+    engine, data = fg.Engine(steps=1), numbers([0])
+    state = engine.init(Counting, data)
+    with pytest.raises(ConfigurationError, match="not both"):
+        engine.fit(Counting, data, state=state)
+    with pytest.raises(ModelError, match="NoneType"):
+        engine.fit(data=data)
+
+
+# --- stopped from outside ---------------------------------------------------------------------------------------------
+
+STOPPED = """
+import os, signal, sys, time
+import fulgurite as fg, numpy as np
+sys.path.insert(0, sys.argv[1])
+from models import Act, Counting, Events
+
+def slow():
+    while True:
+        time.sleep(0.01)
+        yield np.zeros(1, np.float32)
+
+def train(action):
+    ends, events = [], Events()
+    plugins = [Act(fg.At(7), action), Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"), events]
+    try:
+        result = fg.Engine(steps=2_000, plugins=plugins).fit(Counting, fg.Data(slow(), prefetch=0))
+        print(result.stopped, int(result.state.step), float(result.module.weight), len(ends), len(events.results))
+    except KeyboardInterrupt:
+        print("at once", len(events.exceptions), len(events.results))
+
+train(lambda run: print("training", flush=True))
+train(lambda run: os.kill(os.getpid(), signal.SIGTERM))
+train(lambda run: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)] and None)
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
+    arguments = [sys.executable, "-c", STOPPED, str(Path(__file__).parent)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "training\n"
+            process.send_signal(signal.SIGINT)
+            lines = process.communicate(timeout=120)[0].splitlines()
+        finally:
+            process.kill()
+    for line, expected in zip(lines, ("SIGINT", "SIGTERM"), strict=False):
+        reason, step, weight, planned_ends, told = line.split()
+        assert (reason, planned_ends, told) == (expected, "0", "1")
+        assert int(step) == -float(weight) and 7 <= int(step) < 2000
+    assert int(lines[1].split()[1]) in (7, 8)  # seen after the step that may have been begun already
+    assert lines[2:] == ["at once 1 0", "True True"]
+
+
+# --- nothing is waited for --------------------------------------------------------------------------------------------
+
+
+def test_no_host_hook_waits_for_the_device() -> None:
+    """Every step takes long: had anything waited for the newest one, all arrays would be computed by then."""
+    x = np.random.default_rng(0).normal(size=(600, 600)).astype(np.float32)
+    computed: list[tuple[str, int, bool]] = []
+
+    class Slow(fg.Module):
+        weight: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            product = jax.lax.fori_loop(0, 30, lambda _, x: jnp.tanh(x @ batch), batch * self.weight)
+            return fg.Output(self.weight + jax.lax.stop_gradient(product.mean()))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    class Watching:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("watch", fg.Every(1), lambda run: self.note("action", run.step))]
+
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            self.note("sink", record.step)
+
+        @fg.hookimpl
+        def on_epoch_end(self, run: fg.Run) -> None:
+            self.note("epoch", run.step)
+
+        def note(self, what: str, step: int) -> None:
+            computed.append((what, step, all(array.is_ready() for array in jax.live_arrays())))
+
+    steps = 7
+    fg.Engine(steps=steps, log_every=2, plugins=[Watching()]).fit(Slow(jnp.ones(())), [x, x, x])
+    running = [(what, step) for what, step, done in computed if not done]
+    # The records of the last two windows are only there when everything is.
+    expected = [("action", step) for step in range(1, steps + 1)] + [
+        ("epoch", 3),
+        ("epoch", 6),
+        ("sink", 2),
+        ("sink", 4),
+    ]
+    assert set(expected) <= set(running)

@@ -1,0 +1,536 @@
+"""Every hook: what it does to a run, and where it is described."""
+
+import ast
+import hashlib
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite import hooks
+from fulgurite.errors import ModelError
+from models import Act, Counting, Linear, assert_close, assert_same_bits, numbers, regression, trained
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+
+TESTED = {
+    "rng_streams": "test_hooks.py::test_rng_streams_are_there_by_name",
+    "mesh": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
+    "state_sharding": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
+    "batch_sharding": "test_sharding_hooks.py::test_batches_are_placed_as_the_plugin_says",
+    "update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
+    "consensus": "test_hooks.py::test_consensus_decides_for_all_processes",
+    "optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
+    "evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
+    "gradient_transform": "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer",
+    "plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
+    "schedule": "test_schedule.py::test_actions_run_by_phase_in_a_fixed_order",
+    "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
+    "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
+    "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
+    "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
+    "step_metrics": "test_hooks.py::test_step_metrics_stand_under_the_plugins_name",
+    "on_fit_start": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
+    "on_fit_end": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
+    "on_epoch_end": "test_hooks.py::test_on_epoch_end_comes_at_the_last_batch",
+    "on_evaluate_end": "test_hooks.py::test_evaluators_are_run_by_name",
+    "on_compile": "test_hooks.py::test_on_compile_gets_cost_and_memory",
+    "on_save": "test_resume_seam.py::test_the_checkpointer_tells_of_its_saves",
+    "on_restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
+    "on_exception": "test_plugins.py::test_on_exception_is_called_for_all_whatever_the_others_do",
+    "log_scalars": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
+    "log_media": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
+    "log_text": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
+    "log_config": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
+    "durable": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
+    "rewind": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
+    "host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
+    "restore_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
+    "save": "test_resume_seam.py::test_a_run_is_saved_when_asked_and_at_its_end",
+    "restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
+}
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+def plugin(name: str, /, **members: Any) -> Any:
+    """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
+    marked = {key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()}
+    return type(name, (), {"plugin_name": name, **marked})()
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+def test_every_hook_has_a_test() -> None:
+    kinds = engine().plugins.kinds
+    assert sorted(TESTED) == sorted(kinds)
+    for hook, where in TESTED.items():
+        file, _, name = where.partition("::")
+        functions = [node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        assert name in functions, f"{hook} is said to be tested by {where}"
+
+
+def test_every_hook_says_what_it_is() -> None:
+    silent = [name for name in engine().plugins.kinds if not (getattr(hooks, name).__doc__ or "").strip()]
+    assert not silent
+
+
+def test_the_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate_hooks", DOCS / "generate_hooks.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(generator := importlib.util.module_from_spec(spec))
+    written = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    assert written == generator.page(), "run python docs/generate_hooks.py"
+    for hook in engine().plugins.kinds:
+        assert f"\n### {hook}\n\n```python\ndef {hook}(self" in written
+
+
+# --- build ------------------------------------------------------------------------------------------------------------
+
+
+class Drawing(Counting):
+    """Logs a random number of the stream `noise` at every step."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        drawn = jax.random.uniform(ctx.key("noise"))
+        return super().training_step(batch, ctx).replace(metrics={"drawn": fg.metrics.Last.of(drawn)})
+
+
+def test_rng_streams_are_there_by_name() -> None:
+    noise = plugin("noisy", rng_streams=lambda self: [fg.Stream("noise", train=True)])
+    result = engine(noise, steps=3, seed=7, log_every=1).fit(Drawing, numbers([0]))
+    expected = [jax.random.uniform(by_hand(7, "noise", step, "train")).item() for step in range(3)]
+    assert result.history["train/drawn"].tolist() == expected
+
+
+def by_hand(seed: int, stream: str, step: int, phase: str) -> Any:
+    """A key as row K9 of spec/parity.md says: the root folded with the stream's name, the step and the phase."""
+
+    def word(name: str) -> int:
+        return int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big")
+
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), word(stream)), step)
+    return jax.random.fold_in(key, word(phase))
+
+
+class Adding(fg.UpdateRule):
+    """Adds 2 to the weight and counts."""
+
+    def init(self, module: Any) -> Any:
+        return jnp.zeros((), int)
+
+    def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
+        module = jax.tree.map(lambda weight: weight + 2, state.module)
+        return state.replace(module=module, opt_state=state.opt_state + 1), forward(state.module, batch, ctx)
+
+
+def test_update_rule_is_the_inside_of_a_step() -> None:
+    phases: list[Any] = []
+
+    def update_rule(self: Any, phases_: Any = None, phases: Any = phases, **_: Any) -> fg.UpdateRule:
+        return Adding()
+
+    class Ruling:
+        @fg.hookimpl
+        def update_rule(self, phases: dict[str, fg.Phase]) -> fg.UpdateRule:
+            given.append(list(phases))
+            return Adding()
+
+    given: list[list[str]] = []
+    result = engine(Ruling(), steps=5).fit(Counting(), numbers([0]))
+    assert given == [["default"]]
+    assert (float(result.module.weight), int(result.state.opt_state)) == (10, 5)
+
+
+class Preempting(fg.Consensus):
+    """Meets every third step and wants to stop at 6; what processes wish for themselves it overrules."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, frozenset[str]]] = []
+
+    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
+        self.asked.append((step, wishes))
+        return frozenset({"stop:preempted"} if step == 6 else ())
+
+    def next_meeting(self, step: int) -> int | None:
+        return step - step % 3 + 3
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_consensus_decides_for_all_processes(fuse: int) -> None:
+    consensus, ends = Preempting(), []
+    by_clock = Act(fg.Period(1e-9), lambda run: ends.append(run.step))
+    agreeing = plugin("agreeing", consensus=lambda self: consensus)
+    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers([0]))
+    assert (result.stopped, int(result.state.step)) == ("preempted", 6)
+    assert not ends
+    asked = [step for step, _ in consensus.asked if step]
+    assert set(asked) == ({3, 6} if fuse == 8 else set(range(1, 7)))
+    assert all("task:act.act" in wishes for step, wishes in consensus.asked if step)
+
+
+def test_optimizers_take_the_place_of_the_modules() -> None:
+    thrice = plugin("thrice", optimizers=lambda self: {"default": fg.Phase(optax.sgd(3.0))})
+    assert float(engine(thrice, steps=4).fit(Counting(), numbers([0])).module.weight) == -12
+
+
+def test_optimizers_may_leave_it_to_the_module() -> None:
+    assert float(engine(plugin("shy", optimizers=lambda self: None), steps=4).fit(Counting(), numbers([0])).module.weight) == -4
+
+
+def test_evaluators_are_run_by_name() -> None:
+    told: list[Any] = []
+    answers: list[Any] = []
+    spec = fg.EvaluatorSpec("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
+    evaluators = plugin(
+        "evaluating",
+        evaluators=lambda self: [spec, fg.EvaluatorSpec("short", numbers([2, 4], [9]), limit=1, metrics=spec.metrics)],
+        on_evaluate_end=lambda self, run, name, metrics: told.append((run.step, name, metrics)),
+    )
+
+    def evaluate(run: fg.Run) -> None:
+        answers.extend([run.evaluate("test"), run.evaluate("short")])
+
+    result = engine(evaluators, Act(fg.At(3), evaluate, "evaluate"), steps=4).fit(Counting(), numbers([0]))
+    assert answers == [{"updates": 3.0, "mean": 5.0}, {"updates": 3.0, "mean": 3.0}]
+    assert told == [(3, "test", answers[0]), (3, "short", answers[1])]
+    assert result.metrics["test"] == answers[0]
+    assert result.history["test/mean"].tolist() == [5]
+    assert result.history.steps("short/mean").tolist() == [3]
+
+
+@pytest.mark.parametrize(("order", "weight"), [(("scale", "clip"), -6.0), (("clip", "scale"), -30.0)])
+def test_gradient_transforms_are_chained_before_the_optimizer(order: tuple[str, ...], weight: float) -> None:
+    """The gradient is 1: scaled to 10 and clipped to 2, or clipped to 1 and scaled to 10."""
+    asked: list[str] = []
+
+    def giving(transform: optax.GradientTransformation) -> Any:
+        return lambda self, optimizer: (asked.append(optimizer), transform)[1]
+
+    transforms = {"scale": optax.scale(10.0), "clip": optax.clip(2.0)}
+    plugins = [plugin(name, gradient_transform=giving(transforms[name])) for name in order]
+    result = engine(*plugins, plugin("shy", gradient_transform=lambda self: None), steps=3).fit(Counting(), numbers([0]))
+    assert float(result.module.weight) == weight
+    assert asked == ["default", "default"]
+
+
+# --- traced, with state of their own ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """An exponential moving average of the weights."""
+
+    decay: float = 0.9
+
+    @fg.hookimpl
+    def plugin_state(self, module: Linear) -> Any:
+        return {"average": module}
+
+    @fg.hookimpl
+    def after_update(self, module: Linear, own: Any) -> Any:
+        average = jax.tree.map(lambda old, new: self.decay * old + (1 - self.decay) * new, own["average"], module)
+        return module, {"average": average}
+
+    @fg.hookimpl
+    def module_views(self, state: fg.TrainState) -> dict[str, Any]:
+        return {"averaged": state.plugins["averaging"]["average"]}
+
+
+def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and their average after so many steps of gradient descent, in float64."""
+    weight, average = np.zeros(3), np.zeros(3)
+    batches = [batch for _ in range(steps) for batch in regression(24, 8)][:steps]
+    for batch in batches:
+        x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
+        weight = weight - 0.1 * 2 * x.T @ (x @ weight - y) / len(y)
+        average = 0.9 * average + 0.1 * weight
+    return weight, average
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_averages_of_the_weights_are_those_of_numpy(fuse: int) -> None:
+    result = engine(Averaging(), steps=11, fuse=fuse, log_every=5).fit(Linear(), regression(24, 8))
+    weight, average = averaged_by_hand(11)
+    np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
+    np.testing.assert_allclose(result.state.plugins["averaging"]["average"].weight, average, rtol=1e-5)
+
+
+def test_averaging_leaves_training_as_it_is() -> None:
+    with_, without = (engine(*plugins, steps=11).fit(Linear(), regression(24, 8)) for plugins in ([Averaging()], []))
+    assert_same_bits(trained(with_.state), trained(without.state))
+
+
+def test_module_views_are_evaluated_by_name() -> None:
+    data = regression(24, 8)
+    spec = fg.EvaluatorSpec("averaged", data, weights="averaged")
+    evaluating = plugin("evaluating", evaluators=lambda self: [spec])
+    answers: list[Any] = []
+    act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))
+    engine(Averaging(), evaluating, act, steps=9).fit(Linear(), data)
+    x, y = (np.concatenate([batch[name] for batch in data]) for name in ("x", "y"))
+    assert answers[0]["error"] == pytest.approx(float(np.mean((x @ averaged_by_hand(6)[1] - y) ** 2)), rel=1e-5)
+
+
+def test_a_view_that_nobody_gives_is_an_error_that_names_those_there_are() -> None:
+    given = engine(Averaging(), steps=1)
+    state = given.init(Linear(), regression())
+    np.testing.assert_array_equal(given.view(state, "averaged").weight, np.zeros(3))
+    with pytest.raises(fg.errors.PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"):
+        given.view(state, "averagde")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Adds the batch's number to its own slice."""
+
+    factor: float
+    instance: str
+
+    @fg.hookimpl
+    def plugin_state(self) -> Any:
+        return {"total": jnp.zeros(())}
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any, output: fg.Output) -> Any:
+        return module, {"total": own["total"] + self.factor * output.preds.sum()}
+
+
+def test_each_plugin_has_a_slice_of_its_own() -> None:
+    result = engine(Tally(1.0, "one"), Tally(10.0, "ten"), steps=3).fit(Counting(), numbers([1], [2], [3]))
+    assert jax.tree.map(float, result.state.plugins) == {"tally:one": {"total": 6.0}, "tally:ten": {"total": 60.0}}
+
+
+def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
+    seen: list[Any] = []
+    looks = plugin("looks", after_update=lambda self, module, own: (seen.append(own), (module, own))[1])
+    assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugins == {}
+    assert set(seen) == {None}
+    makes = plugin("makes", after_update=lambda self, module: (module, jnp.zeros(())))
+    with pytest.raises(ModelError, match="plugin 'makes'.*after_update.*structure"):
+        engine(makes, steps=1).fit(Counting(), numbers([0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda total: total[:2], r"total.* from float32\[3\] to float32\[2\]"),
+        (lambda total: total.astype(jnp.int32), r"total.* from float32\[3\] to int32\[3\]"),
+        (lambda total: (total, total), r"structure.*total"),
+    ],
+)
+def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: str) -> None:
+    changing = plugin(
+        "changing",
+        plugin_state=lambda self: {"total": jnp.zeros(3)},
+        after_update=lambda self, module, own: (module, {"total": change(own["total"])}),
+    )
+    with pytest.raises(ModelError, match=f"plugin 'changing'.*after_update.*{expected}"):
+        engine(changing, steps=1).fit(Counting(), numbers([0]))
+
+
+def test_a_module_keeps_its_shapes_too() -> None:
+    changing = plugin("changing", after_update=lambda self, module, own: (jax.tree.map(lambda x: x[None], module), own))
+    with pytest.raises(ModelError, match=r"plugin 'changing'.*after_update.*weight from float32\[\] to float32\[1\]"):
+        engine(changing, steps=1).fit(Counting(), numbers([0]))
+
+
+def test_after_update_returns_a_pair() -> None:
+    with pytest.raises(ModelError, match=r"plugin 'single'.*after_update: return \(module, own\), not Counting"):
+        engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(Counting(), numbers([0]))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Draws in every traced hook, and once for its own slice."""
+
+    instance: str
+
+    @fg.hookimpl
+    def plugin_state(self, key: Any) -> Any:
+        return jax.random.uniform(key, (2,))
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+        return module, own + jax.random.uniform(ctx.key(), (2,))
+
+    @fg.hookimpl
+    def step_metrics(self, ctx: fg.Context) -> dict[str, Any]:
+        return {"drawn": fg.metrics.Last.of(jax.random.uniform(ctx.key()))}
+
+
+class Blurred(Linear):
+    """Learns from inputs with noise, drawn from the stream `default`."""
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jax.random.normal(key, (3,))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        keys = ctx.keys("default", len(batch["y"]))
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys)
+        return super().training_step({"x": batch["x"] + noise, "y": batch["y"]}, ctx)
+
+
+def test_adding_a_plugin_changes_no_other_random_number() -> None:
+    settings = {"steps": 4, "seed": 3, "log_every": 1}
+    alone = engine(**settings).fit(Blurred, regression())
+    one = engine(Noise("a"), **settings).fit(Blurred, regression())
+    two = engine(Noise("b"), Noise("a"), **settings).fit(Blurred, regression())
+    for result in (one, two):
+        assert_same_bits(trained(result.state), trained(alone.state))
+        assert result.history["train/loss"].tobytes() == alone.history["train/loss"].tobytes()
+    assert_same_bits(one.state.plugins["noise:a"], two.state.plugins["noise:a"])
+    assert one.history["train/noise:a/drawn"].tobytes() == two.history["train/noise:a/drawn"].tobytes()
+    drawn = [*two.history["train/noise:a/drawn"], *two.history["train/noise:b/drawn"]]
+    assert len(set(drawn)) == 8
+    assert not np.array_equal(two.state.plugins["noise:a"], two.state.plugins["noise:b"])
+
+
+def test_traced_hooks_do_the_same_in_fused_steps() -> None:
+    plugins = [Noise("a"), Averaging(), plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)})]
+    single, fused, split = (
+        engine(*plugins, *others, steps=19, fuse=fuse, log_every=6).fit(Blurred, regression())
+        for fuse, others in ((1, []), (8, []), (8, [Act(fg.Every(5), lambda run: None)]))
+    )
+    assert_same_bits(fused.state, split.state)
+    assert_close((trained(single.state), single.state.plugins), (trained(fused.state), fused.state.plugins))
+    for name in single.history:
+        np.testing.assert_allclose(single.history[name], fused.history[name], rtol=1e-5)
+
+
+# --- traced -----------------------------------------------------------------------------------------------------------
+
+
+class Seeing(Counting):
+    """Logs the batch that the step gets."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return super().training_step(batch, ctx).replace(metrics={"seen": jnp.mean(batch)}, preds=batch)
+
+
+def test_transform_batch_is_folded_in_training_alone() -> None:
+    double = plugin("double", transform_batch=lambda self, batch: 2 * batch)
+    increment = plugin("increment", transform_batch=lambda self, batch: batch + 1)
+    data = numbers([1, 3], [5, 7])
+    both = engine(double, increment, steps=2, log_every=1)
+    result = both.fit(Seeing(), data)
+    assert result.history["train/seen"].tolist() == [5, 13]
+    assert both.predict(result, data).tolist() == [1, 3, 5, 7]
+
+
+def test_loss_terms_are_part_of_the_loss() -> None:
+    decay = plugin("decay", loss_terms=lambda self, module: {"l2": 0.5 * jnp.sum(module.weight**2)})
+    pull = plugin("pull", loss_terms=lambda self, module, output: {"pull": module.weight[0] + 0 * output.loss})
+    settings = engine(decay, pull, steps=6, log_every=1)
+    result = settings.fit(Linear(), regression(24, 8))
+    weight, losses, terms = np.zeros(3), [], []
+    for batch in [*regression(24, 8)] * 2:
+        x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
+        terms.append(0.5 * weight @ weight)
+        losses.append(np.mean((x @ weight - y) ** 2) + terms[-1] + weight[0])
+        weight = weight - 0.1 * (2 * x.T @ (x @ weight - y) / len(y) + weight + [1, 0, 0])
+    np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
+    np.testing.assert_allclose(result.history["train/loss"], losses, rtol=1e-5)
+    np.testing.assert_allclose(result.history["train/l2"], terms, rtol=1e-5)
+    evaluated = settings.evaluate(result, regression(24, 8))
+    assert evaluated["l2"] == pytest.approx(0.5 * weight @ weight, rel=1e-5)
+    assert evaluated["loss"] == pytest.approx(evaluated["error"] + evaluated["l2"] + evaluated["pull"], rel=1e-5)
+
+
+def test_after_update_is_folded_over_the_module() -> None:
+    """Each step: minus 1, plus 0.5, times 2."""
+    shift = plugin("shift", after_update=lambda self, module, own: (jax.tree.map(lambda x: x + 0.5, module), own))
+    double = plugin("double", after_update=lambda self, module, own: (jax.tree.map(lambda x: x * 2, module), own))
+    assert float(engine(shift, double, steps=3).fit(Counting(), numbers([0])).module.weight) == -7
+    assert float(engine(double, shift, steps=3).fit(Counting(), numbers([0])).module.weight) == -10.5
+
+
+def test_step_metrics_stand_under_the_plugins_name() -> None:
+    """The gradient is 1 before the plugins, 3 as the optimizer gets it, and the learning rate 1."""
+    scale = plugin("scale", gradient_transform=lambda self: optax.scale(3.0))
+
+    def step_metrics(self: Any, output: fg.Output, grads: Any, updates: Any, ctx: fg.Context) -> dict[str, Any]:
+        return {
+            "gradient": grads.weight,
+            "update": fg.metrics.Min.of(updates.weight),
+            "step": fg.metrics.Last.of(ctx.step),
+            "loss": fg.metrics.Sum.of(output.loss),
+        }
+
+    result = engine(scale, plugin("norms", step_metrics=step_metrics), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert result.history["train/norms/gradient"].tolist() == [3, 3]
+    assert result.history["train/norms/update"].tolist() == [-3, -3]
+    assert result.history["train/norms/step"].tolist() == [1, 3]
+    assert result.history["train/norms/loss"].tolist() == [0 - 3, -6 - 9]
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:
+    told: list[Any] = []
+    ends: list[fg.Result] = []
+
+    def on_fit_end(self: Any, run: fg.Run, result: fg.Result) -> None:
+        told.append(("end", run.step, float(run.state.module.weight)))
+        ends.append(result)
+
+    def on_fit_start(self: Any, run: fg.Run) -> None:
+        told.append(("start", run.step, run.span))
+
+    both = engine(plugin("told", on_fit_start=on_fit_start, on_fit_end=on_fit_end), steps=4)
+    first = both.fit(Counting(), numbers([0]))
+    second = both.fit(data=numbers([0]), state=first.state, steps=2)
+    assert told == [("start", 0, fg.Span(0, 4)), ("end", 4, -4.0), ("start", 4, fg.Span(4, 6)), ("end", 6, -6.0)]
+    assert [id(result) for result in ends] == [id(first), id(second)]
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
+    told: list[Any] = []
+    listener = plugin("told", on_epoch_end=lambda self, run, epoch: told.append((epoch, run.step, run.span.epoch_ends)))
+    engine(listener, steps=8, fuse=fuse).fit(Counting(), numbers([0], [0], [0]))
+    assert told == [(0, 3, (3,)), (1, 6, (3, 6))]
+
+
+@dataclass(frozen=True)
+class Compilations:
+    """Keeps what `on_compile` tells."""
+
+    told: list[Any] = field(default_factory=list)
+
+    @fg.hookimpl
+    def on_compile(self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any) -> None:
+        self.told.append((run, name, batch_spec, compiled))
+
+
+def test_on_compile_gets_cost_and_memory() -> None:
+    listener = Compilations()
+    engine(listener, steps=4).fit(Linear(), regression(20, 8))
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, spec) for _, _, spec, _ in listener.told]
+    assert shapes == [{"x": (8, 3), "y": (8,)}, {"x": (4, 3), "y": (4,)}]
+    for run, name, _, compiled in listener.told:
+        assert isinstance(run, fg.Run) and name == "step"
+        assert compiled.cost_analysis()["flops"] > 0
+        assert compiled.memory_analysis().argument_size_in_bytes > 0
+
+
+def test_on_compile_has_no_run_outside_of_a_fit() -> None:
+    listener = Compilations()
+    stepping = engine(listener, steps=2)
+    state = stepping.init(Counting(), numbers([0]))
+    state, _ = stepping.step(state, numbers([0])[0])
+    assert [run for run, *_ in listener.told] == [None]
+    stepping.fit(Counting(), numbers([0]), fuse=2)
+    stepping.step(state, numbers([0, 0])[0])
+    assert [run is None for run, *_ in listener.told] == [True, False, True]

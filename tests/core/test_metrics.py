@@ -1,0 +1,405 @@
+import math
+from functools import reduce
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.metrics import (
+    Accuracy,
+    AveragePrecision,
+    Collect,
+    Gathered,
+    Last,
+    Max,
+    Mean,
+    Metric,
+    Min,
+    MovingAverage,
+    Running,
+    Std,
+    Sum,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, top_k_accuracy_score
+
+OF_VALUES = [Mean, Sum, Min, Max, Std]
+NAN, INF = math.nan, math.inf
+
+
+class F1(Metric):
+    """A metric made of metrics, as a user writes it."""
+
+    hits: Sum
+    misses: Sum
+
+    def compute(self) -> dict[str, Any]:
+        return {"hits": self.hits.compute(), "misses": self.misses.compute()}
+
+
+def bits(tree: Any) -> list[tuple[str, tuple[int, ...], bytes]]:
+    """Dtype, shape and bytes of every leaf."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return [(str(leaf.dtype), leaf.shape, leaf.tobytes()) for leaf in leaves]
+
+
+def some_metrics() -> list[Metric]:
+    values = jnp.array([1.5, -0.1, 3e8, 7.25])
+    infinite, minus_zero = jnp.array([INF, 1.0]), jnp.array(-0.0)
+    made = [
+        kind.of(given) for kind in OF_VALUES for given in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
+    ]
+    accuracy = Accuracy.of(jnp.eye(3), jnp.array([0, 1, 0]))
+    return [*made, accuracy, Mean.of(values, weight=values), F1(Sum.of(values), Sum.of(1))]
+
+
+@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
+def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: Metric):
+    merged = reduce(lambda a, b: a.merge(b), [metric, metric, metric])
+    for one in (metric, merged, metric.empty()):
+        empty = one.empty()
+        assert jax.tree.structure(empty) == jax.tree.structure(one)
+        assert bits(one.merge(empty)) == bits(one)
+        assert bits(empty.merge(one)) == bits(one)
+        assert bits(jax.jit(lambda a, b: a.merge(b))(empty, one)) == bits(one)
+
+
+@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
+def test_merging_keeps_structure_shapes_and_dtypes(metric: Metric):
+    leaves = jax.tree.leaves(metric)
+    assert all(isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype == jnp.float32 for leaf in leaves)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric))))
+    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, merged: merged.merge(one), one.empty()))
+    assert jax.tree.structure(loop(metric)) == jax.tree.structure(metric)
+    assert bits(loop(metric)) == bits(reduce(lambda a, b: a.merge(b), [metric, metric, metric]))
+
+
+@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
+def test_numpy_fields_are_computed_on_the_host_with_the_same_value(metric: Metric):
+    on_host = jax.tree.map(np.asarray, metric).compute()
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_host))
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(on_host))
+    for compute in (lambda m: m.compute(), jax.jit(lambda m: m.compute())):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1), compute(metric), on_host
+        )
+
+
+def test_a_metric_of_metrics_is_merged_field_by_field():
+    merged = F1(Sum.of(1), Sum.of(2)).merge(F1(Sum.of(10), Sum.of(20)))
+    assert merged.compute() == {"hits": 11, "misses": 22}
+
+
+def test_values_worked_out_by_hand():
+    values = jnp.array([[2.0, 4.0], [4.0, 6.0]])
+    assert Mean.of(values).compute() == 4
+    assert Sum.of(values).compute() == 16
+    assert Min.of(values).compute() == 2
+    assert Max.of(values).compute() == 6
+    assert Std.of(values).compute() == math.sqrt(np.float32(2))
+    assert (
+        Mean.of(5).compute()
+        == Std.of(jnp.array([1, 11])).compute()
+        == Sum.of(np.array([True, False, True] * 2)).compute() + 1
+        == 5
+    )
+
+
+def test_the_mean_is_weighted():
+    weights = [1, 3]
+    assert Mean.of(jnp.array([2.0, 4.0]), weight=jnp.array(weights)).compute() == 3.5
+    assert Mean.of(jnp.array([[2.0, 2.0], [4.0, 4.0]]), weight=jnp.array(weights)).compute() == 3.5
+    assert Mean.of(jnp.array([2.0, 4.0, 9.0]), jnp.array([True, True, False]), jnp.array([1, 3, 5])).compute() == 3.5
+    merged = Mean.of(jnp.float32(2), weight=jnp.int32(4)).merge(Mean.of(jnp.float32(5), weight=jnp.int32(2)))
+    assert merged.compute() == 3
+    assert merged.merge(Mean.of(NAN, weight=0)).compute() == 3
+
+
+@pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e38])
+def test_what_is_masked_may_hold_anything(junk: float):
+    values = jnp.array([[1.0, 3.0], [junk, junk], [5.0, 7.0]])
+    mask = jnp.array([True, False, True])
+    full = jnp.stack([mask, mask], axis=1)
+    kept = jnp.array([1.0, 3.0, 5.0, 7.0])
+    for kind in OF_VALUES:
+        assert bits(kind.of(values, mask)) == bits(kind.of(values, full)), kind
+        assert kind.of(values, mask).compute() == kind.of(kept).compute(), kind
+        assert bits(kind.of(values, mask).compute()) == bits(kind.of(values, np.asarray(mask)).compute()), kind
+    weight = jnp.array([1.0, junk, 1.0])
+    assert Mean.of(values, mask, weight).compute() == 4
+    assert Mean.of(values, weight=jnp.array([1, 0, 1])).compute() == 4
+    gradient = jax.grad(lambda given: Mean.of(given, mask).compute())(values)
+    assert gradient.tolist() == [[0.25, 0.25], [0, 0], [0.25, 0.25]]
+
+
+def test_of_nothing():
+    for nothing in (jnp.zeros(0), jnp.zeros((0, 3))):
+        assert math.isnan(Mean.of(nothing).compute())
+        assert math.isnan(Std.of(nothing).compute())
+        assert (Sum.of(nothing).compute(), Min.of(nothing).compute(), Max.of(nothing).compute()) == (0, INF, -INF)
+    masked = jnp.array([False, False])
+    assert math.isnan(Mean.of(jnp.ones(2), masked).compute())
+    assert math.isnan(Accuracy.of(jnp.ones((2, 3)), jnp.zeros(2, int), masked).compute())
+    for kind in OF_VALUES:
+        nothing, some = kind.of(jnp.array([NAN, 1.0]), masked), kind.of(jnp.array([1.0, 2.0]))
+        assert bits(nothing.merge(some).compute()) == bits(some.merge(nothing).compute()) == bits(some.compute()), kind
+
+
+def test_nan_and_infinity_are_not_hidden():
+    for kind in OF_VALUES:
+        for bad in (NAN, INF):
+            merged = kind.of(jnp.array([1.0, bad])).merge(kind.of(jnp.ones(2))).compute()
+            assert not math.isfinite(merged) or (kind is Min and bad == INF), (kind, bad)
+    assert Sum.of(INF).merge(Sum.of(1)).compute() == Mean.of(jnp.array([INF, 1])).merge(Mean.of(3)).compute() == INF
+    assert math.isnan(Sum.of(INF).merge(Sum.of(-INF)).compute())
+    assert math.isnan(Min.of(jnp.array([NAN, 1])).merge(Min.of(0)).compute())
+
+
+def test_a_mask_that_does_not_fit_is_an_error_that_names_both_shapes():
+    for kind in OF_VALUES:
+        with pytest.raises(ConfigurationError, match=r"mask of shape \[2\] for values of shape \[3, 2\]"):
+            kind.of(jnp.ones((3, 2)), jnp.array([True, False]))
+    with pytest.raises(ConfigurationError, match=r"weight of shape \[2, 3\] for values of shape \[2\]"):
+        Mean.of(jnp.ones(2), weight=jnp.ones((2, 3)))
+
+
+def test_the_mean_of_many_values_stays_exact():
+    """51 million times 0.1, where plain float32 sums are 5e-4 off; whole batches, and values one by one."""
+
+    def total(batch: int, batches: int) -> Any:
+        def add(_: Any, mean: Mean) -> Mean:
+            return mean.merge(Mean.of(jnp.full(batch, 0.1)))
+
+        return jax.jit(lambda: jax.lax.fori_loop(0, batches, add, Mean.of(0.0).empty()))()
+
+    for batch, batches in ((1_000, 51_000), (1, 5_100_000)):
+        mean = total(batch, batches)
+        assert abs(float(mean.compute()) / 0.1 - 1) < 1e-6
+        assert mean.weight.compute() == batch * batches
+
+
+def test_small_values_are_not_lost_beside_large_ones():
+    parts = [Sum.of(value) for value in (1e8, 1.0, -1e8, 1e-3, 3e8, -3e8)]
+    for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
+        assert reduce(lambda a, b: a.merge(b), order).compute() == np.float32(1.001)
+
+
+@given(st.lists(st.lists(st.floats(-1000, 1000, width=32), max_size=5), min_size=1, max_size=6), st.randoms())
+def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], random: Any):
+    every = np.array([value for batch in batches for value in batch], np.float64)
+    for kind in (Mean, Sum, Min, Max):
+        parts: list[Any] = [kind.of(np.array(batch, np.float32)) for batch in batches]
+        while len(parts) > 1:
+            a, b = parts.pop(random.randrange(len(parts))), parts.pop(random.randrange(len(parts)))
+            parts.append(a.merge(b))
+        expected = {Sum: every.sum(), Min: every.min(initial=INF), Max: every.max(initial=-INF)}
+        expected[Mean] = every.sum() / every.size if every.size else NAN
+        np.testing.assert_allclose(parts[0].compute(), expected[kind], rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [[300], [1] * 20 + [280], [299, 1], [100, 0, 7, 93, 100]])
+@pytest.mark.parametrize("offset", [0, 1e4, -3e6])
+def test_the_standard_deviation_beside_a_large_mean(sizes: list[int], offset: float):
+    values = (np.random.default_rng(0).normal(size=300) * 3 + offset).astype(np.float32)
+    parts = [Std.of(part) for part in np.split(values, np.cumsum(sizes)[:-1])]
+    exact = values.astype(np.float64).std()
+    np.testing.assert_allclose(reduce(lambda a, b: a.merge(b), parts).compute(), exact, rtol=3e-6)
+    np.testing.assert_allclose(reduce(lambda a, b: b.merge(a), parts).compute(), exact, rtol=3e-6)
+
+
+def test_the_standard_deviation_of_many_batches():
+    def add(index: Any, std: Std) -> Std:
+        return std.merge(Std.of(10_000 + jnp.array([-1.0, 1.0]) * (1 + index % 2)))
+
+    std = jax.jit(lambda: jax.lax.fori_loop(0, 1_000_000, add, Std.of(0.0).empty()))()
+    np.testing.assert_allclose(std.compute(), math.sqrt(2.5), rtol=1e-6)
+
+
+def test_case_14_accuracy_over_batches_of_different_sizes():
+    logits = jnp.array([[0.0, 1.0]])
+    four = Accuracy.of(jnp.repeat(logits, 4, axis=0), jnp.array([1, 1, 1, 1]))
+    two = Accuracy.of(jnp.repeat(logits, 2, axis=0), jnp.array([1, 0]))
+    assert four.compute() == 1
+    assert two.compute() == 0.5
+    assert four.merge(two).compute() == np.float32(5 / 6)
+    padded = Accuracy.of(jnp.repeat(logits, 4, axis=0), jnp.array([1, 0, 1, 1]), jnp.array([True, True, False, False]))
+    assert padded.compute() == 0.5
+    assert four.merge(padded).compute() == np.float32(5 / 6)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(3, 40, 5)).astype(np.float32), random.integers(0, 5, (3, 40))
+    expected = top_k_accuracy_score(labels.ravel(), logits.reshape(-1, 5), k=top_k, labels=range(5))
+    for given_labels in (
+        labels,
+        labels.astype(np.uint8),
+        np.eye(5, dtype=np.float32)[labels],
+        np.eye(5, dtype=int)[labels],
+    ):
+        np.testing.assert_allclose(Accuracy.of(logits, given_labels, top_k=top_k).compute(), expected, rtol=1e-6)
+
+
+def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
+    def right(logits: list[float], label: int, top_k: int = 1) -> bool:
+        return bool(Accuracy.of(jnp.array([logits], float), jnp.array([label]), top_k=top_k).compute())
+
+    assert [right([1, 1, 1], label) for label in (0, 1, 2)] == [True, False, False]
+    assert [right([1, 1, 1], label, 2) for label in (0, 1, 2)] == [True, True, False]
+    assert not right([NAN, NAN, NAN], 0)
+    assert not right([NAN, 1, 0], 1)
+    assert not right([1, NAN, 0], 1)
+    assert not right([1, 1, 1], -1)
+    assert not right([0, 1, 1], 3)
+    assert not right([-INF, -INF, 1], -1, 2)
+    assert right([-INF, -INF, -INF], 0)
+
+
+def test_accuracy_of_small_integers_and_many_classes():
+    assert Accuracy.of(jnp.ones((2, 300)), jnp.array([0, 200], jnp.uint8)).compute() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "top_k", "words"),
+    [
+        (jnp.zeros((4, 1), int), 1, r"logits \[4, 3\] with labels int32\[4, 1\]"),
+        (jnp.zeros(4), 1, r"labels float32\[4\]; they must be integers of shape \[4\], or one-hot of shape \[4, 3\]"),
+        (jnp.zeros(4, int), 0, "top_k=0 of 3 classes; choose from 1 to 3"),
+        (jnp.zeros(4, int), 4, "top_k=4 of 3 classes"),
+    ],
+)
+def test_accuracy_of_what_cannot_be_meant(labels: Any, top_k: int, words: str):
+    with pytest.raises(ConfigurationError, match=words):
+        Accuracy.of(jnp.ones((4, 3)), labels, top_k=top_k)
+
+
+def test_case_13_the_moving_average_begins_as_a_mean():
+    averages = [MovingAverage.of(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)]
+    values = [averages[0]]
+    for new in averages[1:]:
+        values.append(values[-1].then(new))
+    np.testing.assert_allclose([one.compute() for one in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6)
+    folded = jax.jit(lambda: reduce(lambda a, b: a.then(b), averages, averages[0].empty()))()
+    np.testing.assert_allclose(folded.compute(), 0.5625, rtol=1e-6)
+
+
+@pytest.mark.parametrize("first", [Last.of(3), Last.of(jnp.arange(3)), MovingAverage.of(-0.7), MovingAverage.of(NAN)])
+def test_running_metrics_start_from_empty(first: Running):
+    empty = first.empty()
+    assert jax.tree.structure(empty) == jax.tree.structure(first)
+    assert bits(empty.then(first)) == bits(first)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, empty, first.then(first))))
+    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.then(one), one.empty()))
+    assert jax.tree.structure(loop(first)) == jax.tree.structure(first)
+    on_host = jax.tree.map(np.asarray, first).compute()
+    assert isinstance(on_host, np.ndarray)
+    np.testing.assert_array_equal(on_host, np.asarray(first.compute()))
+
+
+def test_last_is_the_newest():
+    assert Last.of(1).then(Last.of(2)).compute() == 2
+
+
+@pytest.mark.parametrize("weight", [0, -0.1, 1.5, NAN])
+def test_a_weight_that_is_no_share_is_refused(weight: float):
+    with pytest.raises(ConfigurationError, match="MovingAverage with weight="):
+        MovingAverage.of(1.0, weight=weight)
+
+
+def test_case_26_gathered_states_are_concatenated():
+    first, second = Collect.of(jnp.arange(6.0).reshape(3, 2)), Collect.of(jnp.arange(6.0, 12).reshape(3, 2))
+    merged = first.merge(second)
+    assert merged.compute().shape == (6, 2)
+    assert merged.compute().tolist() == np.arange(12).reshape(6, 2).tolist()
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(merged))
+    for both in (merged.merge(merged.empty()), merged.empty().merge(merged), merged.merge()):
+        assert bits(both) == bits(merged)
+    assert bits(first.merge(second, first)) == bits(first.merge(second).merge(first))
+
+
+def test_collect_keeps_trees_and_leaves_out_what_is_masked():
+    @jax.jit
+    def step(start: Any) -> Collect:
+        values = {"index": start + jnp.arange(3), "pair": (jnp.ones((3, 2, 2)), jnp.array([True, False, True]))}
+        return Collect.of(values, jnp.array([True, True, False]))
+
+    collected = step(0).merge(step(10)).compute()
+    assert collected["index"].tolist() == [0, 1, 10, 11]
+    assert collected["index"].dtype == np.int32
+    assert collected["pair"][0].shape == (4, 2, 2)
+    assert collected["pair"][1].tolist() == [True, False, True, False]
+    assert Collect.of(np.ones(3)).empty().compute().shape == (0,)
+
+
+def test_what_cannot_be_gathered_together_is_an_error():
+    with pytest.raises(ModelError, match=r"Collect gathers .*float32\[2\].*float32\[3\]"):
+        Collect.of(jnp.ones((4, 2))).merge(Collect.of(jnp.ones((4, 3))))
+    with pytest.raises(ModelError, match=r"float32.*int32"):
+        Collect.of(jnp.ones(4)).merge(Collect.of(jnp.ones(4, int)))
+    for make in (
+        lambda: Collect.of({"a": jnp.ones(3), "b": jnp.ones(4)}),
+        lambda: Collect.of(jnp.ones(3), jnp.ones(4, bool)),
+        lambda: Collect.of({}),
+        lambda: Collect.of(jnp.ones((3, 2)), jnp.ones((3, 2), bool)),
+        lambda: AveragePrecision.of(jnp.ones(3), jnp.ones(4, int)),
+    ):
+        with pytest.raises(ConfigurationError, match="begin with axes of"):
+            make()
+
+
+def test_case_27_average_precision_in_either_order():
+    a = AveragePrecision.of(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
+    b = AveragePrecision.of(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
+    # Down the scores: .8 is right (recall 1/2, precision 1), .4 is wrong, .35 is right (recall 1, precision 2/3).
+    expected = 0.5 * 1 + 0.5 * 2 / 3
+    np.testing.assert_allclose([a.merge(b).compute(), b.merge(a).compute()], expected, rtol=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_average_precision_with_ties_is_that_of_scikit_learn(examples: list[tuple[int, bool, bool]]):
+    scores, labels, mask = map(np.array, zip(*examples, strict=True))
+    found = AveragePrecision.of(jnp.asarray(scores, jnp.float32), labels, mask).compute()
+    if labels[mask].any():
+        np.testing.assert_allclose(found, average_precision_score(labels[mask], scores[mask]), rtol=1e-12)
+    else:
+        assert math.isnan(found)
+
+
+def test_average_precision_of_what_is_no_number_or_label():
+    assert math.isnan(AveragePrecision.of(jnp.array([NAN, 1.0]), jnp.array([0, 1])).compute())
+    assert AveragePrecision.of(jnp.array([NAN, 1.0]), jnp.array([0, 1]), jnp.array([False, True])).compute() == 1
+    with pytest.raises(ConfigurationError, match=r"labels \[-1 +1\]; they must be 0 or 1"):
+        AveragePrecision.of(jnp.array([0.0, 1.0]), jnp.array([-1, 1])).compute()
+
+
+def test_the_three_kinds_are_told_by_type():
+    assert issubclass(Std, Metric) and not issubclass(Std, Running | Gathered)
+    assert issubclass(Last, Running) and not issubclass(Last, Metric | Gathered)
+    assert issubclass(Collect, Gathered) and not issubclass(Collect, Metric | Running)
+    for kind in (Metric, Running, Gathered):
+        assert issubclass(kind, eqx.Module)
+        with pytest.raises(TypeError, match="abstract"):
+            kind(*[jnp.zeros(1)] * len(kind.__dataclass_fields__))
+
+
+@pytest.mark.parametrize("kind", [*OF_VALUES, Last, MovingAverage])
+def test_float64_stays_and_all_else_becomes_float32(kind: Any):
+    with jax.enable_x64(True):
+        for dtype in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.int64, jnp.bool_):
+            made = kind.of(jnp.ones(3, dtype))
+            both = made.then(made) if isinstance(made, Running) else made.merge(made)
+            for leaf in jax.tree.leaves((made, both, made.empty())):
+                assert leaf.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32) or leaf.dtype == jnp.int32
+                assert not leaf.weak_type
+
+
+def test_float64_is_computed_in_float64():
+    with jax.enable_x64(True):
+        values = np.array([1.0, 1.0 + 1e-12])
+        assert Mean.of(values).compute() == values.mean()
+        assert Std.of(values).merge(Std.of(values)).compute() == values.std()

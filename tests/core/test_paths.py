@@ -1,0 +1,348 @@
+import keyword
+import string
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, PathError
+from fulgurite.paths import (
+    Path,
+    Pattern,
+    Selector,
+    exclude,
+    from_keys,
+    leaves_with_paths,
+    parse,
+    path_tree,
+    resolve,
+    select,
+    shape_summary,
+    total_size,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+WORDS = st.text(string.ascii_letters + "_", min_size=1)
+NAMES = st.one_of(WORDS, st.text(), st.sampled_from(["", "odd key", 'a"b', "a\\", "a.b", "[0]", "*", "é", "\n", "ौ"]))
+PATHS = st.lists(st.one_of(NAMES, st.integers()), max_size=6).map(Path)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Bag:
+    """A node that was registered without keys."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+
+jax.tree_util.register_pytree_node(Bag, lambda bag: (bag.items, None), lambda _, items: Bag(*items))
+
+
+@dataclass
+class Plain:
+    """A leaf for jax."""
+
+    inner: Any
+
+
+class Net(eqx.Module):
+    encoder: eqx.nn.Linear
+    blocks: list[eqx.nn.Linear]
+    table: dict[str, Any]
+    numbers: dict[int, Any]
+    rate: float = 0.5
+    kind: str = eqx.field(static=True, default="net")
+
+
+@pytest.fixture
+def net() -> Net:
+    linears = [eqx.nn.Linear(2, 3, key=key) for key in jax.random.split(jax.random.key(0), 3)]
+    return Net(linears[0], linears[1:], {"odd key": jnp.ones(4)}, {7: jnp.zeros((2, 2), jnp.int8)})
+
+
+def chosen(selector: Selector, tree: Any) -> set[str]:
+    """The paths at which the selector gives True."""
+    mask = selector(tree)
+    assert jax.tree.structure(mask) == jax.tree.structure(tree)
+    assert all(type(flag) is bool for flag in jax.tree.leaves(mask))
+    return {path for path, flag in leaves_with_paths(mask) if flag}
+
+
+@given(PATHS)
+def test_print_then_parse_is_the_identity(path: Path):
+    assert parse(str(path)) == path
+    assert [type(segment) for segment in parse(str(path))] == [type(segment) for segment in path]
+
+
+# Texts as one writes them, made without the printer.
+SEGMENTS = r'\.[A-Za-z_][A-Za-z_0-9]{0,3}|\[(0|-?[1-9][0-9]{0,3})\]|\["(odd key|a\.b|\*|\[0\]|\\"|\\\\|\\n|é-|)"\]'
+
+
+@given(st.from_regex(f"({SEGMENTS}){{0,6}}", fullmatch=True).map(lambda text: text.removeprefix(".")))
+def test_parse_then_print_is_the_identity(text: str):
+    assert str(parse(text)) == text
+
+
+def test_paths_are_written_like_python():
+    assert str(Path(["module", "layers", 0, "weight"])) == "module.layers[0].weight"
+    assert str(Path([0, "odd key", -1, 'a"b', "class"])) == '[0]["odd key"][-1]["a\\"b"].class'
+    assert str(Path()) == ""
+    assert parse('plugins["evaluator:test"].x[3]') == ("plugins", "evaluator:test", "x", 3)
+    assert parse('["plain"]') == parse("plain")
+    assert all(str(Path([word])) == word for word in keyword.kwlist)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *"""a..b .a a. a.[0] a[0]b a[ a[] a[0 a[x] a[1:] a['x'] a["x] a["\\q"] a-b a.* ** a[*] 0""".split(),
+        "a b",
+        'a["\n"]',
+    ],
+)
+def test_what_is_no_path_is_refused(text: str):
+    with pytest.raises(PathError) as caught:
+        parse(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_the_key_paths_of_jax_become_paths():
+    tree = {"top": Pair([1, 2], (3,)), "odd key": Bag(4, 5), "numbers": {3: 6, -1: 7}, "other": {(1, 2): 8}}
+    assert dict(leaves_with_paths(tree)) == {
+        "top.left[0]": 1,
+        "top.left[1]": 2,
+        "top.right[0]": 3,
+        '["odd key"][0]': 4,
+        '["odd key"][1]': 5,
+        "numbers[3]": 6,
+        "numbers[-1]": 7,
+        'other["(1, 2)"]': 8,
+    }
+    keys, _ = jax.tree_util.tree_leaves_with_path(tree)[0]
+    assert from_keys(keys) == parse(str(from_keys(keys)))
+    assert leaves_with_paths(5) == [("", 5)]
+
+
+def test_every_leaf_is_found_again_at_its_path(net: Net):
+    tree = [net, Pair(Bag(1.0, {"x": 2}), ()), {(1, 2): 3, (0, 5): 4}]
+    found = leaves_with_paths(tree)
+    assert len(found) == 13
+    assert len({path for path, _ in found}) == 13
+    for path, leaf in found:
+        assert resolve(tree, path) is leaf
+        assert resolve(tree, parse(path)) is leaf
+
+
+def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
+    assert resolve(net, "") is net
+    assert resolve(net, "encoder") is net.encoder
+    assert resolve(net, "blocks[-1].weight") is net.blocks[1].weight
+    assert resolve(net, "numbers[7]") is net.numbers[7]
+    assert resolve(net, 'table["odd key"]') is net.table["odd key"]
+    assert resolve(net, "kind") == "net"
+    assert resolve(Pair(1, Plain({"a": 2})), "right.inner.a") == 2
+    assert resolve(Pair(1, 2), "[1]") == 2
+    assert resolve([None], "[0]") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("decoder", "no decoder in Net, for the path decoder. There is: encoder, blocks, table, numbers, rate, kind"),
+        ("blocks[2]", "no [2] in blocks (list), for the path blocks[2]. There is: [0], [1]"),
+        ("blocks[-3]", "no [-3] in blocks (list), for the path blocks[-3]. There is: [0], [1]"),
+        ("table.odd", 'no odd in table (dict), for the path table.odd. There is: ["odd key"]'),
+        ("numbers.x", "no x in numbers (dict), for the path numbers.x. There is: [7]"),
+        (
+            "encoder.bias[0]",
+            "no [0] in encoder.bias (float32[3]), for the path encoder.bias[0]. There is: nothing below it",
+        ),
+        ("rate.real", "no real in rate (float), for the path rate.real. There is: nothing below it"),
+    ],
+)
+def test_a_missing_node_is_an_error_that_lists_what_is_there(net: Net, path: str, message: str):
+    with pytest.raises(PathError) as caught:
+        resolve(net, path)
+    assert str(caught.value) == message
+
+
+def test_the_path_tree_has_the_same_structure(net: Net):
+    paths = path_tree(net)
+    assert jax.tree.structure(paths) == jax.tree.structure(net)
+    assert paths.blocks[1].bias == "blocks[1].bias"
+    assert jax.tree.leaves(paths) == [path for path, _ in leaves_with_paths(net)]
+
+
+def test_sizes_count_arrays_only():
+    tree = {"w": jnp.ones((3, 2)), "n": np.ones(5, np.int8), "f": 2.0, "k": jax.random.key(0), "s": jnp.bfloat16(1)}
+    assert total_size(tree) == (6 + 5 + 1 + 1, 24 + 5 + 8 + 2)
+    assert total_size(jax.eval_shape(lambda: {"w": jnp.ones((3, 2))})) == (6, 24)
+    assert total_size({}) == (0, 0)
+
+
+def test_the_shape_summary_is_a_table_with_the_total_last():
+    tree = {"layers": [jnp.ones((300, 2))], "scale": jnp.float16(1), "name": "x"}
+    assert [line.split() for line in shape_summary(tree).splitlines()] == [
+        ["path", "shape", "dtype", "bytes"],
+        ["layers[0]", "[300,", "2]", "float32", "2,400"],
+        ["scale", "[]", "float16", "2"],
+        ["total", "601", "2,402"],
+    ]
+    assert len({len(line) for line in shape_summary(tree).splitlines()}) == 1
+    assert shape_summary({}).split() == ["path", "shape", "dtype", "bytes", "total", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "whole", "within"),
+    [
+        ("lora", "more.lora.more", False, True),
+        ("lora", "notlora", False, False),
+        ("lora", "lora", True, True),
+        ("**.attention.*.weight", "attention.query.weight", True, True),
+        ("**.attention.*.weight", "net.blocks[3].attention.query.weight", True, True),
+        ("**.attention.*.weight", "net.attention.weight", False, False),
+        ("**.attention.*.weight", "net.attention.heads[0].query.weight", False, False),
+        ("**.attention.*.weight", "net.attention.query.weight.scale", False, True),
+        ("layers.*.weight", "layers[0].weight", True, True),
+        ("layers[*].weight", "layers[0].weight", True, True),
+        ("layers[*].weight", "layers.first.weight", False, False),
+        ("layers[1]", "layers[1]", True, True),
+        ("layers[1]", "layers[11]", False, False),
+        ("lay*", "layers[0]", False, True),
+        ("l?yers[0]", "layers[0]", True, True),
+        ("lay", "layers", False, False),
+        ("*", 'layers["odd key"]', False, True),
+        ("layers.*", 'layers["odd key"]', True, True),
+        ("odd*", '["odd key"]', True, True),
+        ('["*"]', "layers", False, False),
+        ('["*"]', '["*"]', True, True),
+        ('["a.b"]', "a.b", False, False),
+        ("a.b", "a.x.b", False, False),
+        ("a.**.b", "a.b", True, True),
+        ("a.**.b", "a.x[0].y.b", True, True),
+        ("**", "", True, True),
+        ("*", "", False, False),
+        ("a.b.a.c", "a.b.a.b.a.c", False, True),
+        ("**.b.**.b.c", "a.b.b.b.c", True, True),
+    ],
+)
+def test_patterns(pattern: str, path: str, whole: bool, within: bool):
+    assert Pattern.parse(pattern).matches(parse(path)) is whole
+    assert Pattern.parse(pattern).occurs_in(parse(path)) is within
+
+
+@given(PATHS.filter(bool))
+def test_a_path_without_wildcards_is_a_pattern_for_itself_alone(path: Path):
+    literal = "".join(f"[{_json(one)}]" if isinstance(one, str) else f"[{one}]" for one in path)
+    pattern = Pattern.parse(literal)
+    assert pattern.matches(path)
+    assert not pattern.matches(Path([*path, "x"]))
+    assert pattern.occurs_in(Path([0, *path, "x"]))
+    assert not pattern.matches(Path([*path[:-1], f"{path[-1]}x"]))
+
+
+def _json(text: str) -> str:
+    escapes = {'"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(escapes.get(char, char if char >= " " else f"\\u{ord(char):04x}") for char in text) + '"'
+
+
+@pytest.mark.parametrize("text", ["", "a..b", "a[1:]", "a["])
+def test_what_is_no_pattern_is_refused(text: str):
+    with pytest.raises(PathError):
+        Pattern.parse(text)
+    with pytest.raises(PathError):
+        select(text)
+
+
+def test_case_28_select_matches_whole_segments_and_exclude_is_its_complement():
+    tree = {"more": {"lora": {"more": jnp.ones(1)}}, "notlora": jnp.ones(1), "rate": 0.1}
+    assert chosen(select("lora"), tree) == {"more.lora.more"}
+    assert chosen(exclude("lora"), tree) == {"notlora"}
+
+
+def test_a_pattern_chooses_arrays_only(net: Net):
+    assert chosen(select("**"), net) == {path for path, leaf in leaves_with_paths(net) if eqx.is_array(leaf)}
+    assert chosen(select("weight"), net) == {"encoder.weight", "blocks[0].weight", "blocks[1].weight"}
+    assert chosen(select("blocks[1]", "encoder.bias"), net) == {"blocks[1].weight", "blocks[1].bias", "encoder.bias"}
+
+
+def test_a_function_chooses_nodes_and_leaves(net: Net):
+    assert chosen(select(lambda m: m.encoder), net) == {"encoder.weight", "encoder.bias"}
+    assert chosen(select(lambda m: m.numbers[7]), net) == {"numbers[7]"}
+    assert chosen(select(lambda m: (m.blocks[0], m.encoder.bias)), net) == {
+        "blocks[0].weight",
+        "blocks[0].bias",
+        "encoder.bias",
+    }
+    assert chosen(select(lambda m: m), net) == chosen(select("**"), net)
+    assert chosen(select("table", lambda m: m.encoder.bias), net) == {"encoder.bias", 'table["odd key"]'}
+
+
+def test_a_function_tells_apart_what_is_equal_or_the_same():
+    one = jnp.ones(2)
+    tree = {"a": (one,), "b": (one,), "c": [None, one]}
+    tree["d"] = tree["a"]
+    assert chosen(select(lambda t: t["d"]), tree) == {"d[0]"}
+    assert chosen(select(lambda t: (t["a"], t["c"])), tree) == {"a[0]", "c[1]"}
+
+
+def test_selectors_see_shapes_in_place_of_arrays(net: Net):
+    shapes = eqx.filter_eval_shape(lambda: net)
+    for selector in (select("bias"), select(lambda m: m.blocks), exclude("table")):
+        assert chosen(selector, shapes) == chosen(selector, net)
+
+
+def test_selectors_are_joined(net: Net):
+    blocks, weights = select("blocks"), select("weight")
+    assert chosen(blocks & weights, net) == {"blocks[0].weight", "blocks[1].weight"}
+    assert chosen(blocks | weights, net) == chosen(blocks, net) | {"encoder.weight"}
+    assert chosen(~blocks, net) == chosen(exclude("blocks"), net) == chosen(select("encoder", "table", "numbers"), net)
+    assert chosen(~(blocks | weights), net) == {"encoder.bias", "numbers[7]", 'table["odd key"]'}
+    assert chosen(~~blocks, net) == chosen(blocks, net)
+    assert chosen(~(select("blocks[0]") & select("blocks[1]")), net) == chosen(select("**"), net)
+
+
+def test_a_selection_of_nothing_is_an_error_that_names_it_and_what_is_there(net: Net):
+    missing = select("decoder")
+    for selector in (missing, exclude("decoder"), select("bias", "decoder"), select("bias") | missing):
+        with pytest.raises(PathError, match=r"'decoder' selects no array of Net.*encoder\.weight"):
+            selector(net)
+    with pytest.raises(PathError, match="'rate' selects no array"):
+        select("rate")(net)
+    with pytest.raises(PathError, match=r"select\('encoder'\) & select\('table'\)"):
+        (select("encoder") & select("table"))(net)
+    with pytest.raises(PathError, match=r"~select\('\*\*'\)"):
+        exclude("**")(net)
+
+
+def test_the_nearest_paths_come_first():
+    tree = {f"layer{index}": {"kernel": jnp.ones(1)} for index in range(20)} | {"decoder": {"weight": jnp.ones(1)}}
+    with pytest.raises(PathError, match=r"of its 21 the nearest are: decoder\.weight,"):
+        select("decoder.wieght")(tree)
+
+
+def pick_generator(module: Any) -> Any:
+    return module.generator
+
+
+def test_a_function_that_gives_no_node_is_an_error_that_names_it(net: Net):
+    with pytest.raises(PathError, match=r"pick_generator cannot select from Net: .*generator"):
+        select(pick_generator)(net)
+    with pytest.raises(PathError, match="cannot select from Net"):
+        select(lambda m: m.blocks[5])(net)
+    with pytest.raises(PathError, match="cannot select from Net"):
+        select(lambda m: m.encoder.weight + 1)(net)
+    with pytest.raises(PathError, match="must return a node of Net"):
+        select(lambda m: m.kind)(net)
+    with pytest.raises(PathError, match="selects no array of Net"):
+        select(lambda m: m.rate)(net)
+    with pytest.raises(ConfigurationError, match="need a pattern or a function"):
+        select()

@@ -1,0 +1,526 @@
+"""Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks do."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError, PluginError
+from models import Act, Counting, numbers
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+def names(*plugins: Any) -> list[str]:
+    """The plugins of an engine in the order in which their hooks are called."""
+    return list(engine(*plugins).plugins.plugins)
+
+
+def plugin(name: str, /, **members: Any) -> Any:
+    """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
+    marked = {key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()}
+    return type(name, (), {"plugin_name": name, **marked})()
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Compared by `==`, which two that hold arrays cannot be."""
+
+    values: np.ndarray
+    instance: str | None = None
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        run.emit("scalars", "weights", {"sum": float(self.values.sum())})
+
+
+def test_case_40_two_instances_that_hold_arrays_both_register() -> None:
+    both = engine(Weights(np.ones(3)), Weights(np.zeros(3)), steps=1)
+    assert list(both.plugins.plugins) == ["weights", "weights:2"]
+    assert list(both.fit(Counting(), numbers([0])).history["weights/sum"]) == [3.0, 0.0]
+
+
+def test_two_that_are_equal_are_still_two() -> None:
+    assert names(Act(1, None, "log", "a"), Act(1, None, "log", "b")) == ["act:a", "act:b"]
+    assert names(plugin("same"), plugin("same")) == ["same", "same:2"]
+
+
+def test_an_instance_has_a_name_of_its_own() -> None:
+    assert names(Weights(np.ones(1), "left"), Weights(np.ones(1), "right")) == ["weights:left", "weights:right"]
+
+
+def test_two_of_one_name_are_an_error() -> None:
+    with pytest.raises(PluginError, match="two plugins are called 'weights:left'"):
+        engine(Weights(np.ones(1), "left"), Weights(np.zeros(1), "left"))
+
+
+def test_the_same_instance_twice_is_an_error() -> None:
+    one = Weights(np.ones(1))
+    with pytest.raises(PluginError, match="same instance of plugin 'weights' is given twice"):
+        engine(one, one)
+
+
+def test_a_name_comes_from_the_class() -> None:
+    class MeanSquaredNorm: ...
+
+    class Other:
+        plugin_name = "other_name"
+
+    assert names(MeanSquaredNorm(), Other()) == ["mean_squared_norm", "other_name"]
+
+
+def test_a_class_is_not_an_instance() -> None:
+    with pytest.raises(ConfigurationError, match=r"Weights is a class: pass an instance, Weights\(\.\.\.\)"):
+        engine(Weights)
+
+
+def test_a_misspelt_hook_is_an_error_with_a_hint() -> None:
+    with pytest.raises(PluginError, match=r"plugin 'careless'.*'on_fit_strat'.*Did you mean 'on_fit_start'\?"):
+        engine(plugin("careless", on_fit_strat=lambda self, run: None))
+
+
+def test_a_method_called_like_a_hook_must_be_marked() -> None:
+    class Careless:
+        def on_fit_start(self, run: fg.Run) -> None: ...
+
+    with pytest.raises(PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"):
+        engine(Careless())
+
+
+def test_a_field_called_like_a_hook_is_no_method() -> None:
+    @dataclass
+    class Scheduler:
+        schedule: tuple[int, ...] = (1, 2)
+        save: bool = True
+
+    assert names(Scheduler()) == ["scheduler"]
+
+
+def test_an_argument_that_the_hook_does_not_give_is_an_error() -> None:
+    with pytest.raises(PluginError, match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record"):
+        engine(plugin("careless", log_scalars=lambda self, records: None))
+
+
+def test_arguments_may_be_left_out() -> None:
+    seen: list[Any] = []
+    given = {
+        "on_fit_start": lambda self: seen.append("start"),
+        "on_evaluate_end": lambda self, metrics: seen.append(metrics),
+        "evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([1]))],
+    }
+    engine(plugin("brief", **given), Act(fg.At(2), lambda run: run.evaluate("test") and None), steps=2).fit(
+        Counting(), numbers([0])
+    )
+    assert seen == ["start", {"updates": 2.0}]
+
+
+@pytest.mark.parametrize("option", ["tryfirst", "trylast", "wrapper", "hookwrapper"])
+def test_options_of_pluggy_that_would_be_ignored_are_errors(option: str) -> None:
+    class Pushy:
+        @fg.hookimpl(**{option: True})
+        def on_fit_start(self, run: fg.Run) -> Any:
+            yield
+
+    with pytest.raises(PluginError, match=f"'pushy'.*'on_fit_start' with {option}.*`before` and `after`"):
+        engine(Pushy())
+
+
+def test_an_implementation_may_have_another_name_than_its_hook() -> None:
+    seen: list[int] = []
+
+    class Renamed:
+        @fg.hookimpl(specname="on_fit_start")
+        def begin(self, run: fg.Run) -> None:
+            seen.append(run.step)
+
+    engine(Renamed(), steps=1).fit(Counting(), numbers([0]))
+    assert seen == [0]
+
+
+def test_two_implementations_of_one_hook_in_one_plugin_are_an_error() -> None:
+    class Double:
+        @fg.hookimpl(specname="on_fit_start")
+        def begin(self, run: fg.Run) -> None: ...
+
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None: ...
+
+    with pytest.raises(PluginError, match=r"'double'.*on_fit_start"):
+        engine(Double())
+
+
+def test_hooks_are_looked_up_on_the_class() -> None:
+    seen: list[str] = []
+
+    class Base:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            seen.append(type(self).__name__)
+
+    class Derived(Base):
+        def __init__(self) -> None:
+            self.inner = Base()
+            self.on_fit_end = Base().on_fit_start
+
+        @property
+        def costly(self) -> None:
+            raise AssertionError("a property was evaluated")
+
+    engine(Derived(), steps=1).fit(Counting(), numbers([0]))
+    assert seen == ["Derived"]
+
+
+# --- hooks that plugins bring -----------------------------------------------------------------------------------------
+
+
+class Specifications:
+    @fg.hookspec("event")
+    def on_doubling(self, run: fg.Run, size: int) -> None:
+        """A size has doubled."""
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Brings a hook and calls it after every power of two of updates."""
+
+    hookspecs = Specifications
+    instance: str | None = None
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("tell", fg.At(1, 2, 4), self.tell)]
+
+    def tell(self, run: fg.Run) -> None:
+        run.engine.plugins.call("on_doubling", run.step, run=run, size=2 * run.step)
+
+
+def test_a_plugin_brings_hooks_that_others_implement() -> None:
+    seen: list[int] = []
+    listener = plugin("listener", on_doubling=lambda self, size: seen.append(size))
+    engine(listener, Doubling(), steps=5).fit(Counting(), numbers([0]))
+    assert seen == [2, 4, 8]
+
+
+def test_a_hook_that_a_plugin_brings_is_checked_and_blamed_like_the_others() -> None:
+    with pytest.raises(PluginError, match=r"takes 'length' in 'on_doubling'; the hook gives: run, size"):
+        engine(Doubling(), plugin("listener", on_doubling=lambda self, length: None))
+    failing = plugin("listener", on_doubling=lambda self, size: 1 / (size - 4))
+    with pytest.raises(ZeroDivisionError) as caught:
+        engine(Doubling(), failing, steps=5).fit(Counting(), numbers([0]))
+    assert noted(caught.value)[0].startswith("plugin 'listener'")
+    assert noted(caught.value)[0].endswith("hook on_doubling, step 2")
+
+
+def test_without_the_plugin_that_brings_it_it_is_no_hook() -> None:
+    with pytest.raises(PluginError, match="'on_doubling', which is no hook"):
+        engine(plugin("listener", on_doubling=lambda self, size: None))
+
+
+def test_two_instances_bring_their_hooks_once() -> None:
+    assert names(Doubling("a"), Doubling("b")) == ["doubling:a", "doubling:b"]
+
+
+def test_a_plugin_cannot_redefine_a_hook() -> None:
+    @fg.hookspec("event")
+    def schedule() -> None:
+        """Something else."""
+
+    with pytest.raises(PluginError, match=r"'greedy'.*'schedule'"):
+        engine(type("Greedy", (), {"hookspecs": SimpleNamespace(schedule=schedule)})())
+
+
+def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
+    manager = engine().plugins
+    manager.add_hookspecs(Specifications)
+    assert manager.kinds["on_doubling"] == "event"
+    assert manager.implementations("on_doubling") == ()
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_ties_go_by_registration() -> None:
+    assert names(plugin("b"), plugin("a"), plugin("c")) == ["b", "a", "c"]
+
+
+def test_after_and_before_move_a_plugin_no_further_than_they_must() -> None:
+    assert names(plugin("a", after=("c",)), plugin("b"), plugin("c"), plugin("d")) == ["b", "c", "a", "d"]
+    assert names(plugin("a"), plugin("b"), plugin("c", before=("a",))) == ["b", "c", "a"]
+
+
+def test_what_is_required_comes_first() -> None:
+    assert names(plugin("a", requires=("weights",)), plugin("b", provides=("weights",))) == ["b", "a"]
+
+
+def test_a_name_without_instance_means_all_instances() -> None:
+    left, right = Weights(np.ones(1), "left"), Weights(np.ones(1), "right")
+    assert names(plugin("a", after=("weights",)), left, right) == ["weights:left", "weights:right", "a"]
+    assert names(plugin("a", after=("weights:left",)), left, right) == ["weights:left", "a", "weights:right"]
+
+
+def test_after_says_nothing_of_a_plugin_that_is_not_active() -> None:
+    assert names(plugin("a", after=("absent",), before=("also_absent",)), plugin("b")) == ["a", "b"]
+
+
+def test_a_missing_requirement_is_an_error_with_a_hint() -> None:
+    with pytest.raises(PluginError, match=r"'a' requires 'wieghts', which no active plugin is or provides. Did you mean 'weights'\?"):
+        engine(plugin("a", requires=("wieghts",)), Weights(np.ones(1)))
+
+
+def test_a_cycle_is_an_error_that_names_all_of_it() -> None:
+    with pytest.raises(PluginError, match="cannot be ordered") as caught:
+        engine(plugin("one", after=("two",)), plugin("two", after=("three",)), plugin("three", after=("one",)), plugin("four"))
+    assert all(name in str(caught.value) for name in ("one", "two", "three"))
+    assert "four" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["provides", "requires", "after", "before"])
+def test_a_string_is_no_tuple_of_names(key: str) -> None:
+    with pytest.raises(PluginError, match=rf"a\.{key} must be a tuple of names, not 'weights'"):
+        engine(plugin("a", **{key: "weights"}))
+
+
+def test_hooks_are_called_in_this_order() -> None:
+    seen: list[str] = []
+
+    def on_fit_start(self: Any, run: fg.Run) -> None:
+        seen.append(type(self).__name__)
+
+    first, second, third = ({"on_fit_start": on_fit_start, **order} for order in ({"after": ("c",)}, {}, {"before": ("b",)}))
+    engine(plugin("a", **first), plugin("b", **second), plugin("c", **third), steps=1).fit(Counting(), numbers([0]))
+    assert seen == ["c", "a", "b"] == names(plugin("a", **first), plugin("b", **second), plugin("c", **third))
+
+
+# --- exclusive hooks --------------------------------------------------------------------------------------------------
+
+HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+EXCLUSIVE = {
+    "mesh": lambda self: jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)),
+    "state_sharding": lambda self, state: jax.tree.map(lambda leaf: HERE, state),
+    "batch_sharding": lambda self, batch: jax.tree.map(lambda leaf: HERE, batch),
+    "update_rule": lambda self, phases: fg.GradientUpdate(next(iter(phases.values()))),
+    "consensus": lambda self: fg.Consensus(),
+    "optimizers": lambda self: {"default": fg.Phase(optax.sgd(1.0))},
+    "save": lambda self, run: None,
+    "restore": lambda self, reference: None,
+}
+
+
+@pytest.mark.parametrize("hook", EXCLUSIVE)
+def test_two_answers_to_an_exclusive_hook_are_an_error_that_names_both(hook: str) -> None:
+    """Before the first step: nobody finds out after hours that nothing was saved."""
+    started: list[int] = []
+    answer = {hook: EXCLUSIVE[hook]}
+    watcher = plugin("watcher", on_fit_start=lambda self: started.append(1))
+    with pytest.raises(PluginError, match=rf"hook {hook}.*'left' and 'right'"):
+        engine(plugin("left", **answer), plugin("right", **answer), watcher, steps=1).fit(
+            Counting(), numbers([0]), resume=fg.Checkpoint("nowhere") if hook == "restore" else None
+        )
+    assert not started
+
+
+def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
+    mesh = EXCLUSIVE["mesh"](None)
+    assert engine(plugin("left", mesh=lambda self: None), plugin("right", mesh=lambda self: mesh)).mesh is mesh
+
+
+# --- answers that are merged ------------------------------------------------------------------------------------------
+
+STREAM = {"rng_streams": lambda self: [fg.Stream("noise", train=True)]}
+EVALUATOR = {"evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([0]))]}
+TERM = {"loss_terms": lambda self, module: {"l2": jnp.sum(module.weight**2)}}
+VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
+
+
+def test_two_plugins_that_declare_one_random_stream_clash() -> None:
+    with pytest.raises(PluginError, match="random stream 'noise' comes from both 'left' and 'right'"):
+        engine(plugin("left", **STREAM), plugin("right", **STREAM))
+
+
+def test_two_plugins_that_declare_one_evaluator_clash() -> None:
+    with pytest.raises(PluginError, match="evaluator 'test' comes from both 'left' and 'right'"):
+        engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))
+
+
+def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> None:
+    twice = plugin("twice", evaluators=lambda self: EVALUATOR["evaluators"](self) * 2)
+    with pytest.raises(PluginError, match=r"evaluator 'test'.*'twice'"):
+        engine(twice)
+
+
+def test_two_plugins_that_add_one_loss_term_clash() -> None:
+    with pytest.raises(PluginError, match="loss term 'l2' comes from both 'left' and 'right'"):
+        engine(plugin("left", **TERM), plugin("right", **TERM), steps=1).fit(Counting(), numbers([0]))
+
+
+def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
+    with pytest.raises(ModelError, match="loss term 'loss' comes twice in Counting.training_step"):
+        engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(Counting(), numbers([0]))
+
+
+def test_two_plugins_that_give_one_view_clash() -> None:
+    both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
+    with pytest.raises(PluginError, match="module view 'averaged' comes from both 'left' and 'right'"):
+        both.view(both.init(Counting(), numbers([0])), "averaged")
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+
+class Trouble(Exception):
+    """Raised by the plugins below."""
+
+
+def trouble(*_: Any, **__: Any) -> Any:
+    raise Trouble
+
+
+def noted(error: BaseException) -> list[str]:
+    return [note for note in getattr(error, "__notes__", []) if note.startswith("plugin ")]
+
+
+BUILD = {
+    "update_rule": lambda self, module: trouble(),
+    "optimizers": lambda self, module: trouble(),
+    "gradient_transform": lambda self, module: trouble(),
+    "plugin_state": lambda self, module: trouble(),
+    "state_sharding": lambda self, state: trouble(),
+    "batch_sharding": lambda self, batch: trouble(),
+}
+
+
+@pytest.mark.parametrize("hook", ["rng_streams", "mesh", "consensus", "evaluators", "schedule"])
+def test_a_failure_at_construction_is_blamed(hook: str) -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(plugin("culprit", **{hook: lambda self: trouble()}))
+    (note,) = noted(caught.value)
+    assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}")
+
+
+@pytest.mark.parametrize("hook", BUILD)
+def test_a_failure_while_building_is_blamed(hook: str) -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(plugin("culprit", **{hook: BUILD[hook]}), steps=1).fit(Counting(), numbers([0]))
+    (note,) = noted(caught.value)
+    assert note.startswith("plugin 'culprit' (") and f"), hook {hook}" in note
+
+
+TRACED = {
+    "transform_batch": lambda self, batch: trouble(),
+    "loss_terms": lambda self, batch: trouble(),
+    "after_update": lambda self, module: trouble(),
+    "step_metrics": lambda self, output: trouble(),
+}
+
+
+@pytest.mark.parametrize("hook", TRACED)
+def test_a_failure_inside_a_trace_is_blamed(hook: str) -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(plugin("culprit", **{hook: TRACED[hook]}), steps=1).fit(Counting(), numbers([0]))
+    (note,) = noted(caught.value)
+    assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step 1")
+
+
+@pytest.mark.parametrize("hook", TRACED)
+def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
+    """Step 3 is the first with a batch of two, which is traced anew."""
+
+    def fails_on_two(self: Any, ctx: fg.Context, **given: Any) -> Any:
+        if sizes[-1] == 2:
+            raise Trouble
+        return {"transform_batch": given.get("batch"), "after_update": (given.get("module"), None)}.get(hook, {})
+
+    sizes: list[int] = []
+
+    class Watcher:
+        @fg.hookimpl
+        def transform_batch(self, batch: Any) -> Any:
+            sizes.append(len(batch))
+            return batch
+
+    implementations = {
+        "transform_batch": lambda self, batch, ctx: fails_on_two(self, ctx, batch=batch),
+        "loss_terms": lambda self, ctx: fails_on_two(self, ctx),
+        "after_update": lambda self, module, ctx: fails_on_two(self, ctx, module=module),
+        "step_metrics": lambda self, ctx: fails_on_two(self, ctx),
+    }
+    with pytest.raises(Trouble) as caught:
+        engine(Watcher(), plugin("culprit", **{hook: implementations[hook]}), steps=4).fit(
+            Counting(), numbers([0], [0], [0, 0])
+        )
+    (note,) = noted(caught.value)
+    assert note.endswith(f"), hook {hook}, step 3")
+
+
+EVENTS = {"on_fit_start": 0, "on_compile": 1, "on_epoch_end": 2, "on_evaluate_end": 3, "on_fit_end": 4}
+
+
+@pytest.mark.parametrize(("hook", "step"), EVENTS.items())
+def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) -> None:
+    told: list[BaseException] = []
+    evaluate = Act(fg.At(3), lambda run: run.evaluate("test") and None, "evaluate")
+    culprit = plugin("culprit", **{hook: lambda self: trouble()}, on_exception=lambda self, exception: told.append(exception))
+    with pytest.raises(Trouble) as caught:
+        engine(culprit, evaluate, plugin("test", **EVALUATOR), steps=4).fit(Counting(), numbers([0], [0]))
+    note = noted(caught.value)[0]
+    assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")
+    assert told == [caught.value]
+
+
+def test_a_failure_in_an_action_is_blamed() -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(Act(fg.At(3), trouble, instance="third"), steps=4).fit(Counting(), numbers([0]))
+    (note,) = noted(caught.value)
+    assert note.startswith("plugin 'act:third' (") and note.endswith("), action act, step 3")
+
+
+def test_a_failure_in_host_state_is_blamed() -> None:
+    saver = Act(fg.At(3), lambda run: run.snapshot() and None, "save")
+    with pytest.raises(Trouble) as caught:
+        engine(saver, plugin("culprit", host_state=lambda self: trouble()), steps=4).fit(Counting(), numbers([0]))
+    assert noted(caught.value)[0].endswith("), hook host_state, step 3")
+
+
+def test_a_failure_of_the_checkpointer_is_blamed() -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(plugin("culprit", save=lambda self, run: trouble()), steps=4).fit(Counting(), numbers([0]))
+    assert noted(caught.value)[0].endswith("), hook save, step 4")
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Told of the exception, and perhaps raising one of its own."""
+
+    instance: str
+    told: list[tuple[str, BaseException]] = field(default_factory=list)
+    raises: bool = False
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        self.told.append((self.instance, exception))
+        if self.raises:
+            raise ValueError(f"{self.instance} fails as well")
+
+
+@pytest.mark.parametrize("cause", [Trouble(), KeyboardInterrupt()])
+def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseException) -> None:
+    def fail(run: fg.Run) -> None:
+        raise cause
+
+    told: list[tuple[str, BaseException]] = []
+    witnesses = [Witness("a", told), Witness("b", told, raises=True), Witness("c", told)]
+    with pytest.raises(type(cause)) as caught:
+        engine(*witnesses, Act(fg.At(2), fail), steps=4).fit(Counting(), numbers([0]))
+    assert told == [("a", cause), ("b", cause), ("c", cause)]
+    further = [note for note in caught.value.__notes__ if "ValueError" in note]
+    assert len(further) == 1 and "b fails as well" in further[0] and "plugin 'witness:b'" in further[0]

@@ -1,0 +1,103 @@
+"""The run directory: attempts, committed checkpoints, the completion mark."""
+
+from pathlib import Path
+
+import pytest
+from fulgurite import Checkpoint, RunDirectory
+from fulgurite.errors import CheckpointError, ConfigurationError
+
+
+def checkpoint(run: RunDirectory, name: str, committed: bool = True) -> Path:
+    folder = run.step_directory(0).parent / name
+    folder.mkdir(parents=True)
+    if committed:
+        (folder / "COMMIT").write_text("{}")
+    return folder
+
+
+def test_a_run_directory_that_is_not_there_is_empty_and_stays_so(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    assert run.attempts == 0
+    assert not run.complete
+    assert list(run.committed()) == []
+    assert not run.path.exists()
+
+
+def test_attempts_are_counted(tmp_path: Path):
+    run = RunDirectory(tmp_path / "deep" / "run")
+    assert [run.begin() for _ in range(11)] == list(range(1, 12))
+    assert run.attempts == RunDirectory(run.path).attempts == 11
+
+
+def test_a_lost_attempt_is_not_counted_twice(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    for _ in range(3):
+        run.begin()
+    (tmp_path / "attempts" / "2").unlink()
+    assert run.begin() == 4
+
+
+def test_foreign_files_are_no_attempts(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.begin()
+    for name in ("notes.txt", "9.tmp", "-3", "x"):
+        (tmp_path / "attempts" / name).touch()
+    assert run.begin() == 2
+
+
+def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/run cannot be written.*Choose another"):
+        RunDirectory(tmp_path / "file" / "run").begin()
+
+
+def test_committed_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    for step in (1000, 9, 0, 20):
+        checkpoint(run, f"step-{step}")
+    assert list(run.committed()) == [(step, run.step_directory(step)) for step in (0, 9, 20, 1000)]
+    assert run.step_directory(9) == tmp_path / "checkpoints" / "step-9"
+
+
+def test_a_checkpoint_without_commit_does_not_exist(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    checkpoint(run, "step-1")
+    half = checkpoint(run, "step-2", committed=False)
+    (half / "arrays").touch()
+    (checkpoint(run, "step-3", committed=False) / "COMMIT").mkdir()
+    assert [step for step, _ in run.committed()] == [1]
+    (half / "COMMIT").touch()
+    assert [step for step, _ in run.committed()] == [1, 2]
+
+
+def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    real = checkpoint(run, "step-7")
+    elsewhere = checkpoint(RunDirectory(tmp_path / "other"), "step-8")
+    run.step_directory(8).symlink_to(elsewhere)
+    run.step_directory(9).symlink_to(real)
+    run.step_directory(10).symlink_to(tmp_path / "nowhere")
+    run.step_directory(11).write_text("a file")
+    for name in ("step-07", "step-٣", "step-", "step--1", "step-1.5", "step-5.trash", "trash-5", "7", "step-" + "9" * 13):
+        checkpoint(run, name)
+    assert list(run.committed()) == [(7, real)]
+
+
+def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.begin()
+    assert not run.complete
+    run.mark_complete()
+    assert run.complete
+    assert RunDirectory(str(tmp_path)).complete
+    run.begin()
+    assert not run.complete
+
+
+def test_a_reference_names_a_step_or_the_latest_or_the_best():
+    assert Checkpoint("runs/a") == Checkpoint("runs/a", "latest")
+    for step in (0, 500, "latest", "best"):
+        assert Checkpoint("runs/a", step).step == step  # type: ignore[arg-type]
+    for step in ("last", True, 1.5, None):
+        with pytest.raises((ConfigurationError, TypeError), match=r"step is|latest"):
+            Checkpoint("runs/a", step)  # type: ignore[arg-type]

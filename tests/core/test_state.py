@@ -1,0 +1,439 @@
+"""The train state: whose arrays are in it, which models it can hold, and what a consumed or foreign one is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ModelError, StateError
+from models import Act, Classifier, Counting, Events, Linear, assert_close, assert_same_bits, numbers, regression, trained
+
+# --- whose arrays they are --------------------------------------------------------------------------------------------
+
+
+def test_case_40_the_module_that_was_given_stays_usable() -> None:
+    model = Classifier(key=jax.random.key(0))
+    before = jax.tree.map(np.array, eqx.filter(model, eqx.is_array))
+    x = np.ones((8, 4), np.float32)
+    data = [{"x": x, "label": np.zeros(8, np.int32)}]
+    result = fg.Engine(steps=3).fit(model, data)
+    assert_same_bits(eqx.filter(model, eqx.is_array), before)
+    assert jax.vmap(model.mlp)(x).shape == (8, 3)
+    assert not np.array_equal(result.module.mlp.layers[0].weight, model.mlp.layers[0].weight)
+    assert_same_bits(fg.Engine(steps=3).fit(model, data).module, result.module)
+
+
+def test_the_module_of_a_result_stays_usable_as_a_model() -> None:
+    engine, data = fg.Engine(steps=2), regression()
+    first = engine.fit(Linear, data)
+    engine.fit(first.module, data)
+    assert np.isfinite(first.module.weight).all()
+
+
+class Twice(Linear):
+    """The same layer at two places."""
+
+    first: eqx.nn.Linear
+    second: Any
+
+    def __init__(self, *, key: Any) -> None:
+        super().__init__()
+        self.first = eqx.nn.Linear(3, 3, key=key)
+        self.second = [self.first]
+
+
+@pytest.mark.parametrize("model", [Twice, lambda: Twice(key=jax.random.key(0))], ids=["callable", "module"])
+def test_case_40_one_array_at_two_paths(model: Any) -> None:
+    with pytest.raises(ModelError, match=r"eqx\.nn\.Shared") as caught:
+        fg.Engine(steps=1).fit(model if isinstance(model, type) else model(), regression())
+    assert "first.weight and second[0].weight of Twice are the same array" in str(caught.value)
+
+
+def test_case_40_one_numpy_array_at_two_paths() -> None:
+    class Pair(Linear):
+        scales: Any
+
+    module = Pair()
+    module = eqx.tree_at(lambda pair: pair.scales, module, [np.ones(3)] * 2, is_leaf=lambda leaf: leaf is None)
+    with pytest.raises(ModelError, match=r"scales\[0\] and scales\[1\]"):
+        fg.Engine(steps=1).fit(module, regression())
+
+
+class Tied(fg.Module):
+    """An autoencoder whose second layer is the first one's transpose."""
+
+    layers: eqx.nn.Shared
+
+    def __init__(self, *, key: Any) -> None:
+        pair = (jnp.eye(2, 3) * 0.5, jnp.zeros((3, 2)))
+        self.layers = eqx.nn.Shared(pair, where=lambda pair: pair[1], get=lambda pair: pair[0].T)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        encoder, decoder = self.layers()
+        return fg.Output(jnp.mean((batch @ encoder.T @ decoder.T - batch) ** 2))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def test_case_40_tied_weights() -> None:
+    batch = np.asarray([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]], np.float32)
+    result = fg.Engine(steps=5).fit(Tied, [batch])
+    weight = jnp.eye(2, 3) * 0.5
+    for _ in range(5):
+        weight -= 0.1 * jax.grad(lambda weight: jnp.mean((batch @ weight.T @ weight - batch) ** 2))(weight)
+    assert_close(result.module.layers()[0], weight)
+    assert_close(result.module.layers()[1], weight.T)
+
+
+def test_a_consumed_state_says_so() -> None:
+    engine, data = fg.Engine(steps=1), regression()
+    batch = next(iter(data))
+    state = engine.init(Linear, data)
+    kept, _ = engine.step(state, batch)
+    for use in (
+        lambda: engine.step(state, batch),
+        lambda: engine.fit(data=data, state=state),
+        lambda: fg.Engine(steps=1).step(state, batch),
+        lambda: fg.Engine(steps=1).fit(data=data, state=state),
+    ):
+        with pytest.raises(StateError, match=r"was consumed: its module\.weight belongs to a later step"):
+            use()
+    result = engine.fit(data=data, state=kept)
+    assert int(result.state.step) == 2
+    with pytest.raises(StateError, match="was consumed"):
+        engine.step(kept, batch)
+
+
+def test_a_consumed_model_says_so() -> None:
+    engine, data = fg.Engine(steps=1), regression()
+    result = engine.fit(Linear, data)
+    engine.fit(data=data, state=result.state)
+    for use in (engine.evaluate, engine.predict):
+        with pytest.raises(StateError, match="consumed"):
+            use(result, data)
+    with pytest.raises(StateError, match="consumed"):
+        engine.fit(result.module, data)
+
+
+def test_a_state_of_another_engine_or_model_is_told_where_it_differs() -> None:
+    class Slice:
+        @fg.hookimpl
+        def plugin_state(self) -> Any:
+            return {"total": jnp.zeros(())}
+
+    data = regression()
+    with pytest.raises(StateError, match=r"plugins\.slice\.total"):
+        fg.Engine(steps=1, plugins=[Slice()]).fit(data=data, state=fg.Engine(steps=1).init(Linear, data))
+    with pytest.raises(StateError, match="must be a TrainState"):
+        fg.Engine(steps=1).fit(data=data, state=Linear())  # type: ignore[arg-type]
+    state = fg.Engine(steps=1).init(Linear, data)
+    state = state.replace(module=eqx.tree_at(lambda module: module.weight, state.module, jnp.zeros(3, jnp.float16)))
+    with pytest.raises(StateError, match=r"opt_state|module"):
+        fg.Engine(steps=1).fit(data=data, state=state)
+
+
+@pytest.mark.parametrize("through", ["step", "fit"])
+def test_two_models_of_one_class_have_programs_of_their_own(through: str) -> None:
+    class Sized(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.sum(self.weight))
+
+    engine = fg.Engine(steps=2)
+    for shape, dtype in (((2,), jnp.float32), ((5,), jnp.float32), ((5,), jnp.float16), ((2,), jnp.float32)):
+        model = eqx.tree_at(lambda module: module.weight, Sized(), jnp.zeros(shape, dtype))
+        if through == "fit":
+            state = engine.fit(model, numbers([0])).state
+        else:
+            state = engine.init(model, numbers([0]))
+            for batch in engine.batches(numbers([0])):
+                state, _ = engine.step(state, batch)
+        assert_same_bits(state.module.weight, jnp.full(shape, -2, dtype))
+
+
+# --- models that carry a state ----------------------------------------------------------------------------------------
+
+
+class Normalized(fg.Module):
+    norm: eqx.nn.BatchNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+        self.head = eqx.nn.Linear(3, "scalar", key=key)
+
+    def __call__(self, x: Any, state: Any) -> Any:
+        x, state = self.norm(x, state)
+        return self.head(x), state
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        forward = jax.vmap(self, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        preds, state = forward(batch["x"], ctx.model_state)
+        return fg.Output(jnp.mean((preds - batch["y"]) ** 2), preds=preds, model_state=state)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def normalized(key: Any) -> Any:
+    return eqx.nn.make_with_state(Normalized)(key=key)
+
+
+def test_batch_norm_is_carried_and_evaluated_in_inference_mode() -> None:
+    model, state = normalized(jax.random.key(1))
+    data = regression(16, 8)
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    @jax.jit
+    def update(params: Any, state: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            forward = jax.vmap(eqx.combine(params, static), "batch", in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+            preds, new = forward(batch["x"], state)
+            return jnp.mean((preds - batch["y"]) ** 2), new
+
+        grads, new = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), new
+
+    expected, expected_state = params, state
+    for batch in [*data, *data, *data]:
+        expected, expected_state = update(expected, expected_state, batch)
+    engine = fg.Engine(steps=6)
+    given = engine.fit((model, state), data)
+    assert_close(eqx.filter(given.module, eqx.is_array), expected)
+    assert_close(given.model_state, expected_state)
+
+    inference = eqx.nn.inference_mode(eqx.combine(expected, static))
+    x = data.arrays["x"]
+    preds, _ = jax.vmap(inference, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, expected_state)
+    for weights in (given, given.state, (given.module, given.model_state)):
+        np.testing.assert_allclose(engine.predict(weights, data), preds, rtol=1e-5, atol=1e-5)
+    error = np.mean((preds - data.arrays["y"]) ** 2)
+    assert engine.evaluate(given, data)["loss"] == pytest.approx(error, rel=1e-5)
+
+
+def test_a_callable_may_give_a_module_and_its_state() -> None:
+    data = regression(16, 8)
+    made = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
+    fused = fg.Engine(steps=2, fuse=2).fit(eqx.nn.make_with_state(Normalized), data)
+    assert_close(trained(made.state), trained(fused.state))
+    engine = fg.Engine(steps=2)
+    state = engine.init(eqx.nn.make_with_state(Normalized), data)
+    for batch in engine.batches(data):
+        state, _ = engine.step(state, batch)
+    assert_same_bits(trained(made.state), trained(state))
+
+
+def test_a_model_with_a_state_stays_usable() -> None:
+    model, state = normalized(jax.random.key(1))
+    fg.Engine(steps=1).fit((model, state), regression(16, 8))
+    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter((model, state), eqx.is_array)))
+
+
+def test_a_task_carries_batch_norm() -> None:
+    class Net(eqx.Module):
+        norm: eqx.nn.BatchNorm
+
+        def __init__(self) -> None:
+            self.norm = eqx.nn.BatchNorm(3, "batch", mode="ema", momentum=0.5)
+
+        def __call__(self, x: Any, state: Any) -> Any:
+            return self.norm(x, state)
+
+    net, state = eqx.nn.make_with_state(Net)()
+    task = fg.Task(net, loss=lambda preds, batch: preds.sum(-1), optimizer=optax.sgd(0.0))
+    batch = np.asarray([[2.0, 4.0, 6.0], [4.0, 4.0, 4.0]], np.float32)
+    result = fg.Engine(steps=1).fit((task, state), [(batch,)])
+    mean, _ = result.model_state.get(result.module.model.norm.ema_state_index)  # type: ignore[union-attr]
+    np.testing.assert_allclose(mean, batch.mean(0))  # the first batch's, with the zero of the beginning corrected for
+
+
+# --- what may be in a model -------------------------------------------------------------------------------------------
+
+
+class Mixed(fg.Module):
+    """One of everything."""
+
+    weight: jax.Array
+    name: str = eqx.field(static=True)
+    sizes: tuple[int, ...] = eqx.field(static=True)
+    nothing: None
+    activation: Callable[..., Any]
+    factor: float
+    switch: bool
+    words: list[str]
+    key: Any
+    old_key: jax.Array
+    count: jax.Array
+    flags: jax.Array
+    empty: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.ones(3)
+        self.name, self.sizes, self.nothing = "mixed", (3, 4), None
+        self.activation, self.factor, self.switch, self.words = jax.nn.tanh, 0.5, True, ["a", "b"]
+        self.key, self.old_key = jax.random.split(jax.random.key(7), 2), jax.random.PRNGKey(3)
+        self.count, self.flags = jnp.asarray([1, 2], jnp.int8), jnp.asarray([True, False])
+        self.empty = jnp.zeros((0, 3))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        noise = jax.random.normal(self.key[0], (3,))
+        return fg.Output(jnp.mean(self.activation(batch * self.weight) * self.factor + 0 * noise))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adamw(0.1, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("given", [Mixed, Mixed()], ids=["callable", "module"])
+def test_everything_that_may_be_in_a_model_survives(given: Any) -> None:
+    batch = np.ones((2, 3), np.float32)
+    result = fg.Engine(steps=3, nonfinite="skip").fit(given, [batch])
+    module, model = result.module, Mixed()
+    assert not np.array_equal(module.weight, model.weight)
+    assert (module.name, module.sizes, module.nothing) == ("mixed", (3, 4), None)
+    assert (module.activation, module.factor, module.switch, module.words) == (jax.nn.tanh, 0.5, True, ["a", "b"])
+    assert_same_bits(
+        [module.key, module.old_key, module.count, module.flags, module.empty],
+        [model.key, model.old_key, model.count, model.flags, model.empty],
+    )
+    assert jnp.issubdtype(module.key.dtype, jax.dtypes.prng_key)
+    again = fg.Engine(steps=1).fit(data=[batch], state=result.state)
+    assert int(again.state.step) == 4
+
+
+def test_keys_of_another_implementation_keep_it() -> None:
+    class Keyed(Counting):
+        key: Any
+
+        def __init__(self, *, key: Any = None) -> None:
+            super().__init__()
+            self.key = jax.random.key(1, impl="rbg")
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(metrics={"draw": jax.random.normal(self.key, ())})
+
+    result = fg.Engine(steps=2).fit(Keyed, numbers([0]))
+    assert str(jax.random.key_impl(result.module.key)) == "rbg"
+    assert result.metrics["train"]["draw"] == pytest.approx(float(jax.random.normal(jax.random.key(1, impl="rbg"), ())))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_parameters_keep_their_dtype(dtype: Any) -> None:
+    class Half(Linear):
+        scale: jax.Array
+
+        def __init__(self, *, key: Any = None) -> None:
+            self.weight, self.scale = jnp.ones(3, dtype), jnp.ones((), dtype)
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            preds = self.scale * (batch["x"].astype(dtype) @ self.weight)
+            return fg.Output(jnp.mean((preds.astype(jnp.float32) - batch["y"]) ** 2))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.adam(1e-2)
+
+    result = fg.Engine(steps=3).fit(Half, regression())
+    assert result.module.weight.dtype == result.module.scale.dtype == dtype
+    assert not np.array_equal(result.module.weight, jnp.ones(3, dtype)) and result.module.scale != 1
+    assert np.isfinite(result.metrics["train"]["loss"])
+
+
+def test_numpy_leaves_become_parameters() -> None:
+    class FromNumpy(Linear):
+        offset: Any
+
+        def __init__(self, *, key: Any = None) -> None:
+            self.weight, self.offset = np.zeros(3, np.float32), np.float32(0)  # type: ignore[assignment]
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.mean((batch["x"] @ self.weight + self.offset - batch["y"]) ** 2))
+
+    for given in (FromNumpy, FromNumpy()):
+        module = fg.Engine(steps=2).fit(given, regression()).module
+        assert isinstance(module.weight, jax.Array) and isinstance(module.offset, jax.Array)
+        assert module.weight.any() and module.offset != 0
+    assert not given.weight.any()
+
+
+def test_float64_leaves_and_data_become_float32() -> None:
+    class Double(Linear):
+        def __init__(self, *, key: Any = None) -> None:
+            self.weight = np.zeros(3)  # type: ignore[assignment]
+
+    arrays = {name: array.astype(np.float64) for name, array in regression().arrays.items()}
+    doubled = fg.Engine(steps=3).fit(Double(), fg.ArrayData(arrays, 8))
+    assert doubled.module.weight.dtype == jnp.float32
+    assert_same_bits(doubled.module.weight, fg.Engine(steps=3).fit(Linear, regression()).module.weight)
+
+
+def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
+    class Weak(Counting):
+        scale: jax.Array
+
+        def __init__(self, *, key: Any = None) -> None:
+            self.weight, self.scale = jnp.asarray(0.0), jnp.full((2, 2), 2.0)
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight * 1.0 + self.scale.sum() + batch.sum())
+
+    assert Weak().weight.weak_type
+    events = Events()
+    engine = fg.Engine(steps=3, plugins=[events])
+    for given in (Weak, Weak()):
+        first = engine.fit(given, numbers([0]))
+        assert not any(leaf.weak_type for leaf in (first.module.weight, first.module.scale))
+        second = engine.fit(data=numbers([0]), state=first.state)
+        assert float(second.module.weight) == -6
+    assert len(events.compiled) == 1
+    batches = [jnp.full((2,), 1.0), jnp.ones(2), np.ones(2, np.float32)]  # the first is weakly typed
+    assert float(engine.fit(Weak, batches).module.weight) == -3
+
+
+# --- what leaves a step is what entered it ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda module: eqx.tree_at(lambda m: m.weight, module, jnp.zeros(4)), r"weight from float32\[3\] to float32\[4\]"),
+        (lambda module: eqx.tree_at(lambda m: m.weight, module, jnp.zeros(3, jnp.float16)), r"to float16\[3\]"),
+        (lambda module: eqx.tree_at(lambda m: m.weight, module, None), "changed the structure of the state at .*weight"),
+    ],
+)
+def test_a_step_that_changes_the_state_s_structure(changed: Any, message: str) -> None:
+    class Changing(fg.Engine):
+        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
+            state, output = super().train_step(state, batch, ctx)
+            return state.replace(module=changed(state.module)), output
+
+    with pytest.raises(ModelError, match=message):
+        Changing(steps=1).fit(Linear, regression())
+
+
+def test_a_replaced_state_of_another_structure() -> None:
+    def shrink(run: fg.Run) -> fg.Replace:
+        module = eqx.tree_at(lambda module: module.weight, run.state.module, jnp.zeros(2))
+        return fg.Replace(run.state.replace(module=module))
+
+    with pytest.raises(ModelError, match=r"act\.act changed module\.weight from float32\[3\] to float32\[2\]"):
+        fg.Engine(steps=3, plugins=[Act(fg.At(2), shrink)]).fit(Linear, regression())
+
+
+def test_a_metric_whose_shape_follows_the_batch() -> None:
+    class Uneven(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(metrics={"newest": fg.metrics.Last.of(batch)})
+
+    with pytest.raises(ModelError, match="newest"):
+        fg.Engine(steps=2).fit(Uneven, numbers([0, 0], [0]))
+
+
+def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
+    kept: list[fg.Run] = []
+    fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: kept.append(run))]).fit(Linear, regression())
+    with pytest.raises(StateError, match="only during the call"):
+        _ = kept[0].state

@@ -1,0 +1,291 @@
+"""Keys, against folds written out here with `jax.random.fold_in` and `hashlib`."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, PluginError
+from fulgurite_rng import Rng, Stream
+from jaxtyping import Array, Key, UInt32
+from numpy.testing import assert_array_equal
+
+BATCHES = [{"x": np.ones((2, 1), np.float32)} for _ in range(3)]
+NOISE = Stream("noise", train=True, eval=True)
+
+
+def folded(seed: int, *parts: str | int) -> UInt32[np.ndarray, "2"]:
+    """The bits of a key folded with each of `parts`, strings by the first four bytes of their SHA-1, big-endian."""
+    key = jax.random.key(seed)
+    for part in parts:
+        number = part if isinstance(part, int) else int(hashlib.sha1(part.encode()).hexdigest()[:8], 16)
+        key = jax.random.fold_in(key, np.uint32(number))
+    return bits(key)
+
+
+def bits(key: Key[Array, ""]) -> UInt32[np.ndarray, "2"]:
+    return np.asarray(jax.random.key_data(key))
+
+
+def halves(key: Key[Array, ""]) -> UInt32[Array, "2 2"]:
+    """The upper and the lower 16 bits of a key's words: a metric is float32, which holds these exactly."""
+    data = jax.random.key_data(key)
+    return jnp.stack([data >> 16, data & 0xFFFF])
+
+
+def joined(shown: Any) -> UInt32[np.ndarray, "*steps 2"]:
+    """The bits of keys again, of their halves as they were logged."""
+    words = np.asarray(shown).astype(np.uint32)
+    return words[..., 0, :] << 16 | words[..., 1, :]
+
+
+class Witness(fg.Module):
+    """Shows the keys that it draws, in training and in evaluation."""
+
+    weight: Array
+    made_from: Array
+    streams: tuple[str, ...]
+
+    def __init__(self, *streams: str, key: Key[Array, ""]) -> None:
+        self.weight = jnp.ones(())
+        self.made_from = jax.random.key_data(key)
+        self.streams = streams
+
+    def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
+        return fg.Output(
+            self.weight**2, metrics={name: fg.metrics.Last.of(halves(ctx.key(name))) for name in self.streams}
+        )
+
+    def validation_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
+        drawn = {name: jax.random.key_data(ctx.key(name)) for name in self.streams}
+        return fg.Output(metrics={name: fg.metrics.Collect.of(data[None]) for name, data in drawn.items()})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def witness(*streams: str) -> Any:
+    return lambda *, key: Witness(*streams, key=key)
+
+
+def drawn(result: fg.Result, name: str) -> UInt32[np.ndarray, "steps 2"]:
+    """The bits that training drew from stream `name` at each step."""
+    return joined(result.history[f"train/{name}"])
+
+
+def trained(*streams: str, steps: int = 9, plugins: list[Any], **options: Any) -> fg.Result:
+    return fg.Engine(steps=steps, seed=0, log_every=1, plugins=plugins, **options).fit(witness(*streams), BATCHES)
+
+
+class Drawing:
+    """A plugin that declares a stream, keeps a random slice, and draws in the step and shows what."""
+
+    @fg.hookimpl
+    def rng_streams(self) -> list[Stream]:
+        return [Stream("drawing", train=True)]
+
+    @fg.hookimpl
+    def plugin_state(self, module: Any, key: Key[Array, ""]) -> Array:
+        return jax.random.normal(key)
+
+    @fg.hookimpl
+    def step_metrics(self, ctx: fg.Context) -> dict[str, fg.metrics.Last]:
+        return {"dropout": fg.metrics.Last.of(halves(ctx.key("dropout")))}
+
+
+# --- the key -----------------------------------------------------------------------------------------------------
+
+
+def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
+    expected = folded(0, "dropout", 7, "train")
+    alone, among_others = Rng(), Rng(Stream("a", train=True), NOISE, Stream("zz", train=True, per_step=False))
+    for rng in (alone, among_others):
+        streams = rng.streams(0)
+        assert_array_equal(bits(streams.train_keys(7)["dropout"]), expected)
+        assert_array_equal(bits(jax.jit(lambda step, s=streams: s.train_keys(step)["dropout"])(7)), expected)
+        assert_array_equal(bits(rng.streams(jax.random.key(0)).key("dropout", "train", jnp.int32(7))), expected)
+    for plugins in ([alone], [among_others], [among_others, Drawing()], [Drawing(), alone]):
+        assert_array_equal(drawn(trained("dropout", plugins=plugins), "dropout")[7], expected)
+
+
+def test_case_34_it_differs_from_other_steps_streams_phases_and_seeds():
+    streams = Rng(Stream("dropout", init=True, train=True, eval=True)).streams(0)
+    keys = [
+        streams.train_keys(7)["dropout"],
+        streams.train_keys(8)["dropout"],
+        streams.train_keys(7)["default"],
+        streams.init_keys()["dropout"],
+        streams.key("dropout", "eval", 7),
+        streams.eval_keys("test", 7)["dropout"],
+        Rng().streams(1).train_keys(7)["dropout"],
+    ]
+    assert len({bits(key).tobytes() for key in keys}) == len(keys)
+
+
+def test_case_33_n_steps_draw_the_keys_of_n_steps():
+    result = trained("default", "dropout", steps=9, plugins=[Rng()])
+    for name in ("default", "dropout"):
+        assert_array_equal(drawn(result, name), [folded(0, name, step, "train") for step in range(9)])
+
+
+def test_fused_steps_and_single_steps_draw_the_same_keys():
+    fused = trained("dropout", plugins=[Rng()], fuse=4)
+    engine = fg.Engine(steps=9, seed=0, plugins=[Rng()])
+    state = engine.init(witness("dropout"), BATCHES)
+    for step, batch in enumerate(engine.batches(BATCHES)):
+        state, output = engine.step(state, batch)
+        assert_array_equal(joined(output.metrics["dropout"].compute()), folded(0, "dropout", step, "train"))
+        assert_array_equal(drawn(fused, "dropout")[step], folded(0, "dropout", step, "train"))
+
+
+def test_keys_are_split_for_examples():
+    streams = Rng().streams(0)
+    context = fg.Context(streams, jnp.int32(3), training=True, key_step=jnp.int32(3))
+    expected = jax.random.split(jax.random.wrap_key_data(folded(0, "dropout", 3, "train")), 5)
+    assert_array_equal(jax.random.key_data(context.keys("dropout", 5)), jax.random.key_data(expected))
+
+
+def test_a_stream_that_is_not_per_step_draws_one_key():
+    result = trained("fixed", steps=3, plugins=[Rng(Stream("fixed", train=True, per_step=False))])
+    assert_array_equal(drawn(result, "fixed"), [folded(0, "fixed", "train")] * 3)
+
+
+def test_modules_are_made_from_the_key_of_params():
+    for plugins in ([], [Rng()]):
+        result = fg.Engine(steps=1, seed=5, autoload=False, plugins=plugins).fit(witness(), BATCHES)
+        assert_array_equal(result.module.made_from, folded(5, "params", "init"))
+    assert_array_equal(bits(Rng().streams(5).init_keys()["params"]), folded(5, "params", "init"))
+
+
+def test_keys_are_the_same_in_every_process():
+    program = (
+        "import jax; from fulgurite_rng import Rng;"
+        "print(*jax.random.key_data(Rng().streams(0).train_keys(7)['dropout']))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [int(word) for word in run.stdout.split()] == folded(0, "dropout", 7, "train").tolist()
+
+
+# --- evaluation --------------------------------------------------------------------------------------------------
+
+
+class Evaluations:
+    """Runs the evaluation `repeating` and `fresh` every two steps."""
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("repeating", BATCHES), fg.EvaluatorSpec("fresh", BATCHES, fresh=True)]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def evaluate(run: fg.Run) -> None:
+            run.evaluate("repeating")
+            run.evaluate("fresh")
+
+        return [fg.Scheduled("evaluate", 2, evaluate, phase="evaluate")]
+
+
+def test_evaluation_folds_evaluator_and_batch_and_the_step_only_if_fresh():
+    history = trained("noise", steps=4, plugins=[Rng(NOISE), Evaluations()]).history
+    for evaluation, step in enumerate((2, 4)):
+        repeating = [folded(0, "noise", "eval", "repeating", index) for index in range(3)]
+        fresh = [folded(0, "noise", step, "eval", "fresh", index) for index in range(3)]
+        assert_array_equal(history["repeating/noise"][evaluation], repeating)
+        assert_array_equal(history["fresh/noise"][evaluation], fresh)
+
+
+def test_evaluation_keys_outside_of_an_engine():
+    streams = Rng(NOISE).streams(0)
+    assert set(streams.eval_keys("test", 1)) == {"noise"}
+    assert_array_equal(bits(streams.eval_keys("test", 1)["noise"]), folded(0, "noise", "eval", "test", 1))
+    assert_array_equal(bits(streams.eval_keys("test", 1, step=4)["noise"]), folded(0, "noise", 4, "eval", "test", 1))
+    traced = jax.jit(lambda index, step: streams.eval_keys("test", index, step))(1, 4)["noise"]
+    assert_array_equal(bits(traced), folded(0, "noise", 4, "eval", "test", 1))
+
+
+def test_engine_evaluate_draws_by_name_and_batch():
+    engine = fg.Engine(steps=2, seed=0, plugins=[Rng(NOISE)])
+    result = engine.fit(witness("noise"), BATCHES)
+    for name in ("test", "other"):
+        expected = [folded(0, "noise", "eval", name, index) for index in range(3)]
+        assert_array_equal(engine.evaluate(result, BATCHES, name=name)["noise"], expected)
+
+
+# --- streams by name ---------------------------------------------------------------------------------------------
+
+
+def test_the_defaults():
+    streams = Rng().streams(0)
+    assert streams.init_keys().keys() == {"params"}
+    assert streams.train_keys(0).keys() == {"default", "dropout"}
+    assert streams.eval_keys("test", 0) == {}
+
+
+def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
+    before, after = Rng().streams(0), Rng(NOISE, Stream("dropout", train=True, eval=True, per_step=False)).streams(0)
+    assert after.train_keys(3).keys() == {"default", "dropout", "noise"}
+    assert after.eval_keys("test", 0).keys() == {"dropout", "noise"}
+    assert_array_equal(bits(after.train_keys(3)["default"]), bits(before.train_keys(3)["default"]))
+    assert_array_equal(bits(after.init_keys()["params"]), bits(before.init_keys()["params"]))
+    assert_array_equal(bits(after.train_keys(3)["dropout"]), folded(0, "dropout", "train"))
+    assert_array_equal(bits(before.train_keys(3)["dropout"]), folded(0, "dropout", 3, "train"))
+
+
+def test_the_default_stream_is_the_same_with_and_without_the_plugin():
+    without = trained("default", steps=3, plugins=[], autoload=False)
+    assert_array_equal(drawn(without, "default"), drawn(trained("default", steps=3, plugins=["rng"]), "default"))
+
+
+def test_the_plugin_is_active_as_soon_as_it_is_installed():
+    assert "rng" in fg.Engine(steps=1).plugins.plugins
+    assert "rng" not in fg.Engine(steps=1, plugins=["-rng"]).plugins.plugins
+
+
+def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
+    alone = trained("dropout", steps=3, plugins=[Drawing(), Rng()])
+    among_others = trained("dropout", steps=3, plugins=[Rng(NOISE), Evaluations(), Drawing()])
+    assert_array_equal(alone.state.plugins["drawing"], among_others.state.plugins["drawing"])
+    assert_array_equal(drawn(alone, "drawing/dropout"), drawn(among_others, "drawing/dropout"))
+    assert (drawn(alone, "drawing/dropout") != drawn(alone, "dropout")).any(axis=1).all()
+
+
+def test_without_the_plugin_another_stream_is_an_error_that_says_how_to_get_it():
+    with pytest.raises(PluginError, match=r"'dropout'.*default.*fulgurite-rng.*Stream\('dropout', train=True\)"):
+        trained("dropout", plugins=[], autoload=False)
+
+
+def test_a_misspelt_stream_is_an_error_that_names_the_nearest():
+    with pytest.raises(PluginError, match="'droput'.*Did you mean 'dropout'?"):
+        trained("droput", plugins=[Rng()])
+
+
+def test_a_stream_that_is_not_for_training_is_refused_there():
+    with pytest.raises(PluginError, match=r"'noise' is not for training.*train=True"):
+        trained("noise", plugins=[Rng(Stream("noise", eval=True))])
+
+
+def test_two_plugins_with_one_stream_are_an_error_that_names_both():
+    with pytest.raises(PluginError, match="'drawing'.*'rng'.*'drawing'|'drawing'.*'drawing'.*'rng'"):
+        fg.Engine(steps=1, plugins=[Rng(Stream("drawing", train=True)), Drawing()])
+
+
+def test_what_cannot_be_a_stream_is_refused():
+    with pytest.raises(ConfigurationError, match="two streams called 'noise'"):
+        Rng(NOISE, Stream("noise", train=True))
+    with pytest.raises(ConfigurationError, match="not empty"):
+        Stream("")
+    with pytest.raises(TypeError):
+        Stream()  # type: ignore[call-arg]
