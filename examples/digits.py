@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import equinox as eqx
+import fulgurite as fg
 import jax
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 from sklearn.datasets import load_digits
-
-import fulgurite as fg
 
 Batch = dict[str, Array]
 

@@ -50,7 +50,7 @@ def ratio(measured: Mapping[str, Sequence[float]], name: str, base: str) -> Spre
 
 def arguments(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
     """The options that every benchmark has: `--json FILE` and `--repeats N`."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the numbers there as well")
     parser.add_argument("--repeats", metavar="N", type=int, default=repeats, help=f"rounds (default {repeats})")
     return parser

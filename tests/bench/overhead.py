@@ -24,17 +24,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
+import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from harness import Spread, arguments, interleaved, ratio, show, write
 from jaxtyping import Array, Float, Key
-
-import fulgurite as fg
 
 Batch = dict[str, Any]
 OPTIMIZER = optax.adam(1e-3)
@@ -82,7 +81,7 @@ class ResidualNetwork(eqx.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data, and the number of steps in a timed region: about half a second of them."""
+    """A model, its data, and the number of steps in a timed region: about a few tenths of a second and more."""
 
     model: Callable[..., eqx.Module]
     features: int
@@ -99,7 +98,7 @@ class Workload:
 
 WORKLOADS = {
     "mlp_small": Workload(partial(eqx.nn.MLP, 64, 10, 128, 2), 64, 64, steps=2000),
-    "resnet48": Workload(partial(ResidualNetwork, 64, 32, 48), 64, 8, steps=250),
+    "resnet48": Workload(partial(ResidualNetwork, 64, 32, 48), 64, 8, steps=500),
     "mlp_784": Workload(partial(eqx.nn.MLP, 784, 10, 256, 1), 784, 128, steps=500),
 }
 
@@ -180,7 +179,8 @@ def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
 
     def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Array]:
         # A Python int would be static to filter_jit, which would compile every step anew.
-        model, opt_state, loss = step(*carry, key, np.asarray(i, np.int32), batch)
+        model, opt_state = carry
+        model, opt_state, loss = step(model, opt_state, key, np.asarray(i, np.int32), batch)
         return (model, opt_state), loss
 
     return hand_arm(workload, arrays, (model, OPTIMIZER.init(eqx.filter(model, eqx.is_array))), advance)
@@ -193,8 +193,9 @@ def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
 
     @partial(jax.jit, donate_argnums=0)
     def step(leaves: list[Array], key: Any, i: Any, batch: Batch) -> tuple[list[Array], Array]:
-        *carry, loss = update(*jax.tree.unflatten(treedef, leaves), key, i, batch)
-        return jax.tree.leaves(carry), loss
+        params, opt_state = jax.tree.unflatten(treedef, leaves)
+        params, opt_state, loss = update(params, opt_state, key, i, batch)
+        return jax.tree.leaves((params, opt_state)), loss
 
     return hand_arm(workload, arrays, leaves, step)
 
@@ -282,9 +283,6 @@ def keras_arm(workload: Workload, arrays: Batch) -> Arm:
     os.environ["KERAS_BACKEND"] = "jax"
     import keras  # pyright: ignore[reportMissingImports]
 
-    def start() -> Any:
-        return None
-
     dense = keras.layers.Dense
     model = keras.Sequential([dense(128, activation="relu"), dense(128, activation="relu"), dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -301,7 +299,7 @@ def keras_arm(workload: Workload, arrays: Batch) -> Arm:
         )
         return history.history["loss"][-1]
 
-    return Arm(start, train)
+    return Arm(lambda: None, train)
 
 
 def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
@@ -343,11 +341,12 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
 def processes(repeats: int) -> dict[str, Spread]:
     """What a fresh process needs until it has imported and until it has trained one step, and its peak memory.
 
-    `import` is that of jax, equinox and optax; `import fulgurite` what comes on top. `first step` begins after the
-    imports and holds making the model and compiling.
+    `import` is that of jax, equinox and optax; `import fulgurite` what comes on top, with a name used, because the
+    package loads its parts when the first one is. `first step` begins after the imports and holds making the model and
+    compiling.
     """
-    script = "import time; a = time.perf_counter(); import jax, equinox, optax; b = time.perf_counter(); import fulgurite; "
-    script += "print([b - a, time.perf_counter() - b])"
+    script = "from time import perf_counter as now; a = now(); import jax, equinox, optax; b = now(); "
+    script += "import fulgurite; fulgurite.Engine; print([b - a, now() - b])"
     rows: dict[str, list[float]] = {}
     for _ in range(repeats):
         measured = dict(zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True))
@@ -398,7 +397,6 @@ def check_equal_work(arms: dict[str, Arm]) -> None:
 def main() -> None:
     """Runs the arms on the models that were asked for, prints the tables and writes the file."""
     parser = arguments(__doc__, repeats=11)
-    parser.formatter_class = cast(Any, __import__("argparse").RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--peers", action="store_true", help="Keras and Lightning too, on mlp_small")
     parser.add_argument("--first", metavar="ARM", choices=("b", "fit"), help="what a fresh process is asked for")

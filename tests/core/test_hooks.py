@@ -135,10 +135,7 @@ class Adding(fg.UpdateRule):
 
 
 def test_update_rule_is_the_inside_of_a_step() -> None:
-    phases: list[Any] = []
-
-    def update_rule(self: Any, phases_: Any = None, phases: Any = phases, **_: Any) -> fg.UpdateRule:
-        return Adding()
+    given: list[list[str]] = []
 
     class Ruling:
         @fg.hookimpl
@@ -146,7 +143,6 @@ def test_update_rule_is_the_inside_of_a_step() -> None:
             given.append(list(phases))
             return Adding()
 
-    given: list[list[str]] = []
     result = engine(Ruling(), steps=5).fit(Counting(), numbers([0]))
     assert given == [["default"]]
     assert (float(result.module.weight), int(result.state.opt_state)) == (10, 5)
@@ -171,7 +167,7 @@ def test_consensus_decides_for_all_processes(fuse: int) -> None:
     consensus, ends = Preempting(), []
     by_clock = Act(fg.Period(1e-9), lambda run: ends.append(run.step))
     agreeing = plugin("agreeing", consensus=lambda self: consensus)
-    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers([0]))
+    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers(*[[0]] * 20))
     assert (result.stopped, int(result.state.step)) == ("preempted", 6)
     assert not ends
     asked = [step for step, _ in consensus.asked if step]
@@ -399,7 +395,7 @@ def test_adding_a_plugin_changes_no_other_random_number() -> None:
 def test_traced_hooks_do_the_same_in_fused_steps() -> None:
     plugins = [Noise("a"), Averaging(), plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)})]
     single, fused, split = (
-        engine(*plugins, *others, steps=19, fuse=fuse, log_every=6).fit(Blurred, regression())
+        engine(*plugins, *others, steps=19, fuse=fuse, log_every=6).fit(Blurred, regression(80, 4))
         for fuse, others in ((1, []), (8, []), (8, [Act(fg.Every(5), lambda run: None)]))
     )
     assert_same_bits(fused.state, split.state)

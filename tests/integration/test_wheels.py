@@ -12,8 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-pytestmark = pytest.mark.xdist_group("wheels")  # one worker makes the environments, once
-
 ROOT = Path(__file__).parents[2]
 WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]
 MEMBERS = [path.parent for pattern in WORKSPACE["members"] for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))]

@@ -175,7 +175,7 @@ class Engine:
         only in `state.health`; `check_finite(state)` raises for it.
         """
         program = self._stepping
-        if program is None or program.layout.treedef != jax.tree.structure(state):
+        if program is None or not program.layout.fits(state):
             self._stepping = program = self._program(source_of((state.module, state.model_state)), batch, None)
             program.check(state)
         compiled = program.compiled(1)
@@ -293,6 +293,7 @@ class Engine:
 
     def _subject(self, model: Any) -> Subject:
         model = model.state if isinstance(model, Result) else model
+        check_not_consumed(model)
         if isinstance(model, TrainState):
             return Subject(model.module, model.model_state, model.key, model.step)
         module, model_state = model if isinstance(model, tuple) else (model, None)

@@ -60,7 +60,7 @@ class Health(eqx.Module):
 
 
 def _floating(tree: Any) -> Terms:
-    return leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array))
+    return [(path, leaf) for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array)) if leaf.size]
 
 
 def _probe(leaf: Array) -> Float[Array, ""]:

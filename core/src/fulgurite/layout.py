@@ -77,6 +77,11 @@ class Layout:
             for name in ("window", "health")
         }
 
+    def fits(self, state: TrainState) -> bool:
+        """Whether a state has this layout, down to shapes, dtypes and other leaves."""
+        leaves, treedef = jax.tree.flatten(state)
+        return treedef == self.treedef and all(map(_alike, leaves, self._leaves))
+
     def split(self, state: TrainState) -> Flat:
         """The flat form of a state, outside of a trace. A state that was consumed is an error."""
         leaves = self._flattened(state)
@@ -153,6 +158,12 @@ def _vector_dtype(struct: Any) -> Any:
 
 def _struct(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
+
+
+def _alike(leaf: Any, spec: Any) -> bool:
+    if isinstance(spec, jax.ShapeDtypeStruct):
+        return eqx.is_array(leaf) and leaf.shape == spec.shape and leaf.dtype == spec.dtype
+    return leaf is spec or (not eqx.is_array(leaf) and type(leaf) is type(spec) and bool(leaf == spec))
 
 
 def _is_key(leaf: Any) -> bool:

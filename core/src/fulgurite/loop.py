@@ -104,6 +104,7 @@ class Loop:
 
     def snapshot(self) -> Snapshot:
         """Everything needed to go on from here."""
+        self.emitter.flush(wait=True)
         host = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
             for plugin, state in self.engine.plugins.call("host_state", self.step)

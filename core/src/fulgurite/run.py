@@ -125,12 +125,15 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`."""
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for those that are
+        still being computed, so that what is decided by them does not depend on timing."""
+        self._loop.emitter.flush(wait=True)
         return self._loop.metrics
 
     @property
     def history(self) -> History:
-        """The exact scalars so far."""
+        """The exact scalars so far; waits as `metrics` does."""
+        self._loop.emitter.flush(wait=True)
         return self._loop.emitter.history
 
     @property

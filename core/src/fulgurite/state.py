@@ -59,6 +59,7 @@ def source_of(model: Any) -> Source:
     if isinstance(model, eqx.Module) or _is_pair(model):
         pair = model if isinstance(model, tuple) else (model, None)
         check_aliases(pair[0])
+        check_not_consumed(pair)
         arrays, static = eqx.partition(pair, _is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
     if not callable(model):
@@ -104,12 +105,13 @@ def check_aliases(module: PyTree) -> None:
 
 
 def check_not_consumed(state: PyTree) -> None:
-    """A state whose arrays were donated to a later step is an error that says so."""
+    """A state or module whose arrays were donated to a later step is an error that says so."""
+    what = "train state" if isinstance(state, TrainState) else "model"
     for path, leaf in leaves_with_paths(state):
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise StateError(
-                f"this train state was consumed: its {path} belongs to a later step now. `step` and `fit` take over the "
-                "state that they are given; go on with the state that they return"
+                f"this {what} was consumed: its {path} belongs to a later step now. `step` and `fit` take over the state that they are "
+                "given, module included; go on with what they return"
             )
 
 

@@ -50,6 +50,7 @@ class TrainStep:
         """The state after one more update and the step's output."""
         new, output, metrics, running, bad, culprit = self.update(state, batch, due)
         window = state.window.add(metrics, running)
+        check_same_structure(state.window, window, "the metrics of the training step")
         skip = self._policy == "skip"
         if skip:
             new, window = jax.tree.map(

@@ -1,0 +1,574 @@
+"""What the code in a step knows and can do: training or evaluation, keys, further losses, what is due, annotations."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
+from jaxtyping import Array, Float, Int
+from models import Act, Counting, numbers
+
+# --- training or evaluation -------------------------------------------------------------------------------------------
+
+
+def mode(x: Any) -> Any:
+    """1 in training and 0 in evaluation, beside `x`."""
+    return jnp.full_like(x, fg.is_training())
+
+
+def scanned(x: Any) -> Any:
+    return jax.lax.scan(lambda carry, _: (mode(carry), None), x, length=2)[0]
+
+
+def cond(x: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, mode, lambda x: mode(x) + 0.0, x)
+
+
+# Made once, so that each is traced in both modes and could keep what it saw first.
+NESTED: dict[str, Callable[[Any], Any]] = {
+    "plain": mode,
+    "jit": jax.jit(mode),
+    "filter_jit": eqx.filter_jit(mode),
+    "checkpoint": jax.checkpoint(mode),
+    "filter_checkpoint": eqx.filter_checkpoint(mode),
+    "scan": scanned,
+    "cond": cond,
+    "vmap": jax.vmap(mode),
+    "jit of scan": jax.jit(scanned),
+    "jit of checkpoint of scan of cond": jax.jit(
+        jax.checkpoint(lambda x: jax.lax.scan(lambda carry, _: (cond(carry), None), x, length=2)[0])
+    ),
+    "filter_jit of jit of cond": eqx.filter_jit(jax.jit(cond)),
+    "custom_vjp": jax.custom_vjp(mode),
+}
+NESTED["custom_vjp"].defvjp(lambda x: (mode(x), None), lambda _, g: (g,))  # type: ignore[attr-defined]
+
+
+class Modes(Counting):
+    """Its metrics are what every nested function sees, and what the context says."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        seen = {name: nested(batch).mean() for name, nested in NESTED.items()}
+        return fg.Output(self.weight + batch.mean(), metrics={**seen, "context": jnp.float32(ctx.training)})
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return self.training_step(batch, ctx)
+
+
+def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() -> None:
+    class Evaluating:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", numbers([1, 2]))]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", fg.Every(2), lambda run: run.evaluate("test") and None, "evaluate")]
+
+    engine = fg.Engine(steps=4, log_every=1, plugins=[Evaluating()])
+    data = numbers([1, 2], [1, 2, 3])  # two shapes, so that the second is traced after the first was used
+    before = engine.evaluate(Modes(), numbers([1, 2]))
+    result = engine.fit(Modes, data)
+    for name in (*NESTED, "context"):
+        assert before[name] == 0, name
+        assert result.history[f"train/{name}"].tolist() == [1] * 4, name
+        assert result.history[f"test/{name}"].tolist() == [0, 0], name
+    assert fg.is_training()
+
+
+def test_the_mode_of_nested_functions_outside_of_an_engine() -> None:
+    x = jnp.ones(3)
+    for name, nested in NESTED.items():
+        assert nested(x).mean() == 1, name
+        with fg.training_mode(False):
+            assert nested(x).mean() == 0, name
+            with fg.training_mode(True):
+                assert nested(x).mean() == 1, name
+        assert nested(x).mean() == 1, name
+
+
+class Dropping(fg.Module):
+    """Two dropouts of ones: the share of zeros that each lets through is a metric."""
+
+    encoder: eqx.nn.Dropout
+    head: eqx.nn.Dropout
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.encoder, self.head, self.weight = eqx.nn.Dropout(0.5), eqx.nn.Dropout(0.5), jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        ones, key = jnp.ones(1000), ctx.key()
+        with fg.training_mode(False, self.encoder) as encoder:
+            frozen, inner = encoder(ones, key=key), fg.is_training()
+        seen = {"encoder": self.encoder(ones, key=key), "frozen": frozen, "head": self.head(ones, key=key)}
+        dropped = {name: jnp.mean(value == 0) for name, value in seen.items()}
+        modes = {"inner": jnp.float32(inner), "outer": jnp.float32(fg.is_training())}
+        return fg.Output(self.weight * 1.0, metrics=dropped | modes)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.0)
+
+
+def test_a_part_is_switched_to_evaluation_and_evaluation_switches_everything() -> None:
+    engine = fg.Engine(steps=1)
+    result = engine.fit(Dropping, numbers([0]))
+    train, test = result.metrics["train"], engine.evaluate(result, numbers([0]))
+    assert 0.4 < train["encoder"] < 0.6 and 0.4 < train["head"] < 0.6 and train["frozen"] == 0
+    assert (train["inner"], train["outer"]) == (0, 1)
+    assert {name: test[name] for name in ("encoder", "head", "frozen", "inner", "outer")} == dict.fromkeys(
+        ("encoder", "head", "frozen", "inner", "outer"), 0
+    )
+    assert not result.module.head.inference  # the module that comes back is as it was given
+
+
+def test_a_part_is_switched_to_training_in_an_evaluation() -> None:
+    class Stochastic(Dropping):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            with fg.training_mode(True, self.head) as head:
+                dropped = jnp.mean(head(jnp.ones(1000), key=ctx.key()) == 0)
+            return fg.Output(metrics={"dropped": dropped, "training": jnp.float32(fg.is_training())})
+
+    found = fg.Engine().evaluate(Stochastic(), numbers([0]))
+    assert 0.4 < found["dropped"] < 0.6 and found["training"] == 0
+
+
+def test_the_mode_is_restored_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), fg.training_mode(False):
+        raise ZeroDivisionError
+    assert fg.is_training()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+class Drawing(Counting):
+    """Its metrics are draws from keys; the draw of an evaluation from the same places are its other metrics."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        fresh = ctx.fresh("second pass")
+        keys = {
+            "key": ctx.key(),
+            "again": ctx.key(),
+            "of keys": ctx.keys("default", 3)[1],
+            "fresh": fresh.key(),
+            "fresh again": ctx.fresh("second pass").key(),
+            "other fresh": ctx.fresh("third pass").key(),
+            "fresh of fresh": fresh.fresh("second pass").key(),
+        }
+        draws = {name: fg.metrics.Last.of(jax.random.uniform(key)) for name, key in keys.items()}
+        return super().training_step(batch, ctx).replace(metrics=draws)
+
+
+DIFFERENT = ("key", "of keys", "fresh", "other fresh", "fresh of fresh")
+
+
+def test_keys_differ_by_step_stream_and_pass() -> None:
+    history = fg.Engine(steps=3, log_every=1).fit(Drawing, numbers([0])).history
+    draws = [float(value) for name in DIFFERENT for value in history[f"train/{name}"]]
+    assert len(set(draws)) == len(draws) == 15
+    assert history["train/key"].tolist() == history["train/again"].tolist()
+    assert history["train/fresh"].tolist() == history["train/fresh again"].tolist()
+
+
+def test_the_default_key_is_the_documented_fold() -> None:
+    name, phase = (int(hashlib.sha1(text).hexdigest()[:8], 16) for text in (b"default", b"train"))
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(5), name), 1), phase)
+    history = fg.Engine(steps=2, seed=5, log_every=1).fit(Drawing, numbers([0])).history
+    assert history["train/key"][1] == pytest.approx(float(jax.random.uniform(key)), abs=1e-7)
+
+
+def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
+    class Noise:
+        def __init__(self, instance: str) -> None:
+            self.instance = instance
+
+        @fg.hookimpl
+        def step_metrics(self, ctx: fg.Context) -> Any:
+            return {"draw": fg.metrics.Last.of(jax.random.uniform(ctx.key()))}
+
+        @fg.hookimpl
+        def plugin_state(self, key: Any) -> Any:
+            return {"start": jax.random.uniform(key)}
+
+    alone = fg.Engine(steps=2, log_every=1).fit(Drawing, numbers([0]))
+    beside = fg.Engine(steps=2, log_every=1, plugins=[Noise("a"), Noise("b")]).fit(Drawing, numbers([0]))
+    for name in DIFFERENT:
+        assert alone.history[f"train/{name}"].tolist() == beside.history[f"train/{name}"].tolist()
+    draws = [beside.history[f"train/{name}"] for name in ("noise:a/draw", "noise:b/draw", "key")]
+    assert len(set(np.concatenate(draws).tolist())) == 6
+    starts = [float(slice["start"]) for slice in beside.state.plugins.values()]
+    assert len(set(starts)) == 2
+
+
+def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
+    class Noisy(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            draw = jax.random.uniform(ctx.key())
+            return fg.Output(metrics={"largest": fg.metrics.Max.of(draw), "least": fg.metrics.Min.of(draw)})
+
+    class Evaluating:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            specs = [("test", False), ("other", False), ("fresh", True)]
+            return [fg.EvaluatorSpec(name, numbers([0], [0]), fresh=fresh) for name, fresh in specs]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            def evaluate(run: fg.Run) -> None:
+                for name in ("test", "other", "fresh"):
+                    run.evaluate(name)
+
+            return [fg.Scheduled("evaluate", 1, evaluate, "evaluate")]
+
+    history = fg.Engine(steps=2, plugins=[Evaluating()]).fit(Noisy, numbers([0])).history
+    for name in ("test", "other"):
+        assert history[f"{name}/largest"][0] == history[f"{name}/largest"][1] > history[f"{name}/least"][0]
+    assert history["test/largest"][0] != history["other/largest"][0]
+    assert history["fresh/largest"][0] != history["fresh/largest"][1]
+
+
+def test_a_stream_that_nobody_declared() -> None:
+    class Wanting(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            ctx.keys("dropout", 2)
+            return super().training_step(batch, ctx)
+
+    with pytest.raises(PluginError, match=r"no random stream is called 'dropout'.*fulgurite-rng"):
+        fg.Engine(steps=1, autoload=False).fit(Wanting, numbers([0]))
+
+
+# --- further losses ---------------------------------------------------------------------------------------------------
+
+
+class Penalized(eqx.Module):
+    """A part of a model that adds a loss of its own."""
+
+    weight: jax.Array
+
+    def __call__(self, x: Any, ctx: fg.Context) -> Any:
+        ctx.add_loss("size", jnp.square(self.weight))  # (2,): averaged
+        return x @ self.weight
+
+
+class WithPart(fg.Module):
+    part: Penalized
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.part = Penalized(jnp.asarray([1.0, 3.0]))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(self.part(batch, ctx)), losses={"more": jnp.sum(self.part.weight)})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.5)
+
+
+def test_losses_are_added_from_a_submodule_and_averaged() -> None:
+    batch = np.asarray([[1, 0], [3, 2]], np.float32)
+    engine = fg.Engine(steps=1)
+    state, output = engine.step(engine.init(WithPart, [batch]), batch)
+    # mean(x·w) = (1 + 9) / 2, sum(w) = 4, mean(w²) = 5
+    assert {name: float(value) for name, value in output.losses.items()} == {"loss": 5, "more": 4, "size": 5}
+    assert float(output.loss) == 14
+    # w - 0.5·([2, 1] + [1, 1] + w)
+    assert state.module.part.weight.tolist() == [-1.0, 0.5]
+    result = fg.Engine(steps=1).fit(WithPart, [batch])
+    assert {name: result.metrics["train"][name] for name in ("loss", "more", "size", "batch_loss")} == {
+        "loss": 14,
+        "more": 4,
+        "size": 5,
+        "batch_loss": 14,
+    }
+
+
+def test_plugins_add_terms() -> None:
+    class Decay:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> Any:
+            return {"l2": 0.5 * jnp.sum(module.part.weight**2)}
+
+    batch = np.zeros((2, 2), np.float32)
+    engine = fg.Engine(steps=1, plugins=[Decay()])
+    state, output = engine.step(engine.init(WithPart, [batch]), batch)
+    assert float(output.losses["l2"]) == 5 and float(output.loss) == 0 + 4 + 5 + 5
+    assert state.module.part.weight.tolist() == [1 - 0.5 * (1 + 1 + 1), 3 - 0.5 * (1 + 3 + 3)]
+
+
+def step_of(body: Callable[[Any, Any, fg.Context], Any]) -> type[Counting]:
+    """A `Counting` whose training step is `body(module, batch, ctx)`."""
+
+    class Made(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return body(self, batch, ctx)
+
+    return Made
+
+
+def test_training_with_added_losses_alone() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.add_loss("only", module.weight + batch)
+        return fg.Output()
+
+    result = fg.Engine(steps=3).fit(step_of(body), numbers([1, 3]))
+    assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
+
+
+def test_no_loss_at_all() -> None:
+    with pytest.raises(ModelError, match=r"Made\.training_step gave no loss: .*ctx\.add_loss"):
+        fg.Engine(steps=1).fit(step_of(lambda module, batch, ctx: fg.Output()), numbers([0]))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda module, batch, ctx: module.weight, "returned .*: return fg.Output"),
+        (
+            lambda module, batch, ctx: fg.Output(module.weight, losses={"loss": module.weight}),
+            r"'loss' comes twice in Made\.training_step",
+        ),
+        (
+            lambda module, batch, ctx: (ctx.add_loss("a", module.weight), ctx.add_loss("a", module.weight)),
+            "'a' was added twice",
+        ),
+        (
+            lambda module, batch, ctx: fg.Output(module.weight, metrics={"each": batch}),
+            r"metric 'each' is an array of shape \(2,\)",
+        ),
+        (
+            lambda module, batch, ctx: fg.Output(module.weight, metrics={"all": fg.metrics.Collect.of(batch)}),
+            "'all' is gathered over examples, which only evaluators do",
+        ),
+    ],
+)
+def test_what_a_step_may_not_return(body: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (lambda batch: batch, r"'extra' of Counting is float32\[2\]: a loss is one floating-point number"),
+        (lambda batch: jnp.int32(1), r"'extra' of Counting is int32\[\]: a loss is one floating-point number"),
+    ],
+)
+def test_what_a_plugin_s_loss_term_may_not_be(term: Any, message: str) -> None:
+    class Extra:
+        @fg.hookimpl
+        def loss_terms(self, batch: Any) -> Any:
+            return {"extra": term(batch)}
+
+    with pytest.raises(ModelError, match=message):
+        fg.Engine(steps=1, plugins=[Extra()]).fit(Counting, numbers([0, 0]))
+
+
+def test_an_error_in_a_step_notes_the_batch() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        raise KeyError("image")
+
+    with pytest.raises(KeyError) as caught:
+        fg.Engine(steps=1).fit(step_of(body), [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int32)}])
+    assert any("x float32[2,3], y int32[2]" in note for note in caught.value.__notes__)
+
+
+INSIDE: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
+    "vmap": lambda f, x: jax.vmap(f)(x),
+    "scan": lambda f, x: jax.lax.scan(lambda carry, one: (carry, f(one)), 0, x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+    "cond": lambda f, x: jax.lax.cond(x.sum() > 0, f, lambda x: x, x),
+    "grad": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+    "jit": lambda f, x: jax.jit(f)(x),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_loss_added_where_its_value_cannot_leave(inside: str) -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        def mapped(x: Any) -> Any:
+            ctx.add_loss("hidden size", jnp.sum(x * module.weight))
+            return x
+
+        INSIDE[inside](mapped, batch)
+        return fg.Output(module.weight)
+
+    with pytest.raises(ModelError, match="was called inside vmap, scan, checkpoint, cond") as caught:
+        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+    assert 'hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss(\'hidden size\', hidden_size)' in str(caught.value)
+
+
+def test_the_fix_that_the_error_shows() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        hidden, hidden_size = jax.vmap(lambda x: (x * module.weight, x + module.weight))(batch)
+        ctx.add_loss("hidden size", hidden_size)
+        return fg.Output(0 * hidden.sum())
+
+    result = fg.Engine(steps=2).fit(step_of(body), numbers([1, 3]))
+    assert float(result.module.weight) == -2 and result.metrics["train"]["hidden size"] == 1.5
+
+
+def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.fresh("again").add_loss("a", module.weight)
+        return fg.Output(module.weight)
+
+    with pytest.raises(ModelError, match=r"add_loss\('a'\) has no effect"):
+        fg.Engine(steps=1).fit(step_of(body), numbers([0]))
+
+
+def test_a_value_that_leaked_from_a_vmap() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        kept: list[Any] = []
+        jax.vmap(lambda x: kept.append(x * module.weight) or x)(batch)
+        ctx.add_loss("leaked", kept[0])
+        return fg.Output(module.weight)
+
+    with pytest.raises(ModelError, match=r"'leaked'.*Return"):
+        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+
+
+def test_losses_of_an_evaluation_are_metrics() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.add_loss("size", batch)
+        return fg.Output(module.weight)
+
+    class Evaluated(step_of(body)):
+        validation_step = fg.Module.validation_step
+
+    assert fg.Engine().evaluate(Evaluated(), numbers([1, 2], [6])) == {"loss": 3, "size": 3}
+
+
+# --- what is due ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
+    class Telling:
+        @fg.hookimpl
+        def plugin_state(self) -> Any:
+            return {"count": jnp.zeros(3, jnp.int32)}
+
+        @fg.hookimpl
+        def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+            due = [ctx.due(name) for name in ("act.act", "act:other.act", "log")]
+            return module, {"count": own["count"] * 10 ** jnp.stack(due) + jnp.stack(due) * (ctx.step + 1)}
+
+    actions = [Act(fg.Every(3), lambda run: None), Act(fg.At(2, 7), lambda run: None, instance="other")]
+    engine = fg.Engine(steps=8, fuse=fuse, log_every=4, plugins=[*actions, Telling()])
+    result = engine.fit(Counting, numbers([0], [0], [0]))
+    assert result.state.plugins["telling"]["count"].tolist() == [36, 27, 48]
+
+
+def test_an_action_that_nobody_scheduled() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.due("lag")
+        return fg.Output(module.weight)
+
+    with pytest.raises(PluginError, match="nothing scheduled is called 'lag'. Did you mean 'log'"):
+        fg.Engine(steps=1).fit(step_of(body), numbers([0]))
+
+
+# --- annotations ------------------------------------------------------------------------------------------------------
+
+
+class Images(TypedDict):
+    image: Float[Array, "batch 2 2"]
+    label: Int[Array, "batch"]
+
+
+class Pair(NamedTuple):
+    x: Float[Array, "batch 3"]
+    y: Float[Array, "batch"]
+
+
+class OfImages(Counting):
+    def training_step(self, batch: Images, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + batch["image"].mean())
+
+
+class OfPairs(Counting):
+    def training_step(self, batch: Pair, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + batch.x.mean())
+
+
+class OfArrays(Counting):
+    def training_step(self, batch: Float[Array, "batch 3"], ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + batch.mean())
+
+
+def images(image: tuple[int, ...] = (4, 2, 2), label: Any = np.int32, labels: int = 4) -> dict[str, np.ndarray]:
+    return {"image": np.zeros(image, np.float32), "label": np.zeros(labels, label)}
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [(OfImages, images()), (OfPairs, Pair(np.zeros((2, 3), np.float32), np.zeros(2, np.float32))), (OfArrays, np.zeros((2, 3)))],
+)
+def test_batches_that_fit_their_annotation(model: Any, batch: Any) -> None:
+    assert float(fg.Engine(steps=1).fit(model, [batch]).module.weight) == -1
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "leaf", "structure"),
+    [
+        (OfImages, images(image=(4, 2, 3)), r'batch\["image"\] is float32\[4,2,3\]', "image float32[4,2,3], label int32[4]"),
+        (OfImages, images(label=np.float32), r'batch\["label"\] is float32\[4\]', "label float32[4]"),
+        (OfImages, images(labels=3), r'batch\["label"\] is int32\[3\].*"batch"', "image float32[4,2,2], label int32[3]"),
+        (OfImages, {"image": images()["image"]}, r'batch\["label"\] is missing', "image float32[4,2,2]"),
+        (OfPairs, Pair(np.zeros((2, 3), np.float32), np.zeros(3, np.float32)), r"batch\.y is float32\[3\]", "x float32[2,3]"),
+        (OfArrays, np.zeros((2, 4), np.float32), r"batch is float32\[2,4\]", "float32[2,4]"),
+    ],
+)
+def test_a_batch_that_does_not_names_the_leaf_and_shows_the_batch(
+    model: Any, batch: Any, leaf: str, structure: str
+) -> None:
+    with pytest.raises(DataError, match=leaf) as caught:
+        fg.Engine(steps=1).fit(model, [batch])
+    assert f"{model.__name__}.training_step expects" in str(caught.value)
+    assert structure in str(caught.value).partition("expects")[2]
+
+
+def test_a_batch_of_another_kind_than_annotated_is_shown() -> None:
+    with pytest.raises(TypeError) as caught:
+        fg.Engine(steps=1).fit(OfImages, [(images()["image"], images()["label"])])
+    assert any("float32[4,2,2]" in note and "int32[4]" in note for note in caught.value.__notes__)
+
+
+def test_annotations_are_checked_under_the_names_of_strings_too() -> None:
+    class Quoted(Counting):
+        def training_step(self, batch: "Images", ctx: "fg.Context") -> "fg.Output":
+            return fg.Output(self.weight)
+
+    with pytest.raises(DataError, match="image"):
+        fg.Engine(steps=1).fit(Quoted, [images(image=(4, 3))])
+
+
+def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
+    class Both(OfImages):
+        def validation_step(self, batch: Float[Array, "batch 3"], ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"mean": batch.mean()})
+
+    assert fg.Engine().evaluate(Both(), [np.ones((2, 3), np.float32)]) == {"mean": 1}
+    with pytest.raises(DataError, match=r"Both\.validation_step expects"):
+        fg.Engine().evaluate(Both(), [np.ones((2, 4), np.float32)])
+
+
+def test_arguments_of_the_engine_that_cannot_be_meant() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"fuse": 0}, "fuse is 0"),
+        ({"max_compilations": 0}, "max_compilations is 0"),
+        ({"limit": -1}, "limit is -1"),
+        ({"dev_run": 0}, "dev_run is 0"),
+        ({"steps": True}, "steps is True"),
+        ({"log_every": 0}, "n is 0"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ConfigurationError, match=message):
+            fg.Engine(**arguments)

@@ -1,0 +1,282 @@
+"""A loss, gradient or update that is not finite: who is named, and that nothing acts on that state."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import NonFiniteError
+from models import Act, Counting, Events, assert_same_bits, numbers
+
+BAD = 4
+"""The step whose batch breaks it."""
+
+
+class Root(fg.Module):
+    """The loss of batch x is w·where(x > 0, sqrt(x + shift), 0): finite at x = 0, where its gradient by `shift` is not."""
+
+    weight: jax.Array
+    shift: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight, self.shift = jnp.ones((2,)), jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        x = batch + self.shift
+        return fg.Output(jnp.mean(self.weight) * jnp.mean(jnp.where(batch > 0, jnp.sqrt(x), 0)))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-3)
+
+
+class Loss(Root):
+    """The loss is not finite in a bad batch."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(self.weight) * 1 / batch.min())
+
+
+class Term(Root):
+    """A further term of the loss is not finite in a bad batch."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.add_loss("penalty", jnp.log(batch.min()))
+        return fg.Output(jnp.mean(self.weight))
+
+
+class Update(Root):
+    """Loss and gradient are finite; the optimizer makes the update infinite."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(self.weight) * jnp.where(batch.min() == 0, 1.0, 1e-30))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.chain(optax.scale(-1e30), optax.scale(1e10))
+
+
+def batches() -> list[np.ndarray]:
+    good = [[1.0, 4.0]] * (BAD - 1)
+    return numbers(*good, [0.0, 4.0], [1.0, 9.0], [4.0, 1.0])
+
+
+class Saver:
+    """Saves at every step, like a checkpointer."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("save", fg.Every(1), lambda run: run.save(), phase="save")]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        state = run.snapshot().state
+        self.saved.append(int(state.step))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.module))
+
+
+class Late(Saver):
+    """Tries to save when the run ends with an exception."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[BaseException] = []
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        for look in (lambda: run.state, run.snapshot, run.save):
+            try:
+                look()
+            except NonFiniteError as error:
+                self.refused.append(error)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize(
+    ("model", "culprit"),
+    [(Root, "the gradient of shift"), (Loss, "the loss"), (Term, "the loss term 'penalty'"), (Update, "the update of weight")],
+)
+def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, culprit: str, fuse: int) -> None:
+    saver, events = Late(), Events()
+    with pytest.raises(NonFiniteError) as caught:
+        fg.Engine(steps=6, fuse=fuse, plugins=[saver, events]).fit(model, batches())
+    assert caught.value.step == BAD and caught.value.culprit == culprit
+    assert str(caught.value).startswith(f"step {BAD}: {caught.value.culprit} is not finite")
+    assert saver.saved == list(range(1, BAD))
+    assert [error.step for error in saver.refused] == [BAD] * 3  # type: ignore[attr-defined]
+    assert events.exceptions == [caught.value] and not events.results
+
+
+@pytest.mark.parametrize(("fuse", "log"), [(1, 6), (8, 6), (1, 5), (8, 2)])
+def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int) -> None:
+    saved: list[int] = []
+    plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), phase="save")
+    with pytest.raises(NonFiniteError) as caught:
+        fg.Engine(steps=6, fuse=fuse, log_every=log, plugins=[plugin]).fit(Root, batches())
+    assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
+    assert saved == [2]
+
+
+def test_case_20_nothing_is_logged_of_the_window_it_is_in() -> None:
+    records: list[fg.Record] = []
+
+    class Sink:
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            records.append(record)
+
+    with pytest.raises(NonFiniteError):
+        fg.Engine(steps=6, log_every=3, plugins=[Sink()]).fit(Loss, batches())
+    assert [record.step for record in records if record.stream == "exact"] == [3]
+
+
+def test_case_20_an_evaluation_due_at_the_step_does_not_run() -> None:
+    class Evaluating:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", batches())]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", fg.At(2, BAD), lambda run: evaluated.append(run.evaluate("test")), "evaluate")]
+
+    evaluated: list[Any] = []
+    with pytest.raises(NonFiniteError, match=f"step {BAD}"):
+        fg.Engine(steps=6, plugins=[Evaluating()]).fit(Root, batches())
+    assert len(evaluated) == 1
+
+
+def test_a_bad_last_step_is_found_without_any_trigger() -> None:
+    with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
+        fg.Engine(steps=BAD, log_every=None).fit(Root, batches())
+
+
+def test_the_step_loop_finds_it_when_asked() -> None:
+    engine = fg.Engine(steps=6)
+    state = engine.init(Root, batches())
+    for number, batch in enumerate(engine.batches(batches()), 1):
+        state, _ = engine.step(state, batch)
+        if number < BAD:
+            engine.check_finite(state)
+    with pytest.raises(NonFiniteError) as caught:
+        engine.check_finite(state)
+    assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
+    assert int(state.health.step) == BAD
+    with pytest.raises(NonFiniteError):
+        engine.fit(data=batches(), state=state)
+
+
+def test_gradients_are_judged_as_the_optimizer_receives_them() -> None:
+    class Zeroed:
+        @fg.hookimpl
+        def gradient_transform(self) -> optax.GradientTransformation:
+            return optax.zero_nans()
+
+    result = fg.Engine(steps=6, plugins=[Zeroed()]).fit(Root, batches())
+    assert np.isfinite(result.module.weight).all() and np.isfinite(result.module.shift)
+
+
+# --- skip -------------------------------------------------------------------------------------------------------------
+
+
+class Normed(fg.Module):
+    """A model with a state, a key and integers beside its parameters."""
+
+    norm: eqx.nn.BatchNorm
+    weight: jax.Array
+    key: Any
+    count: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.norm = eqx.nn.BatchNorm(1, "batch", mode="ema")
+        self.weight, self.key, self.count = jnp.ones(3), jax.random.key(1), jnp.asarray(3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        forward = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        normed, state = forward(batch[:, None], ctx.model_state)
+        loss = jnp.mean(self.weight) * jnp.mean(normed + batch[:, None]) + jnp.log(batch.min())
+        return fg.Output(loss, metrics={"largest": fg.metrics.Max.of(batch)}, model_state=state)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(0.1)
+
+
+class Slice:
+    """A plugin that counts updates in its slice and shrinks the weights."""
+
+    @fg.hookimpl
+    def plugin_state(self) -> Any:
+        return {"updates": jnp.int32(0)}
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any) -> Any:
+        module = eqx.tree_at(lambda module: module.weight, module, replace_fn=lambda weight: weight * 0.9)
+        return module, {"updates": own["updates"] + 1}
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
+    bad = numbers([0, 2])[0]
+    good = numbers([1, 2], [2, 3], [3, 1])
+    model = eqx.nn.make_with_state(Normed)
+    engine = fg.Engine(steps=5, fuse=fuse, nonfinite="skip", plugins=[Slice()])
+    skipping = engine.fit(model, [bad, good[0], bad, good[1], bad], steps=5)
+    without = engine.fit(model, good[:2], steps=2)
+    assert int(skipping.state.step) == 5 and int(without.state.step) == 2
+    assert int(skipping.state.health.skipped) == skipping.metrics["train"]["skipped_steps"] == 3
+    assert without.metrics["train"]["skipped_steps"] == 0
+    same = lambda state: (state.module, state.model_state, state.opt_state, state.plugins, state.key)  # noqa: E731
+    assert_same_bits(same(skipping.state), same(without.state))
+    for name in ("loss", "largest"):
+        assert skipping.metrics["train"][name] == without.metrics["train"][name]
+    assert int(skipping.state.plugins["slice"]["updates"]) == 2
+
+
+def test_skip_logs_no_window_in_which_every_step_was_skipped() -> None:
+    bad, good = numbers([0, 2], [1, 2])
+    result = fg.Engine(steps=5, log_every=1, nonfinite="skip").fit(Loss, [good, bad, bad, good, bad])
+    assert result.history.steps("train/loss").tolist() == [1, 4]
+    assert result.history["train/skipped_steps"].tolist() == [0, 2]
+    assert int(result.state.health.skipped) == 3 and int(result.state.step) == 5
+
+
+def test_skip_counts_in_the_step_loop_too() -> None:
+    engine = fg.Engine(steps=6, nonfinite="skip")
+    state = engine.init(Root, batches())
+    for batch in engine.batches(batches()):
+        before = jax.tree.map(np.array, (state.module, state.opt_state))
+        state, _ = engine.step(state, batch)
+        if int(state.step) == BAD:
+            assert_same_bits((state.module, state.opt_state), before)
+    engine.check_finite(state)
+    assert int(state.health.skipped) == 1 and int(state.step) == 6
+    assert_same_bits(state.module, engine.fit(Root, batches()).module)
+
+
+# --- ignore, and what is not finite from the beginning ----------------------------------------------------------------
+
+
+def test_ignore_goes_on() -> None:
+    result = fg.Engine(steps=6, nonfinite="ignore").fit(Root, batches())
+    assert int(result.state.step) == 6 and np.isnan(result.module.shift)
+
+
+def test_parameters_that_are_not_finite_from_the_beginning_are_left_alone() -> None:
+    class WithMask(Counting):
+        mask: jax.Array
+
+        def __init__(self, *, key: Any = None) -> None:
+            super().__init__()
+            self.mask = jnp.asarray([[0.0, -jnp.inf], [0.0, 0.0]])
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            mask = jax.lax.stop_gradient(self.mask)
+            return fg.Output(self.weight + 0 * jax.nn.softmax(batch + mask, axis=-1).sum())
+
+    result = fg.Engine(steps=3).fit(WithMask, numbers([0, 0]))
+    assert float(result.module.weight) == -3 and np.isneginf(result.module.mask[0, 1])

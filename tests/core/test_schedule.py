@@ -1,0 +1,401 @@
+"""Scheduled actions: their order at a step, what they return, what the traced step knows of them, what they cost."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError, PluginError, StateError
+from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
+
+PHASES = ("evaluate", "decide", "log", "act", "save")
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A plugin with the actions that it is given."""
+
+    scheduled: list[fg.Scheduled]
+    instance: str | None = None
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return self.scheduled
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Makes actions that note that they ran."""
+
+    ran: list[str] = field(default_factory=list)
+
+    def action(self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any) -> fg.Scheduled:
+        return fg.Scheduled(name, trigger, lambda run: self.ran.append(name), phase, **order)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_actions_run_by_phase_in_a_fixed_order() -> None:
+    noted = Noted()
+    actions = [noted.action(phase, 2, phase) for phase in reversed(PHASES)]
+    engine(Schedule(actions), steps=2, log_every=None).fit(Counting(), numbers([0]))
+    assert noted.ran == list(PHASES)
+
+
+def test_the_window_is_closed_in_the_phase_log() -> None:
+    """What `decide` sees is the window before, what `act` sees is that of this step."""
+    seen: list[Any] = []
+
+    def look(name: str) -> Any:
+        return lambda run: seen.append((name, run.step, run.metrics.get("train", {}).get("weight")))
+
+    actions = [fg.Scheduled(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")]
+    engine(Schedule(actions), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert seen[0] == ("decide", 2, None)
+    assert seen[3] == ("decide", 4, -1.0)
+    assert [(name, step) for name, step, _ in seen] == [(name, step) for step in (2, 4) for name in ("decide", "act", "save")]
+
+
+def test_after_and_before_order_within_a_phase() -> None:
+    noted = Noted()
+    first = [noted.action("a", after=("c",)), noted.action("b")]
+    second = [noted.action("c"), noted.action("d", before=("first.b",)), noted.action("e", phase="decide")]
+    engine(named("first", first), named("second", second), steps=1).fit(Counting(), numbers([0]))
+    assert noted.ran == ["e", "c", "a", "d", "b"]
+
+
+def named(name: str, scheduled: list[fg.Scheduled]) -> Any:
+    return type(name, (Schedule,), {"plugin_name": name})(scheduled)
+
+
+def test_ties_go_by_the_order_of_plugins() -> None:
+    noted = Noted()
+    first, second = named("first", [noted.action("x")]), named("second", [noted.action("y")])
+    type(first).after = ("second",)
+    engine(first, second, steps=1).fit(Counting(), numbers([0]))
+    assert noted.ran == ["y", "x"]
+
+
+def test_a_cycle_of_actions_is_an_error() -> None:
+    noted = Noted()
+    with pytest.raises(PluginError, match=r"actions cannot be ordered.*schedule\.a.*schedule\.b"):
+        engine(Schedule([noted.action("a", after=("b",)), noted.action("b", after=("a",))]))
+
+
+def test_two_actions_of_one_name_are_an_error() -> None:
+    noted = Noted()
+    with pytest.raises(PluginError, match=r"two scheduled actions are called 'schedule\.a'"):
+        engine(Schedule([noted.action("a"), noted.action("a", 2)]))
+    engine(Schedule([noted.action("a")], "left"), Schedule([noted.action("a")], "right"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("a", 1, None, "act"), "no action; only phase 'log'"),
+        (("a", 0, print, "act"), "must be a positive integer"),
+    ],
+)
+def test_an_action_that_cannot_be_meant_is_an_error(arguments: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        fg.Scheduled(*arguments)
+
+
+def test_schedule_gives_actions() -> None:
+    class Loose:
+        @fg.hookimpl
+        def schedule(self) -> Any:
+            return [print]
+
+    with pytest.raises(PluginError, match="plugin 'loose', hook schedule: give a list of fg.Scheduled"):
+        engine(Loose())
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
+    ran: list[tuple[str, int]] = []
+    triggers = {
+        "every": fg.Every(3),
+        "at": fg.At(4, 5),
+        "start": fg.AtStart(),
+        "end": fg.AtEnd(),
+        "epoch": fg.EveryEpoch(2),
+        "both": fg.Every(5) | fg.First(1),
+    }
+    actions = [fg.Scheduled(name, trigger, lambda run, name=name: ran.append((name, run.step))) for name, trigger in triggers.items()]
+    engine(Schedule(actions), steps=10, fuse=fuse).fit(Counting(), numbers([0], [0], [0]))
+    by_name = {name: [step for other, step in ran if other == name] for name in triggers}
+    assert by_name == {"every": [3, 6, 9], "at": [4, 5], "start": [0], "end": [10], "epoch": [6], "both": [1, 5, 10]}
+    assert [step for _, step in ran] == sorted(step for _, step in ran)
+
+
+# --- what an action returns -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
+    """What waits for the end runs at this step, in its phase, and the engine closes its last window."""
+    noted, steps = Noted(), []
+    actions = [
+        fg.Scheduled("stop", fg.At(5), lambda run: fg.Stop("good enough"), "decide"),
+        noted.action("end", fg.AtEnd()),
+        noted.action("early", fg.AtEnd(), "evaluate"),
+        fg.Scheduled("save", fg.AtEnd(), lambda run: steps.append((run.step, run.span.end, run.stopped)), "save"),
+    ]
+    result = engine(Schedule(actions), steps=100, fuse=fuse, log_every=50).fit(Counting(), numbers(*[[0]] * 40))
+    assert (result.stopped, float(result.module.weight)) == ("good enough", -5)
+    assert sorted(noted.ran) == ["early", "end"]
+    assert steps == [(5, 5, "good enough")]
+    assert result.history.steps("train/weight").tolist() == [5]
+
+
+def test_the_first_stop_gives_the_reason() -> None:
+    stops = [Act(2, lambda run, why=why: fg.Stop(why), "decide", why) for why in ("first", "second")]
+    assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stopped == "first"
+
+
+def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
+    assert engine(steps=3).fit(Counting(), numbers([0])).stopped is None
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_a_replaced_state_is_gone_on_from_and_seen_by_the_next_action(fuse: int) -> None:
+    seen: list[float] = []
+
+    def replace(run: fg.Run) -> fg.Replace:
+        state = run.state
+        return fg.Replace(state.replace(module=eqx.tree_at(lambda module: module.weight, state.module, jnp.float32(50))))
+
+    look = Act(3, lambda run: seen.append(float(run.state.module.weight)), "save", "look")
+    result = engine(Act(fg.At(3), replace), look, steps=6, fuse=fuse).fit(Counting(), numbers(*[[0]] * 9))
+    assert seen == [50, 47]
+    assert float(result.module.weight) == 47
+    assert int(result.state.step) == 6
+
+
+def test_a_replaced_state_must_fit() -> None:
+    def replace(run: fg.Run) -> fg.Replace:
+        return fg.Replace(run.state.replace(plugins={"act": jnp.zeros(())}))
+
+    with pytest.raises(ModelError, match=r"act\.act.*structure"):
+        engine(Act(fg.At(3), replace), steps=6).fit(Counting(), numbers([0]))
+
+
+@pytest.mark.parametrize("answer", [True, "stop", 0.5, Counting()])
+def test_anything_else_that_an_action_returns_is_an_error(answer: Any) -> None:
+    with pytest.raises(PluginError, match=r"returns None, fg.Stop\(reason\) or fg.Replace\(state\)") as caught:
+        engine(Act(fg.At(2), lambda run: answer), steps=3).fit(Counting(), numbers([0]))
+    (note,) = caught.value.__notes__
+    assert note.startswith("plugin 'act' (") and note.endswith("), action act, step 2")
+
+
+def test_a_run_is_valid_during_the_call_alone() -> None:
+    kept: list[fg.Run] = []
+    engine(Act(fg.At(1), kept.append), steps=2).fit(Counting(), numbers([0]))
+    with pytest.raises(StateError, match="only during the call"):
+        _ = kept[0].state
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+ALWAYS = fg.Period(1e-9)
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_what_the_clock_drives_runs_between_steps(fuse: int) -> None:
+    steps: list[int] = []
+    result = engine(Act(ALWAYS, lambda run: steps.append(run.step)), steps=16, fuse=fuse, log_every=None).fit(
+        Counting(), numbers(*[[0]] * 16)
+    )
+    assert steps == list(range(fuse, 17, fuse))
+    assert float(result.module.weight) == -16
+    assert result.notices == []
+
+
+def test_a_clock_that_is_never_due_does_nothing() -> None:
+    steps: list[int] = []
+    engine(Act(fg.Period(1e9), lambda run: steps.append(run.step)), steps=9).fit(Counting(), numbers([0]))
+    assert steps == []
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Keeps the text and scalar records."""
+
+    records: list[fg.Record] = field(default_factory=list)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("trigger", [ALWAYS, fg.FirstOfProcess(1), fg.Every(2) | ALWAYS])
+def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: fg.Trigger) -> None:
+    texts = Texts()
+    result = engine(texts, Act(trigger, None, "log"), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    (notice,) = result.notices
+    assert "act.act runs by the clock or by process: what it logs is telemetry" in notice
+    told = texts.records[0]
+    assert (told.kind, told.stream, told.step, told.values) == ("text", "telemetry", 0, {"notice": notice})
+    windows = [record for record in texts.records if record.source == "train"]
+    assert windows and {record.stream for record in windows} == {"telemetry"}
+    assert result.history.names() == []
+    assert result.metrics["train"]["weight"] == -3
+
+
+def test_an_evaluation_that_a_clock_drives_is_told_too() -> None:
+    result = engine(Act(ALWAYS, lambda run: None, "evaluate"), steps=2).fit(Counting(), numbers([0]))
+    assert len(result.notices) == 1 and "act.act" in result.notices[0]
+    assert result.history["train/weight"].tolist() == [-1]
+
+
+# --- ctx.due ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Keeps in its slice at which steps the traced step was told that `name` is due."""
+
+    name: str
+    instance: str
+
+    @fg.hookimpl
+    def plugin_state(self) -> Any:
+        return jnp.zeros(13, bool)
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+        return module, own.at[ctx.step + 1].set(ctx.due(self.name))
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
+    noted = Noted()
+    watching = [Watching("log", "log"), Watching("schedule.look", "look"), Watching("schedule.window", "window")]
+    actions = [noted.action("look", fg.At(3, 7)), fg.Scheduled("window", fg.At(8), None, "log")]
+    result = engine(*watching, Schedule(actions), steps=12, fuse=fuse, log_every=5).fit(Counting(), numbers(*[[0]] * 12))
+    due = {name.partition(":")[2]: jnp.flatnonzero(own).tolist() for name, own in result.state.plugins.items()}
+    assert due == {"log": [5, 8, 10, 12], "look": [3, 7], "window": [8]}
+    assert noted.ran == ["look", "look"]
+
+
+def test_asking_for_what_nobody_scheduled_is_an_error() -> None:
+    with pytest.raises(PluginError, match=r"nothing scheduled is called 'act\.atc'. Did you mean 'act\.act'\?"):
+        engine(Watching("act.atc", "x"), Act(1, lambda run: None), steps=1).fit(Counting(), numbers([0]))
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_one_executable_whatever_is_due(fuse: int) -> None:
+    """Every kind of traced hook, every phase, three cadences: one compilation, and the same bits."""
+    states = []
+    for cadence in (1, 3, 7):
+        compilations = Compilations()
+        actions = [fg.Scheduled(phase, cadence, lambda run: None, phase) for phase in PHASES]
+        plugins = [Everything(), Schedule(actions), compilations]
+        states.append(engine(*plugins, steps=14, fuse=fuse, log_every=cadence).fit(Linear(), regression(64)).state)
+        assert compilations.names == ["step"]
+    for state in states[1:]:
+        assert_same_bits(trained(state), trained(states[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class Compilations:
+    names: list[str] = field(default_factory=list)
+
+    @fg.hookimpl
+    def on_compile(self, name: str) -> None:
+        self.names.append(name)
+
+
+class Everything:
+    """Has every traced hook, and work that is done only where something is logged."""
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any) -> Any:
+        return {**batch, "x": batch["x"] * 1.5}
+
+    @fg.hookimpl
+    def loss_terms(self, module: Any) -> dict[str, Any]:
+        return {"l2": sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array)))}
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module), own
+
+    @fg.hookimpl
+    def step_metrics(self, grads: Any, ctx: fg.Context) -> dict[str, Any]:
+        norm = jax.lax.cond(ctx.due("log"), lambda: global_norm(grads), lambda: jnp.float32(0))
+        return {"norm": fg.metrics.Last.of(norm)}
+
+
+def global_norm(grads: Any) -> Any:
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(grads)))
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def test_accounts_say_where_the_time_went() -> None:
+    class Busy:
+        @fg.hookimpl
+        def on_fit_start(self) -> None:
+            sum(range(1000))
+
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            sum(range(1000))
+
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", numbers([0]))]
+
+        @fg.hookimpl
+        def on_evaluate_end(self) -> None:
+            sum(range(1000))
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [
+                fg.Scheduled("look", 2, lambda run: None),
+                fg.Scheduled("test", 4, lambda run: run.evaluate("test") and None, "evaluate"),
+            ]
+
+    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers([0])).accounts
+    calls = {
+        "data": 8,
+        "dispatch": 8,
+        "wait": 8,
+        "compile": 1,
+        "busy.on_fit_start": 1,
+        "busy.look": 4,
+        "busy.test": 2,
+        "evaluate.test": 2,
+        "busy.on_evaluate_end": 2,
+        "busy.log_scalars": 2,
+    }
+    assert {name: accounts.calls[name] for name in calls} == calls
+    assert all(accounts.seconds[name] > 0 for name in calls)
+    assert sum(accounts.seconds.values()) <= accounts.total
+    assert math.isfinite(accounts.median_step) and accounts.median_step > 0
+    assert all(name in repr(accounts) for name in calls)
+
+
+def test_each_fit_has_accounts_of_its_own() -> None:
+    both = engine(Act(2, lambda run: None), steps=4)
+    first = both.fit(Counting(), numbers([0]))
+    second = both.fit(data=numbers([0]), state=first.state, steps=2)
+    assert (first.accounts.calls["act.act"], second.accounts.calls["act.act"]) == (2, 1)
+    assert second.accounts.calls["compile"] == 0

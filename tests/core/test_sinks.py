@@ -1,0 +1,248 @@
+"""Records: of two streams, in step order, to every sink, whatever becomes of one of them."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import fulgurite as fg
+import numpy as np
+import pytest
+from fulgurite.errors import PathError
+from models import Act, Classifier, Counting, assert_same_bits, classes, numbers, trained
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Sink:
+    """Keeps every record with the hook that it came by."""
+
+    instance: str | None = None
+    taken: list[tuple[str, fg.Record]] = field(default_factory=list)
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.taken.append(("log_scalars", record))
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        self.taken.append(("log_media", record))
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.taken.append(("log_text", record))
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        self.taken.append(("log_config", record))
+
+    @property
+    def records(self) -> list[fg.Record]:
+        return [record for _, record in self.taken]
+
+    @property
+    def exact(self) -> list[fg.Record]:
+        return [record for record in self.records if record.stream == "exact"]
+
+
+class Trouble(Exception):
+    """Raised by the sinks below."""
+
+
+@dataclass(frozen=True, eq=False)
+class Failing:
+    """Fails at its `at`-th record."""
+
+    at: int
+    instance: str | None = None
+    seen: list[fg.Record] = field(default_factory=list)
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.seen.append(record)
+        if len(self.seen) == self.at:
+            raise Trouble("disk full")
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.seen.append(record)
+
+
+class Required(Failing):
+    required: ClassVar[bool] = True
+
+
+# --- streams and order ------------------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_record_reaches_its_hook() -> None:
+    values: dict[Any, dict[str, Any]] = {
+        "scalars": {"a": 1.5},
+        "media": {"image": np.zeros((2, 2, 3))},
+        "text": {"note": "hello"},
+        "config": {"lr": 0.1},
+    }
+
+    def emit(run: fg.Run) -> None:
+        for kind, value in values.items():
+            run.emit(kind, "tester", value)
+
+    sink = Sink()
+    engine(sink, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
+    assert [hook for hook, _ in sink.taken] == ["log_scalars", "log_media", "log_text", "log_config"]
+    for record, (kind, value) in zip(sink.records, values.items(), strict=True):
+        assert (record.kind, record.source, record.step) == (kind, "tester", 3)
+        assert record.values is value
+
+
+def test_only_telemetry_tells_of_attempt_and_clock() -> None:
+    def emit(run: fg.Run) -> None:
+        run.emit("scalars", "exactly", {"a": 1})
+        run.emit("scalars", "about", {"a": 2}, stream="telemetry")
+
+    sink, before = Sink(), time.time()
+    engine(sink, Act(fg.At(2), emit), steps=2).fit(Counting(), numbers([0]))
+    by_source = {record.source: record for record in sink.records}
+    assert {(by_source[name].attempt, by_source[name].wall) for name in ("train", "exactly")} == {(None, None)}
+    about = by_source["about"]
+    assert (about.stream, about.attempt) == ("telemetry", 1)
+    assert about.wall is not None and before <= about.wall <= time.time()
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
+    sink = Sink()
+    act = Act(3, lambda run: run.emit("scalars", "act", {"step": run.step}))
+    engine(sink, act, steps=7, fuse=fuse, log_every=2).fit(Counting(), numbers(*[[0]] * 9))
+    order = [(record.step, record.source) for record in sink.exact]
+    assert order == [(2, "train"), (3, "act"), (4, "train"), (6, "train"), (6, "act"), (7, "train")]
+
+
+def test_sinks_are_called_in_the_order_of_plugins() -> None:
+    order: list[str] = []
+
+    class Ordered:
+        def __init__(self, instance: str, after: tuple[str, ...] = ()) -> None:
+            self.instance, self.after = instance, after
+
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            if record.stream == "exact":
+                order.append(f"{self.instance} {record.step}")
+
+    engine(Ordered("a", after=("ordered:b",)), Ordered("b"), steps=2, log_every=1).fit(Counting(), numbers([0]))
+    assert order == ["b 1", "a 1", "b 2", "a 2"]
+
+
+def test_exact_records_are_the_same_in_every_run() -> None:
+    first, second = Sink(), Sink()
+    for sink in (first, second):
+        engine(sink, steps=9, log_every=4).fit(Classifier, classes())
+    assert [record.step for record in first.exact] == [4, 8, 9]
+    assert first.exact == second.exact
+
+
+def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
+    sink = Sink()
+    result = engine(sink, steps=6, log_every=2).fit(Counting(), numbers([0]))
+    rates = [record for record in sink.records if "steps_per_second" in record.values]
+    assert [(record.step, record.stream) for record in rates] == [(4, "telemetry"), (6, "telemetry")]
+    assert all(record.values["steps_per_second"] > 0 for record in rates)
+    assert not any("steps_per_second" in name for name in result.history)
+
+
+def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
+    class Evaluating:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("exact", numbers([0])), fg.EvaluatorSpec("loose", numbers([0]), exact=False)]
+
+    def evaluate(run: fg.Run) -> None:
+        run.evaluate("exact")
+        run.evaluate("loose")
+
+    sink = Sink()
+    result = engine(sink, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(Counting(), numbers([0]))
+    streams = {record.source: record.stream for record in sink.records}
+    assert streams == {"exact": "exact", "loose": "telemetry", "train": "exact"}
+    assert set(result.history) == {"exact/updates", "train/loss", "train/weight", "train/batch_loss", "train/loss_average"}
+    assert result.metrics["loose"] == {"updates": 2}
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def test_history_keeps_the_exact_scalars() -> None:
+    def emit(run: fg.Run) -> None:
+        run.emit("scalars", "act", {"square": run.step**2})
+        run.emit("scalars", "act", {"clock": 1.0}, stream="telemetry")
+        run.emit("text", "act", {"word": "no"})
+
+    seen: list[list[int]] = []
+    look = Act(4, lambda run: seen.append(run.history.steps("act/square").tolist()), instance="look")
+    result = engine(Act(fg.At(1, 3), emit), look, steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert result.history["act/square"].tolist() == [1, 9]
+    assert result.history.steps("act/square").tolist() == [1, 3]
+    assert result.history["train/weight"].tolist() == [-1, -3]
+    assert "act/square" in result.history and "act/clock" not in result.history and "act/word" not in result.history
+    assert list(result.history) == result.history.names()
+    assert seen == [[1, 3]]
+    with pytest.raises(PathError, match=r"'act/sqare'. Did you mean 'act/square'\?"):
+        result.history["act/sqare"]
+
+
+# --- sinks that fail --------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
+    failing, sink = Failing(2), Sink()
+    with pytest.warns(UserWarning, match="sink 'failing' failed and gets no more records") as warned:
+        result = engine(failing, sink, steps=6, log_every=1).fit(Counting(), numbers([0]))
+    assert len(warned) == 1
+    assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
+    assert [record.step for record in sink.exact] == [1, 2, 3, 4, 5, 6]
+    assert list(result.failed) == ["failing"]
+    assert result.failed["failing"].startswith("Trouble: disk full (plugin 'failing' (")
+    assert result.failed["failing"].endswith("), hook log_scalars, step 2)")
+    (told,) = [record for record in sink.records if record.kind == "text"]
+    assert (told.stream, told.step) == ("telemetry", 2)
+    assert "disk full" in told.values["notice"]
+
+
+def test_a_sink_that_fails_changes_no_bit() -> None:
+    with pytest.warns(UserWarning, match="failed"):
+        failed = engine(Failing(1), steps=5, log_every=1).fit(Classifier, classes())
+    assert_same_bits(trained(failed.state), trained(engine(steps=5).fit(Classifier, classes()).state))
+
+
+def test_one_instance_that_fails_leaves_the_other() -> None:
+    left, right = Failing(1, "left"), Failing(100, "right")
+    with pytest.warns(UserWarning, match="'failing:left'"):
+        result = engine(left, right, steps=3, log_every=1).fit(Counting(), numbers([0]))
+    assert list(result.failed) == ["failing:left"]
+    assert [record.step for record in right.seen if record.stream == "exact"] == [1, 2, 3]
+
+
+def test_the_next_fit_gives_a_failed_sink_another_chance() -> None:
+    failing = Failing(1)
+    both = engine(failing, steps=2, log_every=1)
+    with pytest.warns(UserWarning, match="failed"):
+        assert both.fit(Counting(), numbers([0])).failed
+    assert not both.fit(Counting(), numbers([0])).failed
+
+
+def test_a_required_sink_that_fails_ends_the_run() -> None:
+    told: list[BaseException] = []
+
+    class Witness:
+        @fg.hookimpl
+        def on_exception(self, exception: BaseException) -> None:
+            told.append(exception)
+
+    with pytest.raises(Trouble, match="disk full") as caught:
+        engine(Required(2), Witness(), steps=6, log_every=1).fit(Counting(), numbers([0]))
+    assert told == [caught.value]
+    (note,) = caught.value.__notes__
+    assert note.startswith("plugin 'required' (") and note.endswith("), hook log_scalars, step 2")
