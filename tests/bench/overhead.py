@@ -15,6 +15,7 @@ The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a
 
 import importlib.util
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -307,6 +308,7 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
     import lightning  # pyright: ignore[reportMissingImports]
     import torch  # pyright: ignore[reportMissingImports]
 
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     nn = torch.nn
     dataset = torch.utils.data.TensorDataset(*(torch.from_numpy(array) for array in arrays.values()))
 

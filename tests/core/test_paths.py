@@ -115,7 +115,13 @@ def test_what_is_no_path_is_refused(text: str):
 
 
 def test_the_key_paths_of_jax_become_paths():
-    tree = {"top": Pair([1, 2], (3,)), "odd key": Bag(4, 5), "numbers": {3: 6, -1: 7}, "other": {(1, 2): 8}}
+    tree = {
+        "top": Pair([1, 2], (3,)),
+        "odd key": Bag(4, 5),
+        "numbers": {3: 6, -1: 7},
+        "other": {(1, 2): 8},
+        "flags": {True: 9},
+    }
     assert dict(leaves_with_paths(tree)) == {
         "top.left[0]": 1,
         "top.left[1]": 2,
@@ -125,6 +131,7 @@ def test_the_key_paths_of_jax_become_paths():
         "numbers[3]": 6,
         "numbers[-1]": 7,
         'other["(1, 2)"]': 8,
+        "flags.True": 9,
     }
     keys, _ = jax.tree_util.tree_leaves_with_path(tree)[0]
     assert from_keys(keys) == parse(str(from_keys(keys)))

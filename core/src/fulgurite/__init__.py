@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulgurite.api import *
+    from fulgurite.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

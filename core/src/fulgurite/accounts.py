@@ -8,9 +8,9 @@ from time import perf_counter
 
 
 class Accounts:
-    """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for the
-    device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the
-    host. Time in a nested account counts there alone."""
+    """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for
+    the device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do
+    on the host. Time in a nested account counts there alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

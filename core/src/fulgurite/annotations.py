@@ -14,9 +14,9 @@ from fulgurite.paths import leaves_with_paths
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
     """Checks a batch against the annotation of the step's parameter `batch`.
 
-    The annotation is a jaxtyping array type, or a `TypedDict`, `NamedTuple` or dataclass whose fields are; named dimensions
-    must agree across the batch. A mismatch is an error that names the leaf and describes the batch. Anything else that the
-    annotation may be is left alone.
+    The annotation is a jaxtyping array type, or a `TypedDict`, `NamedTuple` or dataclass whose fields are; named
+    dimensions must agree across the batch. A mismatch is an error that names the leaf and describes the batch.
+    Anything else that the annotation may be is left alone.
     """
     try:
         hint = get_type_hints(step).get("batch")
@@ -26,13 +26,18 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
         for path, value, expected in _annotated("batch", batch, hint):
             if not isinstance(value, expected):
                 shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]'
-                raise DataError(f"{path} is {describe(value)}, but {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
+                given = "missing" if value is None else describe(value)
+                raise DataError(
+                    f"{path} is {given}, but {step.__qualname__} expects {shown}. The batch: {describe(batch)}"
+                )
 
 
 def describe(tree: Any) -> str:
     """A tree's leaves with dtypes and shapes on one line, such as `image float32[64,28,28], label int32[64]`."""
     return ", ".join(
-        f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip() if hasattr(leaf, "dtype") else f"{path} {leaf!r}"
+        f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip()
+        if hasattr(leaf, "dtype")
+        else f"{path} {leaf!r}"
         for path, leaf in leaves_with_paths(tree)
     )
 

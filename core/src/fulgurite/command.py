@@ -16,8 +16,8 @@ GROUP = "fulgurite.commands"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`: functions
-    `command(arguments: list[str]) -> int`, imported when called."""
+    """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`:
+    functions `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Any] = {"fit": _fit, "plugins": _plugins}
     added = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -69,7 +69,9 @@ def _plugins(arguments: list[str]) -> int:
         for name, entries in installed().items()
         for one in entries
     ]
-    lines = [f"{row['name']:16} {row['distribution']:32} {'autoload' * row['autoload']:10} {row['object']}" for row in rows]
+    lines = [
+        f"{row['name']:16} {row['distribution']:32} {'autoload' * row['autoload']:10} {row['object']}" for row in rows
+    ]
     listing = "\n".join(lines) or "No plugins are installed. Try: pip install fulgurite-rng"
     print(json.dumps(rows, indent=2) if options.json else listing)
     return 0

@@ -24,10 +24,11 @@ _OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZ
 class CompiledStep:
     """Runs up to `fuse` steps in one dispatch of one executable.
 
-    Several steps run in a loop whose trip count is an argument, over a buffer of `fuse` batches. A trigger that splits a
-    dispatch therefore needs no other executable, and the bits do not depend on where it splits. What is due at a step is
-    an argument too: work wanted only there is behind `lax.cond` on it. With `fuse=1` there is no loop, because XLA on CPU
-    runs a convolution inside of one on a single thread.
+    Several steps run in a loop whose trip count is an argument, over a buffer of `fuse` batches. A trigger that splits
+    a dispatch therefore needs no other executable, and the bits do not depend on where it splits. What is due at a
+    step is
+    an argument too: work wanted only there is behind `lax.cond` on it. With `fuse=1` there is no loop, because XLA on
+    CPU runs a convolution inside of one on a single thread.
 
     Arguments:
         step: the traced step, for states of `layout`.
@@ -55,10 +56,12 @@ class CompiledStep:
         self._outputs = Packing([])
         self._output_tree: Any = None
 
-    def __call__(self, flat: Flat, batches: Sequence[Any], due: np.ndarray, resident: Any = None) -> tuple[Flat, Vectors]:
+    def __call__(
+        self, flat: Flat, batches: Sequence[Any], due: np.ndarray, resident: Any = None
+    ) -> tuple[Flat, Vectors]:
         """The state after one step for each of `batches` (of equal shapes, `fuse` at most), and the last step's output,
-        packed. Consumes `flat`; `due` are the flags of what is due after the last of the steps; `resident` are the arrays
-        on the device that indexed batches are gathered from."""
+        packed. Consumes `flat`; `due` are the flags of what is due after the last of the steps; `resident` are the
+        arrays on the device that indexed batches are gathered from."""
         leaves, treedef = jax.tree.flatten(batches[0])
         key = treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         buffer = batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches)
@@ -83,18 +86,21 @@ class CompiledStep:
 
     def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
         spec, at = spec_of(batch), f"the batch for step {self._step.at}"
-        seen = [jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*one) for one in specs]) for treedef, specs in self._executables]
+        seen = [
+            jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*one) for one in specs])
+            for treedef, specs in self._executables
+        ]
         if seen and jax.tree.structure(spec) != jax.tree.structure(seen[0]):
             raise DataError(
-                f"{at} has another structure than those before: {describe(spec)}, not {describe(seen[0])}. A source must "
-                "yield batches of one structure"
+                f"{at} has another structure than those before: {describe(spec)}, not {describe(seen[0])}. A source "
+                "must yield batches of one structure"
             )
         if len(seen) >= self._cap:
             shapes = "\n".join(f"  {describe(one)}" for one in seen)
             raise CompilationError(
-                f"{at}, {describe(spec)}, would be shape number {self._cap + 1} and max_compilations is {self._cap}. Seen so "
-                f"far:\n{shapes}\nPad the batches to few shapes, for the last one of an epoch by ArrayData(remainder='pad') "
-                "or 'drop', or raise Engine(max_compilations=)."
+                f"{at}, {describe(spec)}, would be shape number {self._cap + 1} and max_compilations is {self._cap}. "
+                f"Seen so far:\n{shapes}\nPad the batches to few shapes, for the last one of an epoch by "
+                "ArrayData(remainder='pad') or 'drop', or raise Engine(max_compilations=)."
             )
         shardings = None if self._out_shardings is None else (*self._out_shardings, None)
         options = _OPTIONS.get(jax.default_backend())

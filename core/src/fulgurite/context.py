@@ -25,8 +25,8 @@ class Context:
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
-        at: the number of the step that is being traced, for notes on errors.
         rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
+        at: the number of the step that is being traced, for notes on errors.
         losses: what `add_loss` collected; None outside of the forward pass.
     """
 
@@ -45,17 +45,9 @@ class Context:
         losses: dict[str, Float[Array, ""]] | None = None,
         at: int | None = None,
     ) -> None:
-        self.step = step
-        self.training = training
-        self.model_state = model_state
-        self.mask = mask
-        self.losses = losses
-        self.rule = rule
-        self.at = at
-        self._streams = streams
-        self._scope = scope
-        self._due = due or {}
-        self._key_step = key_step
+        self.step, self.training, self.model_state, self.mask = step, training, model_state, mask
+        self.rule, self.losses, self.at = rule, losses, at
+        self._streams, self._scope, self._due, self._key_step = streams, scope, due or {}, key_step
         self._trace = get_opaque_trace_state(convention="nnx")
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
@@ -77,9 +69,10 @@ class Context:
         return jax.random.split(self.key(stream), n)
 
     def due(self, name: str) -> Bool[Array, ""]:
-        """Whether the scheduled action `name` runs after this update: a traced bool, for `jax.lax.cond`.
+        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or with `"log"`, the window is closed: a
+        traced bool. Work wanted only where something is shown goes behind `jax.lax.cond` on it.
 
-        Work wanted only where something is shown goes behind it; `"log"` is the engine's own closing of the window.
+        False where only a clock or a request to stop makes the action due, because that is known later.
         """
         if name not in self._due:
             raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self._due)}")
@@ -88,28 +81,32 @@ class Context:
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
         """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged.
 
-        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way.
-        Return it from there and add it outside:
-
-            hidden, penalty = jax.vmap(self.encoder)(batch["image"])
-            ctx.add_loss("penalty", penalty)
+        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way:
+        return it from there and add it outside.
         """
-        if self._trace != get_opaque_trace_state(convention="nnx"):
-            raise ModelError(
-                f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, which its value "
-                "cannot leave. Return the value from the mapped function and add it outside:\n"
-                f"    hidden, {_identifier(name)} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {_identifier(name)})"
-            )
         if self.losses is None:
-            raise ModelError(f"ctx.add_loss({name!r}) has no effect outside of the forward pass: add it in training_step")
+            raise ModelError(
+                f"ctx.add_loss({name!r}) has no effect outside of the forward pass: add it in training_step"
+            )
         if name in self.losses:
             raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
-        self.losses[name] = jnp.mean(value)
+        fix = "".join(letter if letter.isalnum() else "_" for letter in name)
+        leak = ModelError(
+            f"ctx.add_loss({name!r}) was given a value made inside vmap, scan, checkpoint, cond, grad or jit, which "
+            f"it cannot leave this way. Return it from the mapped function and add it outside:\n    hidden, {fix} = "
+            f"jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
+        )
+        if self._trace != get_opaque_trace_state(convention="nnx"):
+            raise leak
+        try:
+            self.losses[name] = jnp.mean(value)
+        except jax.errors.UnexpectedTracerError as error:
+            raise leak from error
 
     def fresh(
         self, name: str, *, training: bool | None = None, model_state: Any = _KEEP, mask: Any = _KEEP
     ) -> "Context":
-        """A context for another forward pass in the same step, with keys of its own."""
+        """A context for another forward pass in the same step, with keys and loss terms of its own."""
         return self._derive(
             training=self.training if training is None else training,
             model_state=self.model_state if model_state is _KEEP else model_state,
@@ -126,12 +123,6 @@ class Context:
         return self._derive(scope=(*self._scope, (f"plugin:{name}", None)), losses=self.losses)
 
     def _derive(self, **changes: Any) -> "Context":
-        same: dict[str, Any] = dict(
-            training=self.training, model_state=self.model_state, mask=self.mask, scope=self._scope
-        )
-        same |= dict(due=self._due, key_step=self._key_step, rule=self.rule, at=self.at)
+        same: dict[str, Any] = {name: getattr(self, name) for name in ("training", "model_state", "mask", "rule", "at")}
+        same |= {"scope": self._scope, "due": self._due, "key_step": self._key_step}
         return Context(self._streams, self.step, **{**same, **changes})
-
-
-def _identifier(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name)

@@ -5,14 +5,15 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fulgurite.errors import ConfigurationError
 
 
 def dumps(value: Any) -> str:
-    """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape": ...}`;
-    scalars of NumPy and jax become Python numbers, tuples lists."""
+    """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
+    ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
     return json.dumps(_encoded(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -27,7 +28,11 @@ def _encoded(value: Any) -> Any:
         plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
         if array.ndim == 0:
             return _encoded(plain.item())
-        return {"$array": [_encoded(item) for item in plain.ravel().tolist()], "dtype": str(array.dtype), "shape": array.shape}
+        return {
+            "$array": [_encoded(item) for item in plain.ravel().tolist()],
+            "dtype": str(array.dtype),
+            "shape": array.shape,
+        }
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -50,4 +55,4 @@ def _decoded(pairs: dict[str, Any]) -> Any:
 
 
 def _is_real(dtype: Any) -> bool:
-    return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))

@@ -46,9 +46,10 @@ class Engine:
         autoload: whether installed plugins that ask for it are active without being named.
         run: the run's directory, for plugins that write.
         fuse: the largest number of steps in one dispatch; more than 1 pays for small steps.
-        log_every: when the metric window is closed: every so many steps and at the end, or at a trigger; None for never.
-        nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step counts,
-            nothing else of it stays); or `ignore`.
+        log_every: when the metric window is closed: every so many steps and at the end, or at a trigger; None for
+            never.
+        nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step
+            counts, nothing else of it stays); or `ignore`.
         max_compilations: the largest number of batch shapes.
         dev_run: a trial of so many steps and as many batches in each evaluation, with nothing written.
         limit: at most so many batches of each epoch.
@@ -74,10 +75,12 @@ class Engine:
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             raise ConfigurationError(
-                f"{type(self).__name__} overrides step, which fit never calls: override train_step(self, state, batch, ctx), "
-                "which fit, step and fused steps all use"
+                f"{type(self).__name__} overrides step, which fit never calls: override train_step(self, state, "
+                "batch, ctx), which fit, step and fused steps all use"
             )
-        _check_counts(steps=steps, epochs=epochs, fuse=fuse, max_compilations=max_compilations, dev_run=dev_run, limit=limit)
+        _check_counts(
+            steps=steps, epochs=epochs, fuse=fuse, max_compilations=max_compilations, dev_run=dev_run, limit=limit
+        )
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
         if steps is not None and epochs is not None:
@@ -121,8 +124,8 @@ class Engine:
         """Trains, and returns what came of it.
 
         Arguments:
-            model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as `model(key=key)` that gives
-                either; it stays usable. None with `state`.
+            model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as `model(key=key)` that
+                gives either; it stays usable. None with `state`.
             data: any iterable of batches, or an object whose attribute `train` is one.
             state: to go on from, for so many steps or epochs more; consumed.
             steps, epochs, fuse: instead of the engine's.
@@ -155,7 +158,16 @@ class Engine:
             span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
             fuse = self.fuse if fuse is None else fuse
             loop = Loop(
-                self, program, feed, state, span, epochs=epochs, fuse=fuse, resident=resident_of(data), signals=signals, resumed=snapshot
+                self,
+                program,
+                feed,
+                state,
+                span,
+                epochs=epochs,
+                fuse=fuse,
+                resident=resident_of(data),
+                signals=signals,
+                resumed=snapshot,
             )
             return loop.run_to_end()
 
@@ -163,7 +175,9 @@ class Engine:
         """A new train state for `step`, made for batches like the first one of `data`."""
         data = part_of(data, "train")
         if isinstance(as_data(data).source, Iterator):
-            raise DataError("init would use up the first batch of an iterator: pass something that can be iterated again")
+            raise DataError(
+                "init would use up the first batch of an iterator: pass something that can be iterated again"
+            )
         source = source_of(model)
         with self._feed(data, 0) as feed:
             return self._program(source, feed.peek(), resident_of(data)).init(source, self._root_key())
@@ -171,8 +185,8 @@ class Engine:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
 
-        It is the same program that `fit` runs. Nothing is read from the device, so that a step that was not finite shows
-        only in `state.health`; `check_finite(state)` raises for it.
+        It is the same program that `fit` runs. Nothing is read from the device, so that a step that was not finite
+        shows only in `state.health`; `check_finite(state)` raises for it.
         """
         program = self._stepping
         if program is None or not program.layout.fits(state):
@@ -280,10 +294,13 @@ class Engine:
     def _restored(self, resume: Checkpoint, program: Program) -> Snapshot | None:
         restore = self.plugins.the_one("restore")
         if restore is None:
-            raise PluginError(f"nothing can restore {resume.path}: install fulgurite-checkpoint and add it to the plugins")
+            raise PluginError(
+                f"nothing can restore {resume.path}: install fulgurite-checkpoint and add it to the plugins"
+            )
         snapshot: Snapshot | None = restore(None, reference=resume, like=program.like)
-        for hook in self.plugins.implementations("restore_host_state") if snapshot else ():
-            if kept := snapshot.host.get(hook.plugin.name):
+        host = snapshot.host if snapshot else {}
+        for hook in self.plugins.implementations("restore_host_state"):
+            if kept := host.get(hook.plugin.name):
                 hook(None, state=kept["state"], version=kept["version"])
         return snapshot
 

@@ -43,8 +43,8 @@ class EvaluatorSpec:
         data: any data source; one epoch of it is evaluated.
         limit: at most so many batches.
         weights: `current`, or the name of a plugin's module view.
-        metrics: further metrics by name: `metric(preds, batch)` gives a `Metric`, a `Gathered`, or an array with an example
-            axis; the step must return `preds` then.
+        metrics: further metrics by name: `metric(preds, batch)` gives a `Metric`, a `Gathered`, or an array with an
+            example axis; the step must return `preds` then.
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
     """
@@ -152,14 +152,18 @@ class Evaluation:
     def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> tuple[Any, Any, Context]:
         module, model_state, key, step = subject
         batch, mask = unmasked(ArrayData.gather(resident, batch) if isinstance(batch, Indexed) else batch)
-        return module, batch, Context(
-            self._streams(key),
-            step,
-            training=False,
-            model_state=model_state,
-            mask=mask,
-            scope=((self._spec.name, index),),
-            key_step=step if self._spec.fresh else None,
+        return (
+            module,
+            batch,
+            Context(
+                self._streams(key),
+                step,
+                training=False,
+                model_state=model_state,
+                mask=mask,
+                scope=((self._spec.name, index),),
+                key_step=step if self._spec.fresh else None,
+            ),
         )
 
     def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Metric], dict[str, Gathered]]:
@@ -167,7 +171,9 @@ class Evaluation:
         given |= {name: value for name, value in output.losses.items() if name != "loss"} | output.metrics
         for name, metric in self._spec.metrics.items():
             if output.preds is None:
-                raise ModelError(f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)")
+                raise ModelError(
+                    f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)"
+                )
             value = metric(output.preds, batch)
             given[name] = value if isinstance(value, Metric | Gathered) else Mean.of(value, ctx.mask)
         gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}

@@ -32,8 +32,8 @@ def main(
 ) -> "Result":
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
-    The function's typed arguments are its configuration, overridden as `name=value`. Returns the result of the fit; exits
-    with 130 after Ctrl-C, with 143 after SIGTERM, and with 2 on arguments that cannot be meant.
+    The function's typed arguments are its configuration, overridden as `name=value`. Returns the result of the fit;
+    exits with 130 after Ctrl-C, with 143 after SIGTERM, and with 2 on arguments that cannot be meant.
     """
     rows = [f"  {name}={_default(one)}  ({_kind(kind)})" for name, (one, kind) in arguments_of(experiment).items()]
     parser = argparse.ArgumentParser(
@@ -103,7 +103,8 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         several = origin is not tuple or inner[1:] == (...,)
         kinds = (inner[0] if inner else str,) * len(items) if several else inner
         if len(kinds) == len(items):
-            return (origin or kind)(parsed(name, item, part) for item, part in zip(items, kinds, strict=True))
+            values = [parsed(name, item, part) for item, part in zip(items, kinds, strict=True)]
+            return tuple(values) if tuple in (origin, kind) else values
     elif kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     elif kind is str:

@@ -9,7 +9,6 @@ times, and contribute pure functions to it. *Event* and *sink* hooks run on the 
 save and restore.
 """
 
-# ruff: noqa: D103
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -125,14 +124,14 @@ def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
 
 @hookspec("traced")
 def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
-    """Further scalar terms of the loss, by name. Merged; a name twice clashes. With losses that have an optimizer each a
-    term is addressed as `generator/l2`."""
+    """Further scalar terms of the loss, by name. Merged; a name twice clashes. With losses that have an optimizer each
+    a term is addressed as `generator/l2`."""
 
 
 @hookspec("traced")
 def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
-    """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the one
-    slice that a plugin can write."""
+    """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the
+    one slice that a plugin can write."""
 
 
 @hookspec("traced")
@@ -168,7 +167,7 @@ def on_compile(run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.
 
 @hookspec("event")
 def on_save(run: "Run", step: int) -> None:
-    """A checkpoint of `step` is being written. May not change state."""
+    """A checkpoint of `step` is being written; called by the checkpointer. May not change state."""
 
 
 @hookspec("event")

@@ -1,8 +1,8 @@
 """How a train state crosses `jax.jit`: as a flat list of arrays, never as a tree of modules.
 
-Flattening a tree of Equinox modules in Python at every call costs more than many small steps themselves. And each scalar
-among a step's results costs a small step on a CPU up to half of its time, so all scalars travel packed into one vector a
-dtype. The packed vectors are not donated: they stay readable while the next steps run.
+Flattening a tree of Equinox modules in Python at every call costs more than many small steps themselves. And each
+scalar among a step's results costs a small step on a CPU up to half of its time, so all scalars travel packed into one
+vector a dtype. The packed vectors are not donated: they stay readable while the next steps run.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,8 @@ class Flat(NamedTuple):
 
 
 class Layout:
-    """The order of a state's leaves, and everything in it that is not an array. `state` may be of arrays or of specs."""
+    """The order of a state's leaves, and everything in it that is not an array. `state` may be of arrays or of
+    specs."""
 
     def __init__(self, state: TrainState) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
@@ -73,7 +74,10 @@ class Layout:
         self.packing = Packing([self._leaves[index] for index in self._scalars])
         self._pack, self._unpack = jax.jit(self.packing.pack), jax.jit(self.packing.unpack)
         self._parts = {
-            name: (jax.tree.structure(getattr(state, name)), [i for i, n in enumerate(self._scalars) if paths[n].startswith(name)])
+            name: (
+                jax.tree.structure(getattr(state, name)),
+                [i for i, n in enumerate(self._scalars) if paths[n].startswith(name)],
+            )
             for name in ("window", "health")
         }
 
@@ -125,7 +129,9 @@ class Layout:
     def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self.treedef:
-            raise StateError("this train state has another structure than the module and plugins of this engine give it")
+            raise StateError(
+                "this train state has another structure than the module and plugins of this engine give it"
+            )
         return leaves
 
     def _raw(self, leaves: list[Any]) -> list[Array]:

@@ -15,7 +15,7 @@ from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
 from fulgurite.plugins import blame
 from fulgurite.program import Program
-from fulgurite.records import Emitter, Record
+from fulgurite.records import Emitter, Record, RecordStream
 from fulgurite.run import Replace, Result, Run, Stop
 from fulgurite.runs import Snapshot
 from fulgurite.signals import StopRequests
@@ -34,8 +34,8 @@ IN_FLIGHT = 2
 class Loop:
     """One fit of `engine` from `state`, which it consumes; `resumed` is what a resumed fit goes on from.
 
-    The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end follows from the epochs' ends,
-    as far as they are known. `resident` are the arrays on the device that indexed batches are gathered from.
+    The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end follows from the epochs'
+    ends, as far as they are known. `resident` are the arrays on the device that indexed batches are gathered from.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Loop:
         self._position = resumed.position if resumed else None
         self._pending = resumed.pending if resumed else ()
         self._epoch_ended = "epoch_end" in self._pending
-        self._in_flight: deque[jax.Array] = deque()
+        self._in_flight: deque[Any] = deque()
         self._armed: dict[str, Armed] = {}
         self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
@@ -133,7 +133,7 @@ class Loop:
     def _fit(self) -> None:
         self._armed = {task.name: task.trigger.start(self.step, monotonic()) for task in self._tasks}
         inexact = {task.name for task in self._tasks if not is_exact(task.trigger)}
-        self._log_stream = "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
+        self._log_stream: RecordStream = "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
         self._notices = [*self.engine.plugins.notices] + [
             f"{task.name} runs by the clock or by process: what it logs is telemetry, not exact"
             for task in self._tasks
@@ -168,7 +168,8 @@ class Loop:
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _stretch(self) -> None:
-        """Steps until something is due, by a step, by the clock, at the end of an epoch, or because of a stop request."""
+        """Steps until something is due, by a step, by the clock, at the end of an epoch, or because of a stop
+        request."""
         accounts, first, compiled = self._accounts, self.step, self._accounts.seconds["compile"]
         data = dispatch = wait = 0.0
         self._state = None
@@ -331,4 +332,5 @@ class Loop:
 
 
 def _shapes(batch: Any) -> Any:
-    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]
+    leaves, treedef = jax.tree.flatten(batch)
+    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]

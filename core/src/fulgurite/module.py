@@ -55,10 +55,13 @@ class Module(eqx.Module):
 
     def training_step(self, batch: Any, ctx: "Context") -> Output:
         """The loss and the metrics of one batch. Required."""
-        raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it and return fg.Output")
+        raise ModelError(
+            f"{type(self).__name__} has no training_step(self, batch, ctx); define it and return fg.Output"
+        )
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation; `training_step` unless overridden. The module is in inference mode."""
+        """The metrics of one batch in evaluation; `training_step` unless overridden. The module is in inference
+        mode."""
         return self.training_step(batch, ctx)
 
     def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:

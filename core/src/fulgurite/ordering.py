@@ -26,7 +26,8 @@ def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
     """The plugins (or actions), each after those that it names in `after` and `requires` and before those in `before`.
 
     Names are plugin names, with or without instance, or capabilities that plugins provide. `requires` must be met by an
-    active plugin; `after` and `before` say nothing about plugins that are not active. A cycle is an error that names it.
+    active plugin; `after` and `before` say nothing about plugins that are not active. A cycle is an error that names
+    it.
     """
     plugins = list(plugins)
     earlier: dict[str, set[str]] = {plugin.name: set() for plugin in plugins}

@@ -127,11 +127,7 @@ class Selector:
         return _joined(f"({self.text} & {other.text})", all, [self.choose, other.choose])
 
     def __invert__(self) -> "Selector":
-        def others(tree: PyTree) -> list[bool]:
-            pairs = zip(jax.tree.leaves(tree), self.choose(tree), strict=True)
-            return [_is_array(leaf) and not chosen for leaf, chosen in pairs]
-
-        return Selector(f"~{self.text}", others)
+        return Selector(f"~{self.text}", partial(_others, self.choose))
 
 
 def select(*what: str | Callable[[Any], Any]) -> Selector:
@@ -150,6 +146,10 @@ def exclude(*what: str | Callable[[Any], Any]) -> Selector:
 
 def _joined(text: str, how: Callable[[Any], bool], parts: Sequence[Choice]) -> Selector:
     return Selector(text, lambda tree: [how(flags) for flags in zip(*(part(tree) for part in parts), strict=True)])
+
+
+def _others(choose: Choice, tree: PyTree) -> list[bool]:
+    return [_is_array(leaf) and not one for leaf, one in zip(jax.tree.leaves(tree), choose(tree), strict=True)]
 
 
 def _chosen(what: Pattern | Callable[[Any], Any], tree: PyTree) -> list[bool]:
@@ -196,11 +196,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _segment(kind: str, value: str, text: str) -> Segment:
-    if kind == "quoted" or (kind == "name" and value.isidentifier()):
-        return value
-    if kind == "name" or value == "*":
+    if (kind, value) == ("index", "*") or (kind == "name" and not value.isidentifier()):
         raise PathError(f"{value!r} in the path {text!r} is no identifier; a key is written as {_written(value)}")
-    return int(value)
+    return int(value) if kind == "index" else value
 
 
 def _written(segment: Segment) -> str:
@@ -238,7 +236,7 @@ def _children(node: Any) -> dict[Segment, Any]:
     level = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda other: other is not node)
     children = {_from_key(keys[0]): child for keys, child in level if keys}
     fields = {} if _is_array(node) else getattr(node, "__dict__", {})
-    return {**children, **{name: value for name, value in fields.items() if name not in children}}
+    return children | {name: value for name, value in fields.items() if name not in children}
 
 
 def _is_array(leaf: Any) -> bool:

@@ -26,7 +26,8 @@ _AUTOLOAD_ANYTHING = "fulgurite-rng"
 
 @dataclass(frozen=True, eq=False)
 class Registered:
-    """A plugin under its name, the key of its state, streams, accounts and manifest entry; `rule` is why it is active."""
+    """A plugin under its name, the key of its state, streams, accounts and manifest entry; `rule` is why it is
+    active."""
 
     name: str
     plugin: Any
@@ -53,7 +54,7 @@ class Implementation:
     function: Callable[..., Any]
     takes: tuple[str, ...]
 
-    def __call__(self, step: int | None = None, **arguments: Any) -> Any:
+    def __call__(self, step: int | None = None, /, **arguments: Any) -> Any:
         with blame(self.plugin, f"hook {self.hook}", step):
             return self.function(**{name: arguments[name] for name in self.takes})
 
@@ -87,9 +88,11 @@ class PluginManager:
 
         A plugin brings its own specifications in the class attribute `hookspecs`.
         """
-        found = {name: getattr(one, "fulgurite_kind") for name, one in vars(namespace).items() if hasattr(one, "fulgurite_kind")}
+        found = {name: one.fulgurite_kind for name, one in vars(namespace).items() if hasattr(one, "fulgurite_kind")}
         if clash := sorted(found.keys() & self.kinds):
-            raise PluginError(f"{namespace.__name__} specifies the hook {clash[0]!r}, which there is already; rename it")
+            raise PluginError(
+                f"{namespace.__name__} specifies the hook {clash[0]!r}, which there is already; rename it"
+            )
         self._pluggy.add_hookspecs(namespace)
         self.kinds |= found
 
@@ -97,7 +100,7 @@ class PluginManager:
         """The implementations of `hook` in the order in which they are called."""
         return self._implementations.get(hook, ())
 
-    def call(self, hook: str, step: int | None = None, **arguments: Any) -> list[tuple[Registered, Any]]:
+    def call(self, hook: str, step: int | None = None, /, **arguments: Any) -> list[tuple[Registered, Any]]:
         """Calls every implementation of a host hook; each one's time is booked to `PLUGIN.HOOK`."""
         answers = []
         for implementation in self.implementations(hook):
@@ -122,7 +125,8 @@ class PluginManager:
         return found[0] if found else None
 
     def named(self, hook: str, what: str) -> dict[str, Any]:
-        """The objects in the lists that a hook gives, by their `name`; a name twice is an error that names both plugins."""
+        """The objects in the lists that a hook gives, by their `name`; a name twice is an error that names both
+        plugins."""
         answers = [(plugin, {one.name: one}) for plugin, answer in self.call(hook) for one in answer or ()]
         return merge(answers, what)
 
@@ -164,7 +168,9 @@ class PluginManager:
         except pluggy.PluginValidationError as error:
             raise PluginError(f"{where}: {error}") from error
         except ValueError as error:
-            raise PluginError(f"two plugins are called {registered.name!r}: give each an `instance` of its own") from error
+            raise PluginError(
+                f"two plugins are called {registered.name!r}: give each an `instance` of its own"
+            ) from error
 
     def _marked(self, registered: Registered, where: str) -> dict[str, Callable[..., Any]]:
         """The bound methods that carry `@hookimpl`, looked up on the class, after checking names and options."""
@@ -190,8 +196,8 @@ class PluginManager:
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
                 raise PluginError(
-                    f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}. What is merely installed must "
-                    "not change a result: its package may autoload event and sink hooks only"
+                    f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}. What is merely "
+                    "installed must not change a result: its package may autoload event and sink hooks only"
                 )
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
@@ -243,7 +249,9 @@ def _named(one: Any) -> tuple[str | None, dict[str, Any]]:
         return one, {}
     if isinstance(one, dict):
         if len(one) != 1 or not isinstance(next(iter(one.values())), dict):
-            raise ConfigurationError(f"a plugin with arguments is written {{'name': {{'argument': value}}}}, not {one!r}")
+            raise ConfigurationError(
+                f"a plugin with arguments is written {{'name': {{'argument': value}}}}, not {one!r}"
+            )
         return next(iter(one.items()))
     if isinstance(one, type):
         raise ConfigurationError(f"{one.__name__} is a class: pass an instance, {one.__name__}(...)")
@@ -258,7 +266,8 @@ def _built(name: str, found: Installed, arguments: dict[str, Any]) -> Any:
         raise
     except Exception as error:
         raise PluginError(
-            f"plugin {name!r} ({found.distribution}) cannot be made with arguments {arguments}: {type(error).__name__}: {error}"
+            f"plugin {name!r} ({found.distribution}) cannot be made with arguments {arguments}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

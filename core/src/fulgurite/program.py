@@ -83,6 +83,7 @@ class Program:
         if fuse not in self._compiled:
             shardings = None
             if self._shardings is not None:
+                assert self._engine.mesh is not None, "a plugin that shards the state gives the mesh"
                 everywhere = jax.sharding.NamedSharding(self._engine.mesh, jax.sharding.PartitionSpec())
                 shardings = self.layout.flat_shardings(self._shardings, everywhere)
             self._compiled[fuse] = CompiledStep(
@@ -140,7 +141,9 @@ class Program:
             phases = phases_of(module.configure_optimizers(), f"{type(module).__name__}.configure_optimizers")
         for name, phase in list(phases.items()):
             answers = self._plugins.call("gradient_transform", module=module, optimizer=name)
-            phases[name] = phase.preceded_by(optax.chain(optax.identity(), *(one for _, one in answers if one is not None)))
+            phases[name] = phase.preceded_by(
+                optax.chain(optax.identity(), *(one for _, one in answers if one is not None))
+            )
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         if rule is None and len(phases) != 1:
             raise PluginError(

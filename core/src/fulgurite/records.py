@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
 
 from fulgurite.errors import PathError, did_you_mean
@@ -78,8 +77,8 @@ class History:
 class Emitter:
     """Takes records in the order in which they come about and hands them to the sinks in that order.
 
-    A record may wait for values that are still being computed; those behind it wait as well, so that no sink sees a step
-    before an earlier one, and nobody waits for the device.
+    A record may wait for values that are still being computed; those behind it wait as well, so that no sink sees a
+    step before an earlier one, and nobody waits for the device.
 
     Attributes:
         failed: sinks that failed, by plugin name, with the reason; each is told once and left out from then on.
@@ -89,13 +88,13 @@ class Emitter:
         self.history = History()
         self.failed: dict[str, str] = {}
         self.attempt, self._plugins, self._silent = attempt, plugins, silent
-        self._waiting: deque[tuple[list[jax.Array], Callable[[], Record | None]]] = deque()
+        self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
     def emit(self, record: Record) -> None:
         """Hands a record on, behind those that wait."""
         self.later([], lambda: record)
 
-    def later(self, arrays: list[jax.Array], finish: Callable[[], Record | None]) -> None:
+    def later(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
         """Hands on what `finish` makes once `arrays` are computed; None is nothing."""
         for array in arrays:
             array.copy_to_host_async()

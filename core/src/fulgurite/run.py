@@ -35,7 +35,7 @@ class Replace:
     state: "TrainState"
 
 
-Action = Callable[["Run"], "None | Stop | Replace"]
+Action = Callable[["Run"], "Stop | Replace | None"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class Scheduled:
     def __post_init__(self) -> None:
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.phase not in PHASES:
-            raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; the phases are {', '.join(PHASES)}")
+            raise ConfigurationError(
+                f"Scheduled {self.name!r}: phase is {self.phase!r}; the phases are {', '.join(PHASES)}"
+            )
         if self.action is None and self.phase != "log":
             raise ConfigurationError(f"Scheduled {self.name!r} has no action; only phase 'log' can do without one")
 
@@ -120,13 +122,15 @@ class Run:
         Waits for the device to learn whether the state is finite; one that is not raises `NonFiniteError`.
         """
         if not self._loop.between_steps:
-            raise StateError("run.state is valid only during the call that `run` was given to; copy what you need there")
+            raise StateError(
+                "run.state is valid only during the call that `run` was given to; copy what you need there"
+            )
         return self._loop.state()
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for those that are
-        still being computed, so that what is decided by them does not depend on timing."""
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for those
+        that are still being computed, so that what is decided by them does not depend on timing."""
         self._loop.emitter.flush(wait=True)
         return self._loop.metrics
 

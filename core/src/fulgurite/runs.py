@@ -17,8 +17,8 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A reference to a checkpoint of the run in directory `path`, which the active checkpointer resolves; with `optional`
-    it is fine that there is none."""
+    """A reference to a checkpoint of the run in directory `path`, which the active checkpointer resolves; with
+    `optional` it is fine that there is none."""
 
     path: str | os.PathLike[str]
     step: int | Literal["latest", "best"] = "latest"
@@ -81,7 +81,8 @@ class RunDirectory:
         return self.path / "checkpoints" / f"step-{step}"
 
     def begin(self) -> int:
-        """Makes the directory, notes a new attempt and removes the completion mark; gives the attempt's number, from 1."""
+        """Makes the directory, notes a new attempt and removes the completion mark; gives the attempt's number, from
+        1."""
         try:
             (self.path / "attempts").mkdir(parents=True, exist_ok=True)
             number = self.attempts + 1
@@ -89,7 +90,9 @@ class RunDirectory:
             (self.path / "COMPLETE").unlink(missing_ok=True)
             return number
         except OSError as error:
-            raise CheckpointError(f"the run directory {self.path} cannot be written: {error}. Choose another one") from error
+            raise CheckpointError(
+                f"the run directory {self.path} cannot be written: {error}. Choose another one"
+            ) from error
 
     def mark_complete(self) -> None:
         """Notes that the run has reached its planned end."""

@@ -11,8 +11,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequests:
     """Notes the first SIGINT or SIGTERM while it is entered; a second one acts as if nobody had listened.
 
-    Training reads `requested` between steps and between evaluation batches. Outside of the main thread, where Python does
-    not deliver signals, it does nothing.
+    Training reads `requested` between steps and between evaluation batches. Outside of the main thread, where Python
+    does not deliver signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,9 @@ class StopRequests:
                 self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

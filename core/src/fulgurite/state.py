@@ -46,8 +46,8 @@ class TrainState(eqx.Module):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module and its state come from: `build(arrays, key)`, traced, gives both; `arrays` are those of a module that
-    was given."""
+    """Where a module and its state come from: `build(arrays, key)`, traced, gives both; `arrays` are those of a module
+    that was given."""
 
     arrays: PyTree
     build: Callable[[PyTree, Key[Array, ""]], tuple[Any, "eqx.nn.State | None"]]
@@ -57,20 +57,20 @@ def source_of(model: Any) -> Source:
     """The source of a model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as
     `model(key=key)`, that gives either. A callable's arrays are made under jit; a given module's are copied."""
     if isinstance(model, eqx.Module) or _is_pair(model):
-        pair = model if isinstance(model, tuple) else (model, None)
+        pair: Any = model if isinstance(model, tuple) else (model, None)
         check_aliases(pair[0])
         check_not_consumed(pair)
         arrays, static = eqx.partition(pair, _is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
     if not callable(model):
         raise ModelError(
-            "a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and gives "
-            f"either; {type(model).__name__} is none of them"
+            "a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and "
+            f"gives either; {type(model).__name__} is none of them"
         )
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
         made = model(key=key)
-        pair = made if _is_pair(made) else (made, None)
+        pair: Any = made if _is_pair(made) else (made, None)
         check_aliases(pair[0])
         return owned(pair)
 
@@ -99,8 +99,8 @@ def check_aliases(module: PyTree) -> None:
     for path, leaf in leaves_with_paths(module):
         if _is_array(leaf) and (former := seen.setdefault(id(leaf), path)) != path:
             raise ModelError(
-                f"{former} and {path} of {type(module).__name__} are the same array. Training would update them as two: copy "
-                "one of them, or tie them with eqx.nn.Shared"
+                f"{former} and {path} of {type(module).__name__} are the same array. Training would update them as "
+                "two: copy one of them, or tie them with eqx.nn.Shared"
             )
 
 
@@ -110,8 +110,8 @@ def check_not_consumed(state: PyTree) -> None:
     for path, leaf in leaves_with_paths(state):
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise StateError(
-                f"this {what} was consumed: its {path} belongs to a later step now. `step` and `fit` take over the state that they are "
-                "given, module included; go on with what they return"
+                f"this {what} was consumed: its {path} belongs to a later step now. `step` and `fit` take over the "
+                "state that they are given, module included; go on with what they return"
             )
 
 
@@ -127,7 +127,9 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
         raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
     for (path, a), (_, b) in zip(old, new, strict=True):
         if _spec(a) != _spec(b):
-            raise ModelError(f"{where} changed {path} from {_spec(a)} to {_spec(b)}; shape, dtype and other leaves must stay")
+            raise ModelError(
+                f"{where} changed {path} from {_spec(a)} to {_spec(b)}; shape, dtype and other leaves must stay"
+            )
 
 
 def _is_array(leaf: Any) -> bool:

@@ -101,7 +101,9 @@ class TrainStep:
             name = hook.plugin.name
             changed = self._call(hook, ctx, module=module, own=slices.get(name), output=output)
             if not isinstance(changed, tuple) or len(changed) != 2:
-                raise ModelError(f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}")
+                raise ModelError(
+                    f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}"
+                )
             check_same_structure(module, changed[0], f"plugin {name!r}, hook after_update,")
             check_same_structure({name: slices.get(name)}, {name: changed[1]}, f"plugin {name!r}, hook after_update,")
             module = changed[0]
@@ -123,7 +125,9 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
     check_batch(method, batch)
     output = method(batch, ctx)
     if not isinstance(output, Output):
-        raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)")
+        raise ModelError(
+            f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)"
+        )
     terms = {} if output.loss is None else {"loss": output.loss}
     added = [
         (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
@@ -132,17 +136,21 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
     for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
-                raise ModelError(f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one of them")
+                raise ModelError(
+                    f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one of them"
+                )
             terms[name] = value
     for name, value in terms.items():
         if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise ModelError(
-                f"the loss term {name!r} of {type(module).__name__} is {jnp.result_type(value)}{list(jnp.shape(value))}: "
-                "a loss is one floating-point number; average it over the batch"
+                f"the loss term {name!r} of {type(module).__name__} is "
+                f"{jnp.result_type(value)}{list(jnp.shape(value))}: a loss is one floating-point number; average it "
+                "over the batch"
             )
     if not terms and ctx.training:
         raise ModelError(
-            f"{type(module).__name__}.{step} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)"
+            f"{type(module).__name__}.{step} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, "
+            "value)"
         )
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
     model_state = ctx.model_state if output.model_state is None else output.model_state

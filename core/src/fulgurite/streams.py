@@ -16,19 +16,12 @@ from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
 
 Phase = Literal["init", "train", "eval"]
 AnyKey = Key[Array, ""]
+Count = int | Int[Array, ""]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A named stream of keys and the phases that draw from it.
-
-    Attributes:
-        name: what `ctx.keys(name)` asks for.
-        init: drawn from when parameters are made.
-        train: drawn from in training steps.
-        eval: drawn from in evaluation.
-        per_step: whether the step is folded in; without it every step draws the same key.
-    """
+    """A named stream and the phases that draw from it. Without `per_step` every step draws the same key."""
 
     name: str
     init: bool = False
@@ -56,28 +49,23 @@ class Streams:
         """One key for every stream of the init phase."""
         return {name: self.key(name, "init") for name, stream in self.streams.items() if stream.init}
 
-    def train_keys(self, step: int | Int[Array, ""]) -> dict[str, AnyKey]:
+    def train_keys(self, step: Count) -> dict[str, AnyKey]:
         """One key for every training stream at `step`, the number of updates completed before it."""
         return {name: self.key(name, "train", step) for name, stream in self.streams.items() if stream.train}
 
-    def eval_keys(
-        self, evaluator: str, index: int | Int[Array, ""], step: int | Int[Array, ""] | None = None
-    ) -> dict[str, AnyKey]:
-        """One key for every evaluation stream, for batch `index` of `evaluator`: the same at every evaluation,
+    def eval_keys(self, evaluator: str, index: Count, step: Count | None = None) -> dict[str, AnyKey]:
+        """One key for every evaluation stream, for batch `index` of `evaluator`: the same ones at every evaluation,
         unless `step` is given."""
-        return {
-            name: fold_name(self.key(name, "eval", step), evaluator, index)
-            for name, stream in self.streams.items()
-            if stream.eval
-        }
+        names = [name for name, stream in self.streams.items() if stream.eval]
+        return {name: fold_name(self.key(name, "eval", step), evaluator, index) for name in names}
 
-    def key(self, name: str, phase: Phase, step: int | Int[Array, ""] | None = None) -> AnyKey:
+    def key(self, name: str, phase: Phase, step: Count | None = None) -> AnyKey:
         """The key of stream `name`: the root folded with the name, the step (if the stream is per step and a step is
         given) and the phase's name."""
         if name not in self.streams:
             raise PluginError(
-                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install fulgurite-rng and add "
-                f"fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])."
+                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install fulgurite-rng and "
+                f"add fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])."
             )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
@@ -85,7 +73,7 @@ class Streams:
         return fold_name(key, phase)
 
 
-def fold_name(key: AnyKey, name: str, *indices: int | Int[Array, ""]) -> AnyKey:
+def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
     """`key` folded with the first four bytes of the SHA-1 of `name`, big-endian, then with each of `indices`.
 
     Python's own `hash` differs between processes and would give every host and every restart other numbers.

@@ -36,19 +36,24 @@ class Task:
 
 
 def collect(plugins: PluginManager, log: Trigger | None) -> list[Task]:
-    """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the engine's own trigger."""
+    """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the engine's own
+    trigger."""
     owner = Registered("fulgurite", plugins, "core")
     found = [Task("log", owner, Scheduled("log", log, None, "log"), _order())] if log is not None else []
     for plugin, schedule in plugins.call("schedule"):
         for scheduled in schedule or ():
             if not isinstance(scheduled, Scheduled):
-                raise PluginError(f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {scheduled!r}")
+                raise PluginError(
+                    f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {scheduled!r}"
+                )
             order = _order(after=scheduled.after, before=scheduled.before)
             found.append(Task(f"{plugin.name}.{scheduled.name}", plugin, scheduled, order))
     names = [task.name for task in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise PluginError(f"two scheduled actions are called {twice[0]!r}; give each a name of its own")
-    return [task for phase in PHASES for task in ordered([one for one in found if one.scheduled.phase == phase], "action")]
+    return [
+        task for phase in PHASES for task in ordered([one for one in found if one.scheduled.phase == phase], "action")
+    ]
 
 
 def _order(after: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -18,29 +18,26 @@ if TYPE_CHECKING:
     from fulgurite.state import TrainState
 
 Forward = Callable[[Any, Any, "Context"], Output]
-"""The engine's forward pass: `forward(module, batch, ctx)` runs `training_step` and adds the loss terms of plugins and of
-`ctx.add_loss`; the output's `loss` is their sum and its `losses` are all terms by name."""
+"""The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
+`ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One optimizer and what the gradients go through before it.
-
-    Attributes:
-        optimizer: an optax transformation.
-        before: the `gradient_transform`s of plugins, chained. Set by the engine.
-    """
+    """An optimizer, and what the gradients go through before it: the `gradient_transform`s of plugins, set by the
+    engine."""
 
     optimizer: optax.GradientTransformation
     before: optax.GradientTransformation = field(default_factory=optax.identity)
 
-    def preceded_by(self, before: optax.GradientTransformation) -> Self:
+    def preceded_by(self, before: optax.GradientTransformation) -> "Phase":
         """The same phase with gradients that go through `before` first."""
         return replace(self, before=before)
 
 
 class UpdateRule:
-    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics and the step count."""
+    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics and the step
+    count."""
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:
@@ -48,10 +45,10 @@ class UpdateRule:
 
     @abstractmethod
     def __call__(
-        self, forward: Forward, state: "TrainState", batch: PyTree, ctx: "Context"
+        self, forward: Forward, state: "TrainState", batch: Any, ctx: "Context"
     ) -> "tuple[TrainState, Output]":
-        """The state with module, model state and optimizer state after one update, and the step's output with `grads` (as
-        the optimizer receives them) and `updates` set."""
+        """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
+        optimizer receives them) and `updates`."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,9 @@ class GradientUpdate(UpdateRule):
         return self.phase.before.init(params), self.phase.optimizer.init(params)
 
     def __call__(
-        self, forward: Forward, state: "TrainState", batch: PyTree, ctx: "Context"
+        self, forward: Forward, state: "TrainState", batch: Any, ctx: "Context"
     ) -> "tuple[TrainState, Output]":
-        grads, output = gradient(forward, state.module, batch, ctx)
-        return self.apply(state, grads, output)
+        return self.apply(state, *gradient(forward, state.module, batch, ctx))
 
     def apply(self, state: "TrainState", grads: PyTree, output: Output) -> "tuple[TrainState, Output]":
         """One update with these gradients."""
@@ -76,15 +72,12 @@ class GradientUpdate(UpdateRule):
         before, optimizer = state.opt_state
         grads, before = self.phase.before.update(grads, before, params)
         updates, optimizer = self.phase.optimizer.update(grads, optimizer, params)
-        state = state.replace(
-            module=eqx.apply_updates(state.module, updates),
-            model_state=output.model_state,
-            opt_state=(before, optimizer),
-        )
+        module = eqx.apply_updates(state.module, updates)
+        state = state.replace(module=module, model_state=output.model_state, opt_state=(before, optimizer))
         return state, output.replace(grads=grads, updates=updates)
 
 
-def gradient(forward: Forward, module: PyTree, batch: PyTree, ctx: "Context") -> tuple[PyTree, Output]:
+def gradient(forward: Forward, module: PyTree, batch: Any, ctx: "Context") -> tuple[PyTree, Output]:
     """The gradient of the total loss with respect to every floating-point array of `module` (None elsewhere), and the
     forward pass's output."""
     params, static = eqx.partition(module, eqx.is_inexact_array)
@@ -103,6 +96,6 @@ def phases_of(configured: Any, source: str) -> dict[str, Phase]:
     if isinstance(configured, dict) and configured and all(isinstance(one, Phase) for one in configured.values()):
         return configured
     raise ConfigurationError(
-        f"{source} gave {type(configured).__name__}; give an optax.GradientTransformation such as optax.adam(1e-3), or a "
-        "dict of fg.Phase by name"
+        f"{source} gave {type(configured).__name__}; give an optax.GradientTransformation such as optax.adam(1e-3), "
+        "or a dict of fg.Phase by name"
     )

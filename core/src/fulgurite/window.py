@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError
-from fulgurite.metrics import Gathered, Last, Mean, Metric, MovingAverage, Running
+from fulgurite.metrics import Gathered, Last, Mean, Metric, MovingAverage, Running, Value
 from fulgurite.module import Output
 
 
@@ -62,7 +62,7 @@ class Window(eqx.Module):
         """The steps in the window that no log trigger has closed yet."""
         return jnp.where(self.closed, 0, self.count)
 
-    def compute(self) -> dict[str, Array]:
+    def compute(self) -> dict[str, Value]:
         """The values by name."""
         return flattened({name: metric.compute() for name, metric in {**self.metrics, **self.running}.items()})
 
@@ -71,7 +71,9 @@ def flattened(values: dict[str, Any]) -> dict[str, Any]:
     """A metric that computed a dictionary gives `name/key` for each of its keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat.update({f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value})
+        flat.update(
+            {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        )
     return flat
 
 
@@ -82,9 +84,12 @@ def as_number(value: Any) -> Any:
 
 
 def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[dict[str, Metric], dict[str, Running]]:
-    """The metrics and running metrics of a step: its own, those of plugins, every loss term, the batch loss and its moving
-    average. A bare scalar is a mean over the batch's examples, so it weighs `weight`."""
-    given: dict[str, Any] = {**{name: value for name, value in output.losses.items() if name != "loss"}, **output.metrics}
+    """The metrics and running metrics of a step: its own, those of plugins, every loss term, the batch loss and its
+    moving average. A bare scalar is a mean over the batch's examples, so it weighs `weight`."""
+    given: dict[str, Any] = {
+        **{name: value for name, value in output.losses.items() if name != "loss"},
+        **output.metrics,
+    }
     if output.loss is not None:
         given = {"loss": output.loss, **given}
         extra = {"batch_loss": Last.of(output.loss), "loss_average": MovingAverage.of(output.loss), **extra}
@@ -92,7 +97,9 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
         if isinstance(value, Gathered):
-            raise ModelError(f"metric {name!r} is gathered over examples, which only evaluators do; return it from there")
+            raise ModelError(
+                f"metric {name!r} is gathered over examples, which only evaluators do; return it from there"
+            )
         if isinstance(value, Running):
             running[name] = value
         elif isinstance(value, Metric):
@@ -101,7 +108,8 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
             metrics[name] = Mean.of(value, weight=weight)
         else:
             raise ModelError(
-                f"metric {name!r} is an array of shape {jnp.shape(value)}: return a scalar, or fg.metrics.Mean.of(array, ctx.mask)"
+                f"metric {name!r} is an array of shape {jnp.shape(value)}: return a scalar, or "
+                "fg.metrics.Mean.of(array, ctx.mask)"
             )
     return metrics, running
 

@@ -1,10 +1,9 @@
 """The plugin: streams by name, merged over the defaults."""
 
-import jax
-from jaxtyping import Array, Key
-
 import fulgurite as fg
+import jax
 from fulgurite.errors import ConfigurationError
+from jaxtyping import Array, Key
 
 DEFAULTS = (
     fg.Stream("params", init=True, per_step=False),
@@ -16,9 +15,9 @@ DEFAULTS = (
 class Rng:
     """Adds random streams to an engine, or overwrites the defaults by name.
 
-    Without arguments it gives the defaults: `params` (from which modules are made; the same at every step), `default` and
-    `dropout` (training only). A key depends on the seed, the stream's name, the step and the phase alone, so that adding a
-    stream changes no other, and the bits of `default` are those of an engine without this plugin.
+    Without arguments it gives the defaults: `params` (from which modules are made; the same at every step), `default`
+    and `dropout` (training only). A key depends on the seed, the stream's name, the step and the phase alone, so that
+    adding a stream changes no other, and the bits of `default` are those of an engine without this plugin.
 
     Arguments:
         streams: to add or to put in the place of a default of the same name.

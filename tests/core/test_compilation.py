@@ -1,0 +1,246 @@
+"""What is compiled, when, how often, and what is found out before."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CompilationError, DataError, ModelError
+from models import Act, Classifier, Counting, Events, assert_same_bits, classes, numbers, trained
+
+
+class Everything:
+    """Every hook that takes part in a step or runs between steps."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.calls: list[str] = []
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("test", classes(20, 8))]
+
+    @fg.hookimpl
+    def gradient_transform(self) -> optax.GradientTransformation:
+        return optax.clip_by_global_norm(1.0)
+
+    @fg.hookimpl
+    def plugin_state(self, module: Any) -> Any:
+        return {"largest": jnp.zeros(()), "looks": jnp.int32(0)}
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any) -> Any:
+        return {**batch, "x": 2 * batch["x"]}
+
+    @fg.hookimpl
+    def loss_terms(self, module: Any) -> Any:
+        return {"l2": 1e-3 * jnp.sum(module.mlp.layers[0].weight ** 2)}
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+        weight = module.mlp.layers[0].weight
+        due = ctx.due("everything.look")
+        largest = jax.lax.cond(due, lambda: jnp.abs(weight).max(), lambda: own["largest"])
+        module = eqx.tree_at(lambda module: module.mlp.layers[0].weight, module, jnp.clip(weight, -0.8, 0.8))
+        return module, {"largest": largest, "looks": own["looks"] + due}
+
+    @fg.hookimpl
+    def step_metrics(self, grads: Any, updates: Any, ctx: fg.Context) -> Any:
+        norm = jax.lax.cond(ctx.due("log"), lambda: optax.tree.norm(updates), lambda: jnp.zeros(()))
+        return {"gradient": optax.tree.norm(grads), "update": fg.metrics.Last.of(norm)}
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def note(what: str) -> Any:
+            return lambda run: self.calls.append(what)
+
+        return [
+            fg.Scheduled("evaluate", self.every, lambda run: run.evaluate("test") and None, "evaluate"),
+            fg.Scheduled("decide", self.every + 1, note("decide"), "decide"),
+            fg.Scheduled("look", fg.Every(self.every) | fg.First(2), note("look")),
+            fg.Scheduled("save", self.every + 2, lambda run: run.save(), "save"),
+        ]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        self.calls.append(f"save {int(run.state.step)}")
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.calls.append("log")
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fuse: int) -> None:
+    results = []
+    for every, log in ((2, 3), (5, 1), (3, 12)):
+        events, everything = Events(), Everything(every)
+        engine = fg.Engine(steps=13, fuse=fuse, log_every=log, plugins=[events, everything])
+        results.append(engine.fit(Classifier, classes(32, shuffle=True)))
+        assert [name for name, _, _ in events.compiled] == ["step"]
+        assert {"decide", "look", "log", f"save {every + 2}", "save 13"} <= set(everything.calls)
+        assert int(results[-1].state.plugins["everything"]["looks"]) == len({1, 2, *range(every, 14, every)})
+    for result in results[1:]:
+        assert_same_bits(trained(result.state), trained(results[0].state))
+    assert results[0].metrics["test"] == results[2].metrics["test"]  # both of step 12
+
+
+def test_one_executable_for_each_shape_and_none_anew_for_another_fit() -> None:
+    events = Events()
+    engine = fg.Engine(steps=4, plugins=[events])
+    state = engine.fit(Classifier, classes(20, 8)).state
+    assert [spec["x"].shape for _, spec, _ in events.compiled] == [(8, 4), (4, 4)]
+    engine.fit(data=classes(20, 8), state=state)
+    engine.fit(Classifier, classes(20, 8))
+    engine.fit(Classifier(key=jax.random.key(1)), classes(20, 8))
+    assert len(events.compiled) == 2
+    padded = Events()
+    fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
+    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [((8, 4), (8,))]
+
+
+def test_a_split_dispatch_is_no_other_executable() -> None:
+    events = Events()
+    actions = [Act(fg.At(1, 3, 6), lambda run: None), Act(fg.EveryEpoch(), lambda run: None, instance="epoch")]
+    fg.Engine(steps=11, fuse=4, log_every=5, plugins=[events, *actions]).fit(Counting, numbers([0], [0], [0]))
+    assert len(events.compiled) == 1
+
+
+def test_on_compile_gets_cost_memory_and_the_batch() -> None:
+    events, seen = Events(), []
+
+    class Looking:
+        @fg.hookimpl
+        def on_compile(self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any) -> None:
+            seen.append((run is None, name, compiled.cost_analysis()["flops"] > 0))
+            assert compiled.memory_analysis().argument_size_in_bytes > 0
+            assert batch_spec["x"].shape == (16, 4) and batch_spec["label"].dtype == np.int32
+
+    engine = fg.Engine(steps=1, plugins=[Looking(), events])
+    engine.fit(Classifier, classes(16))
+    assert seen == [(False, "step", True)]
+    state = engine.init(Classifier, classes(16))
+    engine.step(state, next(iter(classes(16))))
+    assert seen == [(False, "step", True)]  # `step` and `fit` run the same program
+
+
+def test_case_17_the_fourth_shape_is_one_too_many() -> None:
+    events, shapes = Events(), numbers([0], [0, 0], [0, 0, 0], [0], [0] * 4)
+    with pytest.raises(CompilationError) as caught:
+        fg.Engine(steps=5, max_compilations=3, plugins=[events]).fit(Counting, shapes)
+    text = str(caught.value)
+    assert len(events.compiled) == 3
+    assert "the batch for step 5, float32[4]" in text and "max_compilations is 3" in text
+    assert all(f"  float32[{n}]\n" in text for n in (1, 2, 3)) and "Pad" in text and "remainder='pad'" in text
+
+
+def test_case_17_three_shapes_are_allowed_however_often() -> None:
+    events = Events()
+    result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(Counting, numbers([0], [0, 0], [0, 0, 0]))
+    assert len(events.compiled) == 3 and float(result.module.weight) == -9
+
+
+def test_case_17_in_the_step_loop() -> None:
+    engine = fg.Engine(steps=3, max_compilations=1)
+    state = engine.init(Counting, numbers([0]))
+    state, _ = engine.step(state, numbers([0])[0])
+    with pytest.raises(CompilationError, match=r"float32\[2\], would be shape number 2"):
+        engine.step(state, numbers([0, 0])[0])
+
+
+def test_mistakes_are_found_before_anything_is_compiled() -> None:
+    def of(step: Any) -> Any:
+        return type("Broken", (Counting,), {"training_step": step})
+
+    class Clash:
+        instance = "again"
+
+        @fg.hookimpl
+        def after_update(self, module: Any, own: Any) -> Any:
+            return module, own["missing"]
+
+        @fg.hookimpl
+        def plugin_state(self) -> Any:
+            return {"here": jnp.zeros(())}
+
+    cases: list[tuple[Any, list[Any], type[Exception]]] = [
+        (of(lambda self, batch, ctx: fg.Output(batch @ jnp.ones(5))), [], TypeError),
+        (of(lambda self, batch, ctx: fg.Output()), [], ModelError),
+        (of(lambda self, batch, ctx: fg.Output(self.weight, metrics={"m": batch})), [], ModelError),
+        (Counting, [Clash()], KeyError),
+    ]
+    for model, plugins, kind in cases:
+        events = Events()
+        engine = fg.Engine(steps=1, plugins=[events, *plugins])
+        with jax.log_compiles(False), counted() as compilations, pytest.raises(kind):
+            engine.fit(model, numbers([0, 0]))
+        assert not events.compiled and not compilations
+
+
+class counted:
+    """Counts what XLA compiles while it is entered."""
+
+    def __enter__(self) -> list[str]:
+        self.found: list[str] = []
+        jax.monitoring.register_event_duration_secs_listener(self.note)
+        return self.found
+
+    def note(self, event: str, duration: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            self.found.append(event)
+
+    def __exit__(self, *_: Any) -> None:
+        jax.monitoring.unregister_event_duration_listener(self.note)
+
+
+def test_counted_counts() -> None:
+    with counted() as compilations:
+        jax.jit(lambda x: x * 3.14159 + len(compilations))(jnp.ones(7))
+    assert compilations
+
+
+def test_nothing_is_compiled_after_the_first_stretch() -> None:
+    compilations: list[list[str]] = []
+    with counted() as found:
+        plugin = Act(fg.Every(2), lambda run: compilations.append(list(found)))
+        fg.Engine(steps=10, log_every=2, plugins=[plugin]).fit(Classifier, classes(64))
+    assert compilations[0] and compilations[1] == compilations[-1]
+
+
+def test_a_changed_structure_names_the_step() -> None:
+    x = np.zeros((2, 4), np.float32)
+    labelled = {"x": x, "label": np.zeros(2, np.int32)}
+    with pytest.raises(DataError, match="the batch for step 3 has another structure") as caught:
+        fg.Engine(steps=4).fit(Classifier, [labelled, labelled, {"x": x}])
+    assert "x float32[2,4], not label int32[2], x float32[2,4]" in str(caught.value)
+    engine = fg.Engine(steps=2)
+    state, _ = engine.step(engine.init(Classifier, [labelled]), labelled)
+    with pytest.raises(DataError, match="another structure"):
+        engine.step(state, {**labelled, "more": x})
+
+
+def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
+    x = np.zeros((2, 4), np.float32)
+    labelled = {"x": x, "label": np.zeros(2, np.int32)}
+    for changed in ({"x": x}, {"first": labelled["label"], "second": x}):
+        with pytest.raises(DataError, match="the batch for step 3 has another structure"):
+            fg.Engine(steps=4, fuse=4).fit(Classifier, [labelled, labelled, changed])
+
+
+def test_a_changed_dtype_is_a_shape_of_its_own() -> None:
+    events = Events()
+    result = fg.Engine(steps=2, plugins=[events]).fit(Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)])
+    assert len(events.compiled) == 2 and float(result.module.weight) == -2
+
+
+def test_a_persistent_cache_is_used(tmp_path: Any) -> None:
+    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    try:
+        fg.Engine(steps=1, compilation_cache=str(tmp_path)).fit(Counting, numbers([0]))
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)  # type: ignore[attr-defined]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

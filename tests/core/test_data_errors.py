@@ -1,0 +1,159 @@
+"""Data sources that fail: what kind of error comes, and which step it names."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import fulgurite as fg
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, DataError
+from models import Act, Counting, Events, Linear, numbers, regression
+
+
+class BrokenDisk(Exception):
+    """An error of the source's own."""
+
+
+class Failing:
+    """Raises instead of giving batch number `at` (from 1)."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for number in range(1, 100):
+            if number == self.at:
+                raise BrokenDisk(f"batch {number}")
+            yield np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("at", [1, 2, 6])
+def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch: int) -> None:
+    events, done = Events(), []
+    plugins = [events, Act(1, lambda run: done.append(run.step))]
+    with pytest.raises(BrokenDisk, match=f"^batch {at}$") as caught:
+        fg.Engine(steps=10, fuse=fuse, plugins=plugins).fit(Counting, fg.Data(Failing(at), prefetch=prefetch))
+    assert [note for note in caught.value.__notes__ if "data" in note] == [
+        f"while the data source made the batch for step {at}"
+    ]
+    # Every step before it was taken; the first batch is looked at before a run exists that plugins could be told of.
+    assert done == list(range(1, at))
+    assert events.exceptions == [caught.value] * (at > 1)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_the_same_in_the_step_loop_and_in_evaluations(at: int) -> None:
+    engine = fg.Engine(steps=10)
+    for use in (
+        lambda: list(engine.batches(Failing(at))),
+        lambda: engine.evaluate(Counting(), Failing(at)),
+        lambda: engine.predict(Counting(), Failing(at)),
+    ):
+        with pytest.raises(BrokenDisk, match=f"^batch {at}$"):
+            use()
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_data_that_ends_early_names_the_step_and_what_to_pass(fuse: int) -> None:
+    done: list[int] = []
+    plugin = Act(1, lambda run: done.append(run.step))
+    with pytest.raises(DataError, match=r"data ended after 3 steps of 5\..*iterated over again, such as fg\.ArrayData"):
+        fg.Engine(steps=5, fuse=fuse, plugins=[plugin]).fit(Counting, iter(numbers([0], [0], [0])))
+    assert done == [1, 2, 3]
+
+
+def test_an_iterator_makes_one_epoch() -> None:
+    assert float(fg.Engine(epochs=1).fit(Counting, iter(numbers([0], [0], [0]))).module.weight) == -3
+    with pytest.raises(DataError, match="data ended after 3 steps of 6"):
+        fg.Engine(epochs=2).fit(Counting, iter(numbers([0], [0], [0])))
+
+
+def test_a_second_fit_on_a_used_iterator() -> None:
+    engine, data = fg.Engine(steps=2), iter(numbers([0], [0]))
+    result = engine.fit(Counting, data)
+    with pytest.raises(DataError, match=r"ended|no batch"):
+        engine.fit(data=data, state=result.state)
+
+
+def test_init_does_not_use_up_an_iterator() -> None:
+    data = iter(numbers([1], [2]))
+    with pytest.raises(DataError, match="init would use up the first batch of an iterator"):
+        fg.Engine(steps=2).init(Counting, data)
+    assert [batch.tolist() for batch in data] == [[1], [2]]
+
+
+def test_empty_data() -> None:
+    class Generating:
+        def __iter__(self) -> Iterator[np.ndarray]:
+            return iter([])
+
+    engine = fg.Engine(steps=1)
+    for data in ([], iter([]), Generating(), fg.Data([])):
+        with pytest.raises(DataError, match=r"no batch 0 in epoch 0.*empty"):
+            engine.fit(Counting, data)
+    with pytest.raises(DataError, match="0 examples"):
+        fg.ArrayData(np.zeros((0, 3)), 2)
+
+
+def test_data_whose_second_epoch_is_empty() -> None:
+    class Once:
+        def __init__(self) -> None:
+            self.batches = numbers([0], [0])
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            while self.batches:
+                yield self.batches.pop()
+
+    with pytest.raises(DataError, match=r"\(Once\) has no batch 0 in epoch 1: .*iterated only once"):
+        fg.Engine(steps=5).fit(Counting, Once())
+
+
+def test_what_is_no_data() -> None:
+    engine = fg.Engine(steps=1)
+    with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not 3"):
+        engine.fit(Counting, 3)
+    with pytest.raises(DataError, match=r"data\['name'\].*encode it first"):
+        engine.fit(Counting, [{"x": np.zeros(2), "name": np.asarray(["a", "b"])}])
+    with pytest.raises(DataError, match="the batch for step 2|data ended"):
+        fg.Engine(steps=2).fit(Counting, [np.zeros(2, np.float32), None])
+
+
+def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
+    class Weighted(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight + jnp.mean(batch["x"]) * batch["weight"])
+
+    batch = {"x": np.asarray([1.0, 3.0]), "weight": 0.5}
+    result = fg.Engine(steps=1).fit(Weighted, [batch])
+    assert float(result.module.weight) == -1 and result.metrics["train"]["loss"] == 1
+    engine = fg.Engine(steps=1)
+    state = engine.init(Weighted, [batch])
+    assert float(engine.step(state, batch)[1].loss) == 1
+
+
+def test_a_source_that_reuses_its_buffers_says_copy() -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+            buffers = {name: np.zeros_like(array[:5]) for name, array in regression().arrays.items()}
+            for batch in regression(20, 5):
+                for name, buffer in buffers.items():
+                    buffer[...] = batch[name]
+                yield buffers
+
+    for prefetch in (0, 2):
+        for fuse in (1, 4):
+            found = fg.Engine(steps=8).fit(Linear, fg.Data(Reusing(), copy=True, prefetch=prefetch), fuse=fuse)
+            expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), fuse=fuse)
+            assert found.module.weight.tolist() == expected.module.weight.tolist()
+
+
+def test_a_source_may_yield_arrays_of_the_device() -> None:
+    host = fg.Engine(steps=4).fit(Linear, regression(16, 8))
+    batches = [{name: jnp.asarray(array) for name, array in batch.items()} for batch in regression(16, 8)]
+    for fuse in (1, 4):
+        device = fg.Engine(steps=4).fit(Linear, batches, fuse=fuse)
+        assert device.module.weight.tolist() == host.module.weight.tolist()
+    assert not any(array.is_deleted() for batch in batches for array in batch.values())

@@ -1,0 +1,330 @@
+"""Evaluation and prediction, against NumPy over all examples at once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import DataError, ModelError, PluginError
+from models import Classifier, Counting, Linear, classes, numbers, regression
+from sklearn.metrics import average_precision_score
+
+
+class Measuring(fg.Module):
+    """Logits of two classes, with metrics of every kind."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.asarray([0.5, -1.0, 2.0])
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        logit = batch["x"] @ self.weight
+        loss = optax.sigmoid_binary_cross_entropy(logit, batch["y"])
+        logits = jnp.stack([jnp.zeros_like(logit), logit], -1)
+        metrics = {
+            "error": fg.metrics.Mean.of(loss, ctx.mask),
+            "accuracy": fg.metrics.Accuracy.of(logits, batch["y"].astype(int), ctx.mask),
+            "largest": fg.metrics.Max.of(logit, ctx.mask),
+            "least": fg.metrics.Min.of(logit, ctx.mask),
+            "deviation": fg.metrics.Std.of(logit, ctx.mask),
+            "total": fg.metrics.Sum.of(logit, ctx.mask),
+            "bare": jnp.mean(logit, where=ctx.mask),
+        }
+        return fg.Output(jnp.mean(loss, where=ctx.mask), metrics=metrics, preds=logit)
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = self.training_step(batch, ctx)
+        gathered = {
+            "precision": fg.metrics.AveragePrecision.of(output.preds, batch["y"], ctx.mask),
+            "all": fg.metrics.Collect.of({"logit": output.preds}, ctx.mask),
+        }
+        return output.replace(metrics=output.metrics | gathered)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+@dataclass
+class Padded:
+    """Batches of four examples, the last one filled up with NaN."""
+
+    arrays: dict[str, np.ndarray]
+
+    def __iter__(self) -> Any:
+        for start in range(0, len(self.arrays["y"]), 4):
+            part = {name: array[start : start + 4] for name, array in self.arrays.items()}
+            missing = 4 - len(part["y"])
+            filled = {
+                name: np.concatenate([array, np.full((missing, *array.shape[1:]), np.nan, array.dtype)])
+                for name, array in part.items()
+            }
+            yield fg.Masked(filled, np.arange(4) < 4 - missing)
+
+
+def examples() -> dict[str, np.ndarray]:
+    x = regression(11).arrays["x"]
+    return {"x": x, "y": (np.arange(11) % 3 == 0).astype(np.float32)}
+
+
+SOURCES = {
+    "keep": lambda arrays: fg.ArrayData(arrays, 4),
+    "pad": lambda arrays: fg.ArrayData(arrays, 4, remainder="pad"),
+    "one": lambda arrays: [arrays],
+    "on the device": lambda arrays: fg.ArrayData(arrays, 4, remainder="pad", on_device=True),
+    "NaN": Padded,
+    "iterator": lambda arrays: iter(fg.ArrayData(arrays, 4)),
+    "shuffled": lambda arrays: fg.ArrayData(arrays, 4, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_metrics_are_exact_over_uneven_batches(source: str) -> None:
+    arrays = examples()
+    logit = arrays["x"].astype(np.float64) @ [0.5, -1.0, 2.0]
+    loss = np.logaddexp(0, logit) - arrays["y"] * logit
+    expected = {
+        "loss": loss.mean(),
+        "error": loss.mean(),
+        "accuracy": np.mean((logit > 0) == (arrays["y"] > 0)),
+        "largest": logit.max(),
+        "least": logit.min(),
+        "deviation": logit.std(),
+        "total": logit.sum(),
+        "bare": logit.mean(),
+        "precision": average_precision_score(arrays["y"], logit),
+    }
+    found = fg.Engine().evaluate(Measuring(), SOURCES[source](arrays))
+    gathered = found.pop("all/logit")
+    assert found == pytest.approx(expected, rel=2e-6)
+    assert all(type(value) is float for value in found.values())
+    if source == "shuffled":
+        gathered, logit = np.sort(gathered), np.sort(logit)
+    np.testing.assert_allclose(gathered, logit, rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "shuffled"])
+def test_predictions_are_in_order_and_without_padding(source: str) -> None:
+    arrays = examples()
+    preds = fg.Engine().predict(Measuring(), SOURCES[source](arrays))
+    assert isinstance(preds, np.ndarray) and preds.shape == (11,)
+    np.testing.assert_allclose(preds, arrays["x"] @ np.asarray([0.5, -1.0, 2.0], np.float32), rtol=1e-5)
+
+
+def test_many_batches_are_predicted_in_order() -> None:
+    preds = fg.Engine().predict(Counting(), fg.ArrayData(np.arange(23), 2, remainder="pad"))
+    assert preds.tolist() == list(range(23))
+
+
+def test_trees_are_predicted() -> None:
+    class Trees(Counting):
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            assert not ctx.training and not fg.is_training()
+            return {"twice": 2 * batch, "pair": (batch, jnp.stack([batch, -batch], -1))}
+
+    preds = fg.Engine().predict(Trees(), numbers([1, 2], [3]))
+    assert preds["twice"].tolist() == [2, 4, 6] and preds["pair"][1].tolist() == [[1, -1], [2, -2], [3, -3]]
+
+
+def test_metrics_of_the_caller() -> None:
+    def both(preds: Any, batch: Any) -> Any:
+        return fg.metrics.Collect.of(jnp.stack([preds, batch["y"]], -1))
+
+    arrays = examples()
+    metrics = {"off": lambda preds, batch: jnp.abs(preds - batch["y"]), "largest": both}
+    engine = fg.Engine()
+    preds = engine.predict(Measuring(), [arrays])
+    found = engine.evaluate(Measuring(), Padded(arrays), metrics={"off": metrics["off"]})
+    assert found["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
+    found = engine.evaluate(Measuring(), fg.ArrayData(arrays, 4), metrics=metrics)
+    assert found["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
+    np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
+
+
+def test_metrics_without_predictions_say_what_to_return() -> None:
+    class Silent(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight)
+
+    with pytest.raises(ModelError, match=r"'test' has metrics of its own: return fg\.Output\(\.\.\., preds="):
+        fg.Engine().evaluate(Silent(), numbers([0]), metrics={"a": lambda preds, batch: preds})
+    with pytest.raises(ModelError, match="Silent cannot predict: define predict_step"):
+        fg.Engine().predict(Silent(), numbers([0]))
+
+
+def test_limits() -> None:
+    data = numbers([1], [2], [3], [4])
+    mean = {"mean": lambda preds, batch: preds}
+    assert fg.Engine().evaluate(Counting(), data, limit=3, metrics=mean)["mean"] == 2
+    assert fg.Engine(dev_run=2).evaluate(Counting(), data, limit=3, metrics=mean)["mean"] == 1.5
+    assert fg.Engine(dev_run=2).evaluate(Counting(), data, limit=1, metrics=mean)["mean"] == 1
+    assert fg.Engine(limit=2).evaluate(Counting(), data, metrics=mean)["mean"] == 2.5  # of training only
+    assert fg.Engine().predict(Counting(), data, limit=2).tolist() == [1, 2]
+    assert fg.Engine(dev_run=1).predict(Counting(), data).tolist() == [1]
+
+
+# --- whose weights ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_everything_that_holds_a_module() -> None:
+    engine, data = fg.Engine(steps=5), classes(20, 8)
+    result = engine.fit(Classifier, data)
+    expected = engine.evaluate(result, data)
+    logits = jax.vmap(result.module.mlp)(data.arrays["x"])
+    assert expected["accuracy"] == pytest.approx(np.mean(np.argmax(logits, -1) == data.arrays["label"]))
+    for weights in (result.state, result.module, (result.module, None)):
+        assert engine.evaluate(weights, data) == expected
+        assert engine.predict(weights, data).tobytes() == engine.predict(result, data).tobytes()
+    assert fg.Engine().evaluate(result, data) == expected
+    assert engine.evaluate(Classifier(key=jax.random.key(9)), data) != expected
+
+
+def test_the_same_evaluation_of_other_weights_is_not_kept() -> None:
+    engine, data = fg.Engine(), numbers([0])
+    for value in (1.0, 2.0):
+        module = eqx.tree_at(lambda module: module.weight, Counting(), jnp.full((), value))
+        assert engine.evaluate(module, data) == {"updates": -value}
+
+    class Factor(Counting):
+        factor: float
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 1.0
+
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"factor": jnp.float32(self.factor)})
+
+    for factor in (2.0, 3.0):
+        module = eqx.tree_at(lambda module: module.factor, Factor(), factor)
+        assert engine.evaluate(module, data) == {"factor": factor}
+
+
+def test_what_is_no_model() -> None:
+    for model in (Classifier, 3, None):
+        with pytest.raises(ModelError, match=r"a module, \(module, state\), a train state or a result"):
+            fg.Engine().evaluate(model, classes())
+
+
+def test_a_task_is_evaluated_with_its_mask() -> None:
+    task = fg.Task(lambda x: 2 * x, loss=lambda preds, batch: preds, metrics={"twice": lambda preds, batch: preds})
+    data = [fg.Masked((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
+    assert fg.Engine().evaluate(task, data) == {"loss": 3, "twice": 3}
+    assert fg.Engine().predict(task, data).tolist() == [2, 4]
+
+
+# --- data modules and evaluations of a fit ----------------------------------------------------------------------------
+
+
+@dataclass
+class Parts:
+    """A data module."""
+
+    train: Any
+    evaluations: dict[str, Any]
+    predict: Any
+
+
+def test_a_data_module_has_the_data_for_everything() -> None:
+    mean = {"mean": lambda preds, batch: preds}
+    data = Parts(numbers([1], [2]), {"test": numbers([3]), "easy": numbers([4], [6])}, numbers([7], [8]))
+    engine = fg.Engine(steps=3)
+    result = engine.fit(Counting, data)
+    assert float(result.module.weight) == -3
+    assert [batch.tolist() for batch in engine.batches(data)] == [[1], [2], [1]]
+    assert engine.evaluate(result, data, metrics=mean)["mean"] == 3
+    assert engine.evaluate(result, data, name="easy", metrics=mean)["mean"] == 5
+    assert engine.predict(result, data).tolist() == [7, 8]
+    with pytest.raises(DataError, match="Parts has no evaluation 'eassy'. Did you mean 'easy'"):
+        engine.evaluate(result, data, name="eassy")
+
+
+class Evaluations:
+    """Three evaluations at a trigger."""
+
+    def __init__(self, *specs: fg.EvaluatorSpec, trigger: Any = 2) -> None:
+        self.specs, self.trigger, self.told = specs, trigger, []
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return list(self.specs)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def evaluate(run: fg.Run) -> None:
+            for spec in self.specs:
+                assert run.evaluate(spec.name) == run.metrics[spec.name]
+
+        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
+
+    @fg.hookimpl
+    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+        self.told.append((run.step, name, metrics))
+
+
+def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
+    data = regression(11, 4)
+    specs = [fg.EvaluatorSpec("all", data), fg.EvaluatorSpec("first", data, limit=1)]
+    plugin = Evaluations(*specs)
+    engine = fg.Engine(steps=4, plugins=[plugin])
+    result = engine.fit(Linear, regression())
+    assert [(step, name) for step, name, _ in plugin.told] == [(2, "all"), (2, "first"), (4, "all"), (4, "first")]
+    assert result.metrics["all"] == engine.evaluate(result, data)
+    assert result.metrics["first"] == engine.evaluate(result, data, limit=1)
+    assert result.history["all/loss"].tolist() == [plugin.told[0][2]["loss"], plugin.told[2][2]["loss"]]
+    assert result.history.steps("all/loss").tolist() == [2, 4]
+
+
+def test_an_evaluation_changes_no_bit_of_training() -> None:
+    quiet = fg.Engine(steps=4).fit(Linear, regression())
+    loud = fg.Engine(steps=4, plugins=[Evaluations(fg.EvaluatorSpec("all", regression()), trigger=1)])
+    assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
+
+
+def test_an_evaluation_of_other_weights() -> None:
+    class Views:
+        @fg.hookimpl
+        def module_views(self, state: fg.TrainState) -> Any:
+            return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
+
+    specs = [fg.EvaluatorSpec("now", numbers([0])), fg.EvaluatorSpec("twice", numbers([0]), weights="doubled")]
+    result = fg.Engine(steps=2, plugins=[Evaluations(*specs), Views()]).fit(Counting, numbers([0]))
+    assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
+    unknown = Evaluations(fg.EvaluatorSpec("now", numbers([0]), weights="doubledd"))
+    with pytest.raises(PluginError, match="no plugin gives the weights 'doubledd'. Did you mean 'doubled'"):
+        fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
+
+
+def test_an_evaluation_that_nobody_declared() -> None:
+    class Wrong(Evaluations):
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", 1, lambda run: run.evaluate("tset") and None, "evaluate")]
+
+    with pytest.raises(PluginError, match="no evaluator is called 'tset'. Did you mean 'test'"):
+        fg.Engine(steps=1, plugins=[Wrong(fg.EvaluatorSpec("test", numbers([0])))]).fit(Counting, numbers([0]))
+
+
+def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
+    class Decay:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> Any:
+            return {"l2": jnp.sum(module.weight**2)}
+
+    engine = fg.Engine(plugins=[Decay()])
+    found = engine.evaluate(Linear(), regression())
+    assert found["l2"] == 0 and found["loss"] == pytest.approx(np.mean(regression().arrays["y"] ** 2), rel=1e-6)
+    module = eqx.tree_at(lambda module: module.weight, Linear(), jnp.asarray([1.0, 2.0, 0.0]))
+    found, plain = engine.evaluate(module, regression()), fg.Engine().evaluate(module, regression())
+    assert found["l2"] == 5 and found["loss"] == pytest.approx(plain["loss"] + 5, rel=1e-6)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_no_data_at_all(call: str) -> None:
+    with pytest.raises(DataError, match="no batch 0|empty"):
+        getattr(fg.Engine(), call)(Counting(), [])

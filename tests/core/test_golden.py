@@ -1,0 +1,223 @@
+"""The whole order of events of a run, as literal lists."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from models import Counting, numbers
+
+Told = list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Watcher:
+    """Notes every event."""
+
+    told: Told
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        self.told.append(f"{run.step}: fit starts")
+
+    @fg.hookimpl
+    def on_compile(self, name: str) -> None:
+        self.told.append(f"compiled {name}")
+
+    @fg.hookimpl
+    def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
+        self.told.append(f"{run.step}: epoch {epoch} ended")
+
+    @fg.hookimpl
+    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+        self.told.append(f"{run.step}: evaluation {name} ended with {metrics['updates']:.0f} updates")
+
+    @fg.hookimpl
+    def on_save(self, run: fg.Run, step: int) -> None:
+        self.told.append(f"{run.step}: a checkpoint of {step} is written")
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        self.told.append(f"{run.step}: watcher is told of {type(exception).__name__}")
+        raise ValueError("so is the next one")
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+        self.told.append(f"{run.step}: fit ended, {result.stopped}")
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Notes what ends the run."""
+
+    told: Told
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        self.told.append(f"{run.step}: witness is told of {type(exception).__name__}")
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Evaluates every 4 updates."""
+
+    told: Told
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("test", numbers([0], [0]))]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("test", 4, self.test, "evaluate")]
+
+    def test(self, run: fg.Run) -> None:
+        self.told.append(f"{run.step}: evaluator runs")
+        run.evaluate("test")
+
+
+@dataclass(frozen=True, eq=False)
+class Saver:
+    """Saves every 5 updates and at the end, each step once."""
+
+    told: Told
+    saved: list[int]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("save", 5, fg.Run.save, "save")]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        self.told.append(f"{run.step}: saver is asked")
+        if run.step not in self.saved:
+            self.saved.append(run.step)
+            run.engine.plugins.call("on_save", run.step, run=run, step=run.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Actor:
+    """Decides and acts every 5 updates, and looks at the newest window."""
+
+    told: Told
+    fails_at: int | None = None
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [
+            fg.Scheduled("act", fg.Every(5) | fg.At(6), self.act, "act"),
+            fg.Scheduled("decide", fg.Every(5), lambda run: self.told.append(f"{run.step}: decides"), "decide"),
+            fg.Scheduled("begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")),
+            fg.Scheduled("end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")),
+        ]
+
+    def act(self, run: fg.Run) -> None:
+        self.told.append(f"{run.step}: acts, having seen the loss {run.metrics['train']['batch_loss']:.0f}")
+        if run.step == self.fails_at:
+            raise RuntimeError("cannot act")
+
+
+@dataclass(frozen=True, eq=False)
+class Sink:
+    """Notes every record, and may fail at one of a step."""
+
+    told: Told
+    instance: str
+    fails_at: int | None = None
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        names = "steps_per_second" if "steps_per_second" in record.values else record.source
+        self.told.append(f"{record.step}: {self.instance} sink takes {record.stream} {names}")
+        if record.step == self.fails_at:
+            raise OSError("disk full")
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.told.append(f"{record.step}: {self.instance} sink takes {record.stream} text")
+
+
+def plugins(told: Told, **settings: Any) -> list[Any]:
+    return [
+        Watcher(told),
+        Saver(told, []),
+        Actor(told, **settings),
+        Sink(told, "failing", fails_at=5),
+        Evaluator(told),
+        Sink(told, "good"),
+        Witness(told),
+    ]
+
+
+WHOLE_RUN = """\
+0: fit starts
+0: begins
+compiled step
+4: evaluator runs
+4: failing sink takes exact test
+4: good sink takes exact test
+4: evaluation test ended with 4 updates
+4: epoch 0 ended
+5: decides
+5: failing sink takes exact train
+5: good sink takes telemetry text
+5: good sink takes exact train
+5: acts, having seen the loss -4
+5: saver is asked
+5: a checkpoint of 5 is written
+6: acts, having seen the loss -4
+8: evaluator runs
+8: good sink takes exact test
+8: evaluation test ended with 8 updates
+8: epoch 1 ended
+10: decides
+10: good sink takes exact train
+10: good sink takes telemetry steps_per_second
+10: acts, having seen the loss -9
+10: comes to an end
+10: saver is asked
+10: a checkpoint of 10 is written
+10: saver is asked
+10: fit ended, None
+"""
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_golden_order_of_a_whole_run(fuse: int) -> None:
+    told: Told = []
+    engine = fg.Engine(steps=10, log_every=5, fuse=fuse, plugins=plugins(told), autoload=False)
+    with pytest.warns(UserWarning, match="sink 'sink:failing' failed"):
+        result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
+    assert told == WHOLE_RUN.splitlines()
+    assert list(result.failed) == ["sink:failing"]
+
+
+FAILING_RUN = """\
+0: fit starts
+0: begins
+compiled step
+4: evaluator runs
+4: failing sink takes exact test
+4: good sink takes exact test
+4: evaluation test ended with 4 updates
+4: epoch 0 ended
+5: decides
+5: failing sink takes exact train
+5: good sink takes telemetry text
+5: good sink takes exact train
+5: acts, having seen the loss -4
+5: saver is asked
+5: a checkpoint of 5 is written
+6: acts, having seen the loss -4
+6: watcher is told of RuntimeError
+6: witness is told of RuntimeError
+"""
+
+
+def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
+    told: Told = []
+    engine = fg.Engine(steps=10, log_every=5, plugins=plugins(told, fails_at=6), autoload=False)
+    with pytest.warns(UserWarning, match="sink 'sink:failing' failed"), pytest.raises(RuntimeError, match="cannot act"):
+        engine.fit(Counting(), numbers([0], [0], [0], [0]))
+    assert told == FAILING_RUN.splitlines()
+

@@ -1,0 +1,647 @@
+"""Going on from a checkpoint: what the core gives a checkpointer is enough for the same bits and the same records.
+
+The checkpointer here keeps snapshots in memory, as NumPy arrays and JSON texts: nothing else survives a run.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CheckpointError, NonFiniteError, PluginError
+from models import Act, Counting, Linear, assert_same_bits, numbers, regression
+
+LATEST = fg.Checkpoint("memory")
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint: arrays by path, and the rest as JSON."""
+
+    arrays: dict[str, np.ndarray]
+    rest: str
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A checkpointer: saves at a trigger and at the end of a run, each step once."""
+
+    every: int | fg.Trigger = 5
+    kept: dict[int, Kept] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        self.asked.append(run.step)
+        if run.step in self.kept:
+            return
+        plugins, snapshot = run.engine.plugins, run.snapshot()
+        plugins.call("on_save", run.step, run=run, step=run.step)
+        positions = {sink.name: future.result() for sink, future in plugins.call("durable", run.step, step=run.step)}
+        rest = {
+            "span": snapshot.span.to_json(),
+            "position": snapshot.position,
+            "pending": list(snapshot.pending),
+            "host": snapshot.host,
+            "metrics": snapshot.metrics,
+            "positions": positions,
+        }
+        paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
+        arrays = {jax.tree_util.keystr(path): _copied(leaf) for path, leaf in paths}
+        self.kept[run.step] = Kept(arrays, json.dumps(rest))
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+        if reference.optional and not self.kept:
+            return None
+        step = reference.step if isinstance(reference.step, int) else max(self.kept)
+        kept, rest = self.kept[step], json.loads(self.kept[step].rest)
+        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(kept.arrays, path, leaf), like)
+        span = fg.Span.from_json(rest["span"])
+        return fg.Snapshot(state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"])
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        positions = json.loads(self.kept[step].rest)["positions"]
+        for rewind in run.engine.plugins.implementations("rewind"):
+            rewind(step, position=positions[rewind.plugin.name])
+
+
+def _copied(leaf: jax.Array) -> np.ndarray:
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _placed(arrays: dict[str, np.ndarray], path: Any, like: Any) -> Any:
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    array = jnp.array(arrays[jax.tree_util.keystr(path)])
+    return jax.random.wrap_key_data(array) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+
+
+class Learner(Linear):
+    """Learns with Adam from inputs with noise, from a random start."""
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jax.random.normal(key, (3,))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        noise = jax.random.normal(ctx.key(), batch["x"].shape)
+        return super().training_step({"x": batch["x"] + noise, "y": batch["y"]}, ctx)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-2)
+
+
+@dataclass(frozen=True)
+class Average:
+    """A slice of the state: an average of the weights, with a number drawn at each step."""
+
+    @fg.hookimpl
+    def plugin_state(self, module: Learner) -> Any:
+        return {"average": module.weight, "drawn": jnp.zeros(())}
+
+    @fg.hookimpl
+    def after_update(self, module: Learner, own: Any, ctx: fg.Context) -> Any:
+        average = 0.9 * own["average"] + 0.1 * module.weight
+        return module, {"average": average, "drawn": jax.random.uniform(ctx.key())}
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Evaluates `name` at a trigger; `before` is called before each batch with its index."""
+
+    trigger: int | fg.Trigger
+    before: Callable[[int], None] = lambda index: None
+    name: str = "test"
+
+    @property
+    def instance(self) -> str:
+        return self.name
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, batch in enumerate(regression(20, 5)):
+            self.before(index)
+            yield batch
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec(self.name, fg.Data(self, prefetch=0))]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("evaluate", self.trigger, lambda run: run.evaluate(self.name) and None, "evaluate")]
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """A sink that can be rewound: one line for each exact record."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def write(self, record: fg.Record) -> None:
+        if record.stream == "exact":
+            self.lines.append(json.dumps(record.__dict__, default=np.ndarray.tolist))
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.write(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.write(record)
+
+    @fg.hookimpl
+    def durable(self, step: int) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(len(self.lines))
+        return future
+
+    @fg.hookimpl
+    def rewind(self, position: int) -> None:
+        del self.lines[position:]
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Notes the events of a run."""
+
+    told: list[str] = field(default_factory=list)
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        self.told.append(f"restored {step} at {run.step}, weight {run.state.module.weight.shape}")
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        self.told.append(f"start at {run.step}")
+
+    @fg.hookimpl
+    def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
+        self.told.append(f"epoch {epoch} ended at {run.step}")
+
+    @fg.hookimpl
+    def on_save(self, run: fg.Run, step: int) -> None:
+        self.told.append(f"saved {step} at {run.step}")
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+        self.told.append(f"end at {run.step}")
+
+
+def interrupt(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
+class Killed(Exception):
+    """Ends a run."""
+
+
+# --- the same bits ----------------------------------------------------------------------------------------------------
+
+
+def crash(run: fg.Run) -> None:
+    raise Killed
+
+
+def stop(run: fg.Run) -> fg.Stop:
+    return fg.Stop("stopped")
+
+
+@pytest.mark.parametrize("fuse", [1, 8])
+@pytest.mark.parametrize("how", [crash, stop, lambda run: interrupt()], ids=["exception", "stop", "signal"])
+def test_a_resumed_run_ends_with_the_same_bits(how: Callable[[fg.Run], Any], fuse: int) -> None:
+    """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
+
+    def parts(kept: dict[int, Kept], file: File, *others: Any) -> fg.Engine:
+        plugins = [Memory(kept=kept), Average(), Evaluator(4), file, *others]
+        return engine(*plugins, steps=12, seed=3, fuse=fuse, log_every=4)
+
+    data, whole_file, file, kept = regression(60, 8, shuffle=True), File(), File(), {}
+    whole = parts({}, whole_file).fit(Learner, data)
+    try:
+        parts(kept, file, Act(fg.At(7), how)).fit(Learner, data)
+    except Killed:
+        pass
+    events = Events()
+    resumed = parts(kept, file, events).fit(Learner, data, resume=fg.Checkpoint("memory", step=5))
+    assert_same_bits(resumed.state, whole.state)
+    assert file.lines == whole_file.lines
+    assert [json.loads(line)["step"] for line in file.lines] == [4, 4, 8, 8, 12, 12]
+    assert resumed.metrics == whole.metrics
+    assert events.told[:2] == ["restored 5 at 5, weight (3,)", "start at 5"]
+
+
+def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
+    def parts(memory: Memory, *others: Any) -> fg.Engine:
+        return engine(memory, *others, steps=12, log_every=4)
+
+    memory, data = Memory(), regression(60, 8)
+    whole = parts(Memory()).fit(Learner, data)
+    first = parts(memory, Act(fg.At(7), lambda run: interrupt())).fit(Learner, data)
+    second = parts(memory).fit(Learner, data, resume=LATEST)
+    assert first.stopped == "SIGINT"
+    assert first.history.records + second.history.records == whole.history.records
+
+
+def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
+    """Its span and the order of its data depend on the step at which it began."""
+    data, settings = regression(60, 8, shuffle=True), {"steps": 7, "log_every": None}
+
+    def second(*plugins: Any) -> fg.Result:
+        first = engine(**settings).fit(Learner, data)
+        return engine(*plugins, **settings).fit(data=data, state=first.state)
+
+    memory, spans = Memory(), []
+    with pytest.raises(Killed):
+        second(memory, Act(fg.At(12), crash))
+    look = Act(fg.AtEnd(), lambda run: spans.append(run.span))
+    resumed = engine(memory, look, **settings).fit(Learner, data, resume=LATEST)
+    assert_same_bits(resumed.state, second().state)
+    assert [(span.origin, span.end) for span in spans] == [(7, 14)]
+
+
+# --- the position of the data -----------------------------------------------------------------------------------------
+
+
+class Seeing(Counting):
+    """Logs the number that each batch holds."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch[0])})
+
+
+class Counter:
+    """A source that can go on in the middle of an endless epoch."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        while True:
+            self.count += 1
+            yield np.full(1, self.count, np.float32)
+
+    def state(self) -> Any:
+        return {"count": self.count}
+
+    def restore(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "arrays": lambda: fg.ArrayData(np.arange(7, dtype=np.float32), 1, shuffle=True),
+    "list": lambda: numbers([0], [1], [2], [3]),
+    "stateful": Counter,
+    "prefetched": lambda: fg.Data(Counter(), prefetch=3),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_data_goes_on_after_the_last_batch_of_the_checkpoint(source: str) -> None:
+    memory, make = Memory(), SOURCES[source]
+    whole = engine(steps=12, log_every=1).fit(Seeing(), make()).history["train/seen"].tolist()
+    with pytest.raises(Killed):
+        engine(memory, Act(fg.At(8), crash), steps=12, log_every=1).fit(Seeing(), make())
+    resumed = engine(memory, steps=12, log_every=1).fit(Seeing(), make(), resume=LATEST)
+    assert resumed.history["train/seen"].tolist() == whole[5:]
+    assert float(resumed.module.weight) == -12
+
+
+# --- span and triggers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Triggers:
+    """Notes at which steps triggers fire."""
+
+    fired: list[str] = field(default_factory=list)
+    TRIGGERS: ClassVar[dict[str, fg.Trigger]] = {
+        "start": fg.AtStart(),
+        "end": fg.AtEnd(),
+        "times": fg.Times(3),
+        "epoch": fg.EveryEpoch(2),
+        "process": fg.FirstOfProcess(2),
+    }
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled(name, trigger, self.note(name)) for name, trigger in self.TRIGGERS.items()]
+
+    def note(self, name: str) -> Callable[[fg.Run], None]:
+        return lambda run: self.fired.append(f"{name} {run.step}")
+
+
+@pytest.mark.parametrize("length", [{"steps": 12}, {"epochs": 4}])
+def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> None:
+    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one start and one end."""
+    data, memory = numbers([0], [0], [0]), Memory()
+    before, after = Triggers(), Triggers()
+    stopped = engine(memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length).fit(Counting(), data)
+    assert stopped.stopped == "SIGTERM"
+    step = int(stopped.state.step)
+    assert step in (6, 7)
+    assert before.fired == ["start 0", "process 1", "process 2", "times 4", "epoch 6"]
+    resumed = engine(memory, after, **length).fit(Counting(), data, resume=LATEST)
+    assert after.fired == sorted([f"process {step + 1}", f"process {step + 2}"]) + ["times 8", "end 12", "times 12", "epoch 12"] or (
+        sorted(after.fired)
+        == sorted([f"process {step + 1}", f"process {step + 2}", "times 8", "end 12", "times 12", "epoch 12"])
+    )
+    assert (resumed.stopped, float(resumed.module.weight)) == (None, -12)
+
+
+def test_epochs_are_counted_on() -> None:
+    memory, events = Memory(4), Events()
+    data = numbers([0], [0], [0])
+    with pytest.raises(Killed):
+        engine(memory, Act(fg.At(5), crash), epochs=3).fit(Counting(), data)
+    result = engine(memory, events, epochs=3).fit(Counting(), data, resume=LATEST)
+    assert [line for line in events.told if "epoch" in line] == ["epoch 1 ended at 6", "epoch 2 ended at 9"]
+    assert int(result.state.step) == 9
+
+
+# --- an evaluation that a stop request cuts off -----------------------------------------------------------------------
+
+
+def line_up(kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any) -> fg.Engine:
+    """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
+    acts = Act(8, lambda run: run.emit("text", "act", {"weight": run.state.module.weight.tolist()}))
+    evaluators = [Evaluator(4, name="first"), Evaluator(4, before, name="second"), Evaluator(fg.AtEnd(), before, name="last")]
+    plugins = [file, *evaluators, acts, Memory(fg.Every(8), kept), Average()]
+    return engine(*plugins, *settings.pop("plugins", []), steps=12, log_every=4, seed=1, **settings)
+
+
+def interrupting(evaluation: int, batch: int) -> Callable[[int], None]:
+    """Sends SIGINT before this batch of this evaluation, both counted from 0."""
+    begun: list[int] = []
+
+    def before(index: int) -> None:
+        begun.extend([1] * (index == 0))
+        if (len(begun) - 1, index) == (evaluation, batch):
+            interrupt()
+
+    return before
+
+
+def never(index: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[str], fg.Result]:
+    """The lines and the result of a run that nobody interrupts."""
+    file = File()
+    result = line_up({}, file, never).fit(Learner, regression(64, 8))
+    return file.lines, result
+
+
+@pytest.mark.parametrize("batch", [0, 2, 3])
+def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(whole: Any, batch: int) -> None:
+    lines, result = whole
+    kept: dict[int, Kept] = {}
+    file, data = File(), regression(64, 8)
+    stopped = line_up(kept, file, interrupting(1, batch)).fit(Learner, data)
+    assert (stopped.stopped, int(stopped.state.step)) == ("SIGINT", 8)
+    assert json.loads(kept[8].rest)["pending"][:2] == ["evaluator:second.evaluate", "log"]
+    assert json.loads(file.lines[-1])["source"] == "first"
+    events = Events()
+    resumed = line_up(kept, file, never, plugins=[events]).fit(Learner, data, resume=LATEST)
+    assert file.lines == lines
+    assert_same_bits(resumed.state, result.state)
+    assert [line for line in events.told if "epoch" in line] == ["epoch 0 ended at 8"]
+
+
+def test_a_pending_evaluation_may_be_cut_off_again(whole: Any) -> None:
+    kept: dict[int, Kept] = {}
+    file, data = File(), regression(64, 8)
+    line_up(kept, file, interrupting(1, 1)).fit(Learner, data)
+    again = line_up(kept, file, interrupting(0, 2)).fit(Learner, data, resume=LATEST)
+    assert (again.stopped, int(again.state.step)) == ("SIGINT", 8)
+    line_up(kept, file, never).fit(Learner, data, resume=LATEST)
+    assert file.lines == whole[0]
+
+
+def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(whole: Any, tmp_path: Any) -> None:
+    kept: dict[int, Kept] = {}
+    file, data = File(), regression(64, 8)
+    stopped = line_up(kept, file, interrupting(2, 1), run=str(tmp_path)).fit(Learner, data)
+    assert (stopped.stopped, int(stopped.state.step)) == ("SIGINT", 12)
+    assert not fg.RunDirectory(tmp_path).complete
+    resumed = line_up(kept, file, never, run=str(tmp_path)).fit(Learner, data, resume=LATEST)
+    assert file.lines == whole[0]
+    assert resumed.stopped is None
+    assert fg.RunDirectory(tmp_path).complete
+
+
+def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() -> None:
+    class Both:
+        """Runs two evaluations in one action."""
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("both", 4, self.both, "evaluate")]
+
+        def both(self, run: fg.Run) -> None:
+            run.evaluate("first")
+            run.evaluate("second")
+
+    def parts(kept: dict[int, Kept], file: File, before: Callable[[int], None]) -> fg.Engine:
+        evaluators = [Evaluator(fg.At(99), name="first"), Evaluator(fg.At(99), before, name="second")]
+        return engine(file, *evaluators, Both(), Memory(fg.At(4), kept), steps=5, log_every=None)
+
+    whole_file, file, kept = File(), File(), {}
+    parts({}, whole_file, never).fit(Learner, regression())
+    parts(kept, file, interrupting(0, 2)).fit(Learner, regression())
+    parts(kept, file, never).fit(Learner, regression(), resume=LATEST)
+    assert file.lines == whole_file.lines
+
+
+# --- what is saved ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
+    memory = Memory()
+    engine(memory, Act(fg.At(3), fg.Run.save), steps=7).fit(Counting(), numbers([0]))
+    assert memory.asked == [3, 5, 7]
+    assert {step: float(kept.arrays[".module.weight"]) for step, kept in memory.kept.items()} == {3: -3, 5: -5, 7: -7}
+
+
+def test_a_trial_run_saves_nothing() -> None:
+    memory = Memory(1)
+    engine(memory, steps=7, dev_run=2).fit(Counting(), numbers([0]))
+    assert memory.asked == []
+
+
+def test_the_checkpointer_tells_of_its_saves() -> None:
+    events = Events()
+    engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0]] * 9))
+    assert events.told == ["start at 0", "saved 3 at 3", "saved 6 at 6", "saved 7 at 7", "end at 7"]
+
+
+def test_nothing_of_a_step_that_is_not_finite_is_saved() -> None:
+    """The weight at step k is -k, and its logarithm plus three is infinite at 3."""
+
+    class Logarithm(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight + 0 * jnp.log(self.weight + 3))
+
+    memory = Memory(1)
+    with pytest.raises(NonFiniteError, match="step 4"):
+        engine(memory, steps=7).fit(Logarithm(), numbers([0]))
+    assert sorted(memory.kept) == [1, 2, 3]
+
+
+def test_a_save_comes_after_the_records_of_its_step() -> None:
+    """Each step is slow, so that the window of a step is not yet computed when its actions run."""
+
+    class Slow(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            product = jax.lax.fori_loop(0, 40, lambda _, x: x @ x / 300, jnp.ones((300, 300)))
+            return fg.Output(self.weight + 0 * product.sum())
+
+    file, seen = File(), []
+    look = Act(2, lambda run: seen.append((run.step, len(file.lines))), "save")
+    engine(file, look, steps=6, log_every=2).fit(Slow(), numbers([0]))
+    assert seen == [(2, 1), (4, 2), (6, 3)]
+
+
+def test_a_sink_is_rewound_to_where_the_checkpoint_was() -> None:
+    memory, file = Memory(4), File()
+    with pytest.raises(Killed):
+        engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(Counting(), numbers([0]))
+    assert json.loads(memory.kept[4].rest)["positions"] == {"file": 4}
+    assert [json.loads(line)["step"] for line in file.lines][:6] == [1, 2, 3, 4, 5, 6]
+    engine(memory, file, steps=8, log_every=1).fit(Counting(), numbers([0]), resume=LATEST)
+    assert [json.loads(line)["step"] for line in file.lines] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_no_record_reaches_a_sink_before_it_is_rewound() -> None:
+    told: list[str] = []
+
+    class Telling:
+        @fg.hookimpl
+        def log_text(self, record: fg.Record) -> None:
+            told.append("a notice")
+
+        @fg.hookimpl
+        def durable(self, step: int) -> Future[None]:
+            future: Future[None] = Future()
+            future.set_result(None)
+            return future
+
+        @fg.hookimpl
+        def rewind(self, position: Any) -> None:
+            told.append("rewound")
+
+    memory = Memory(3)
+    parts = [memory, Telling(), Act(fg.Period(1e9), None, "log")]
+    engine(*parts, steps=3).fit(Counting(), numbers([0]))
+    told.clear()
+    engine(*parts, steps=5).fit(Counting(), numbers([0]), resume=LATEST)
+    assert told == ["rewound", "a notice"]
+
+
+class Patience:
+    """Keeps a count on the host."""
+
+    state_version = 3
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.count = 0
+        self.restored: list[Any] = []
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("count", 1 if self.instance == "fast" else 2, self.increase, "decide")]
+
+    def increase(self, run: fg.Run) -> None:
+        self.count += 1
+
+    @fg.hookimpl
+    def host_state(self) -> Any:
+        return {"count": self.count}
+
+    @fg.hookimpl
+    def restore_host_state(self, state: Any, version: int) -> None:
+        self.restored.append((state, version))
+        self.count = state["count"]
+
+
+def test_what_plugins_keep_on_the_host_is_restored() -> None:
+    """Version and state go to the instance that they came from; one that was not there then gets nothing."""
+    memory = Memory(4)
+    with pytest.raises(Killed):
+        engine(memory, Patience("fast"), Patience("slow"), Act(fg.At(7), crash), steps=9).fit(Counting(), numbers([0]))
+    assert json.loads(memory.kept[4].rest)["host"] == {
+        "patience:fast": {"version": 3, "state": {"count": 4}},
+        "patience:slow": {"version": 3, "state": {"count": 2}},
+    }
+    fast, slow, new = Patience("fast"), Patience("slow"), Patience("new")
+    engine(memory, new, fast, slow, steps=9).fit(Counting(), numbers([0]), resume=LATEST)
+    assert (fast.restored, slow.restored, new.restored) == ([({"count": 4}, 3)], [({"count": 2}, 3)], [])
+    assert (fast.count, slow.count, new.count) == (9, 4, 2)
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
+    with pytest.raises(PluginError, match="nothing can restore memory: install fulgurite-checkpoint"):
+        engine(steps=2).fit(Counting(), numbers([0]), resume=LATEST)
+
+
+def test_an_optional_checkpoint_may_be_missing() -> None:
+    events = Events()
+    optional = fg.Checkpoint("memory", optional=True)
+    result = engine(Memory(), events, steps=2, log_every=None).fit(Counting(), numbers([0, 0]), resume=optional)
+    assert float(result.module.weight) == -2
+    assert events.told[0] == "start at 0"
+
+
+def test_a_checkpointer_that_gives_nothing_is_no_silent_fresh_start() -> None:
+    class Empty:
+        @fg.hookimpl
+        def restore(self) -> None:
+            return None
+
+    with pytest.raises(CheckpointError, match="memory"):
+        engine(Empty(), steps=2).fit(Counting(), numbers([0]), resume=LATEST)
+
+
+def test_a_failure_of_the_checkpointer_is_blamed() -> None:
+    with pytest.raises(KeyError) as caught:
+        engine(Memory(), steps=2).fit(Counting(), numbers([0]), resume=fg.Checkpoint("memory", step=3))
+    assert any(note.startswith("plugin 'memory' (") and "hook restore" in note for note in caught.value.__notes__)
+
+
+def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
+    """The slices of the state are those of the plugins that were there."""
+    memory = Memory(2)
+    engine(memory, Average(), steps=2).fit(Learner, regression())
+
+    class Forgetful(Memory):
+        @fg.hookimpl
+        def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+            snapshot = memory.restore(reference, like.replace(plugins={}))
+            return snapshot
+
+    with pytest.raises(fg.errors.StateError, match=r"does not fit.*plugins.*average"):
+        engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)

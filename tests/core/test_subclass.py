@@ -1,0 +1,112 @@
+"""Subclasses of the engine: `train_step` is the seam that `fit`, fused steps and `step` share."""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError
+from models import Classifier, Counting, assert_same_bits, classes, numbers, regression, trained
+from models import Linear as LinearModel
+
+
+class Halving(fg.Engine):
+    """Takes half of the gradient, by the parts of an update."""
+
+    def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+        grads, output = fg.gradient(self.forward, state.module, batch, ctx)
+        rule = ctx.rule
+        assert isinstance(rule, fg.GradientUpdate)
+        return rule.apply(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
+
+
+def test_case_39_a_subclass_gives_the_same_bits_by_fit_fused_fit_and_step() -> None:
+    data = classes(48, shuffle=True)
+    fitted = Halving(steps=10).fit(Classifier, data)
+    fused = Halving(steps=10).fit(Classifier, data, fuse=8)
+    engine = Halving(steps=10)
+    state = engine.init(Classifier, data)
+    for batch in engine.batches(data):
+        state, _ = engine.step(state, batch)
+    assert_same_bits(trained(fitted.state), trained(fused.state))
+    assert_same_bits(trained(fitted.state), trained(state))
+    plain = fg.Engine(steps=10).fit(Classifier, data)
+    assert not np.array_equal(plain.module.mlp.layers[0].weight, fitted.module.mlp.layers[0].weight)
+
+
+def test_case_39_half_the_gradient_is_half_the_step_of_gradient_descent() -> None:
+    whole, half = (kind(steps=1).fit(LinearModel, regression()).module.weight for kind in (fg.Engine, Halving))
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-6)
+
+
+def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
+    class Twice(fg.Engine):
+        def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+            state, _ = super().train_step(state, batch, ctx)
+            return super().train_step(state, batch, ctx.fresh("second"))
+
+    seen = []
+
+    class Watching:
+        @fg.hookimpl
+        def step_metrics(self, grads: Any, updates: Any) -> Any:
+            return {"gradient": grads.weight, "update": updates.weight}
+
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            seen.append((record.step, record.stream))
+
+    result = Twice(steps=3, log_every=3, plugins=[Watching()]).fit(Counting, numbers([0]))
+    assert float(result.module.weight) == -6 and int(result.state.step) == 3
+    assert (result.metrics["train"]["watching/gradient"], result.metrics["train"]["watching/update"]) == (1, -1)
+    assert (3, "exact") in seen
+
+
+def test_a_subclass_that_forgets_what_a_step_gives_is_told() -> None:
+    class Gradientless(fg.Engine):
+        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
+            state, output = super().train_step(state, batch, ctx)
+            return state, output.replace(grads=None)
+
+    class Forgetful(fg.Engine):
+        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
+            return super().train_step(state, batch, ctx)[0]
+
+    assert float(Gradientless(steps=1).fit(Counting, numbers([0])).module.weight) == -1
+    with pytest.raises(ModelError, match="train_step"):
+        Forgetful(steps=1).fit(Counting, numbers([0]))
+
+
+def test_overriding_step_alone_is_an_error() -> None:
+    class Stepping(fg.Engine):
+        def step(self, state: Any, batch: Any) -> Any:
+            return super().step(state, batch)
+
+    with pytest.raises(ConfigurationError, match=r"Stepping overrides step, which fit never calls: override train_step"):
+        Stepping(steps=1)
+
+    class Both(Stepping):
+        train_step = Halving.train_step
+
+    assert float(Both(steps=1).fit(Counting, numbers([0])).module.weight) == -0.5
+
+
+def test_init_evaluate_and_predict_may_be_overridden() -> None:
+    class Changed(fg.Engine):
+        def init(self, model: Any, data: Any) -> fg.TrainState:
+            state = super().init(model, data)
+            return state.replace(module=jax.tree.map(lambda leaf: leaf + 10, state.module))
+
+        def evaluate(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+            return {**super().evaluate(*arguments, **options), "more": 1}
+
+        def predict(self, *arguments: Any, **options: Any) -> Any:
+            return super().predict(*arguments, **options) + 1
+
+    engine = Changed(steps=2)
+    state = engine.init(Counting, numbers([0]))
+    result = engine.fit(data=numbers([0]), state=state)
+    assert float(result.module.weight) == 8
+    assert engine.evaluate(result, numbers([0])) == {"updates": -8, "more": 1}
+    assert engine.predict(result, numbers([3, 4])).tolist() == [4, 5]
