@@ -1,6 +1,6 @@
 """Writes `hooks.md`, the reference of all hooks, from their specifications.
 
-    python docs/generate_hooks.py
+python docs/generate_hooks.py
 """
 
 import ast
@@ -17,18 +17,18 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_hooks.py from the specifications in fulgurite.hooks: change them there. -->
 
-A plugin is an object whose methods carry `@fg.hookimpl` and are called like a hook. A method takes the arguments that it
-needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as registered, unless `after`,
-`before` or `requires` says otherwise. A hook that nobody implements costs nothing.
+A plugin is an object whose methods carry `@fg.hookimpl` and are called like a hook. A method takes the arguments that
+it needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as registered, unless
+`after`, `before` or `requires` says otherwise. A hook that nobody implements costs nothing.
 """
 
 KINDS = {
     "build": "Asked before anything is compiled.",
-    "traced": "Pure functions that become part of the compiled step. They run while it is traced, perhaps several times, and "
-    "cost nothing else afterwards. `ctx` gives each plugin random keys of its own.",
-    "event": "Called on the host, between steps. An exception ends the run after `on_exception` was called for all plugins.",
-    "sink": "Given the records of a run, in step order. A sink that raises is told once, gets no more records, and is named "
-    "in `result.failed`; it ends the run only if its class has `required = True`.",
+    "traced": "Pure functions that become part of the compiled step. They run while it is traced, perhaps several "
+    "times, and cost nothing else afterwards. `ctx` gives each plugin random keys of its own.",
+    "event": "Called on the host, between steps. An exception ends the run after `on_exception` was called for all.",
+    "sink": "Given the records of a run, in step order. A sink that raises is told once, gets no more records, and is "
+    "named in `result.failed`; it ends the run only if it has `required = True`.",
     "persistence": "Save and restore a run.",
 }
 
@@ -44,8 +44,8 @@ SEVERAL = {
     "evaluators": "Concatenated; a name twice is an error.",
     "gradient_transform": "Chained in order, before the optimizer.",
     "plugin_state": "One slice for each plugin.",
-    "schedule": "All of them, by phase (`evaluate`, `decide`, `log`, `act`, `save`), then by `after` and `before`, then by "
-    "plugin.",
+    "schedule": "All of them, by phase (`evaluate`, `decide`, `log`, `act`, `save`), then by `after` and `before`, "
+    "then by plugin.",
     "module_views": "Merged; a name twice is an error.",
     "transform_batch": "Folded: each gets what the one before it returned.",
     "loss_terms": "Merged; a name twice is an error.",

@@ -26,8 +26,11 @@ PACKAGES = [path.parent.name for member in MEMBERS for path in ROOT.glob(f"{memb
 def checked(function: FunctionType) -> Callable[..., Any]:
     """Checks the arrays that a function takes and gives for shape and dtype; all other types are for the type checker.
 
-    jaxtyping hands over a stand-in with the signature of the function that it checks.
+    jaxtyping hands over a stand-in with the signature of the function that it checks. Fields are left out: in a tree of
+    shapes or of shardings they hold those in place of arrays.
     """
+    if function.__name__ == "__init__":
+        return function
     function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if holds_arrays(hint)}
     return beartype(function)
 

@@ -100,7 +100,7 @@ class Workload:
 WORKLOADS = {
     "mlp_small": Workload(partial(eqx.nn.MLP, 64, 10, 128, 2), 64, 64, steps=2000),
     "resnet48": Workload(partial(ResidualNetwork, 64, 32, 48), 64, 8, steps=500),
-    "mlp_784": Workload(partial(eqx.nn.MLP, 784, 10, 256, 1), 784, 128, steps=500),
+    "mlp_784": Workload(partial(eqx.nn.MLP, 784, 10, 256, 1), 784, 128, steps=400),
 }
 
 
@@ -362,7 +362,8 @@ def processes(repeats: int) -> dict[str, Spread]:
 
 def output_of(*arguments: str) -> list[float]:
     """What a fresh interpreter prints as JSON."""
-    return json.loads(subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def first(name: str) -> None:
@@ -406,7 +407,7 @@ def main() -> None:
     if options.first:
         return first(options.first)
 
-    fresh = processes(min(options.repeats, 5))
+    fresh = processes(min(options.repeats, 3))
     show("fresh processes", fresh)
     ratios: dict[str, Spread] = {}
     times: dict[str, Spread] = {}

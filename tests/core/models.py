@@ -1,6 +1,6 @@
 """Small models, data and plugins that the tests of the core share, and what compares their results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,30 @@ class Act:
         return [fg.Scheduled("act", self.trigger, self.action, self.phase)]
 
 
+class Evaluating:
+    """A plugin that runs its evaluations at a trigger and keeps what it is told of them."""
+
+    def __init__(self, *specs: fg.EvaluatorSpec, trigger: fg.Trigger | int) -> None:
+        self.specs, self.trigger = specs, trigger
+        self.told: list[tuple[int, str, dict[str, Any]]] = []
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return list(self.specs)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def evaluate(run: fg.Run) -> None:
+            for spec in self.specs:
+                assert run.evaluate(spec.name) == run.metrics[spec.name]
+
+        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
+
+    @fg.hookimpl
+    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+        self.told.append((run.step, name, metrics))
+
+
 @dataclass(frozen=True, eq=False)
 class Events:
     """A plugin that keeps what it is told of compilations, epochs, exceptions and the end."""
@@ -105,6 +129,11 @@ class Events:
         self.results.append(result)
 
 
+def made(model: Callable[..., Any]) -> Any:
+    """The module that a callable makes."""
+    return model(key=jax.random.key(0))
+
+
 def regression(examples: int = 20, batch_size: int = 8, **options: Any) -> fg.ArrayData:
     """Inputs `x` (examples, 3) and `y`, linear in them but for some noise."""
     generator = np.random.default_rng(1)
@@ -119,7 +148,7 @@ def classes(examples: int = 50, batch_size: int = 16, **options: Any) -> fg.Arra
     return fg.ArrayData({"x": x, "label": ((x[:, 0] > 0) + (x[:, 1] > 0)).astype(np.int32)}, batch_size, **options)
 
 
-def numbers(*batches: list[float]) -> list[np.ndarray]:
+def numbers(*batches: Sequence[float]) -> list[np.ndarray]:
     """A list of batches of float32 numbers."""
     return [np.asarray(batch, np.float32) for batch in batches]
 

@@ -65,7 +65,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def packages(tmp_path: Path) -> dict[str, str]:
-    """An environment in which a distribution offers a plugin and commands, by modules that say when they are imported."""
+    """Variables under which a distribution offers a plugin and commands; its modules show that they are imported."""
     info = tmp_path / "demo_dist-1.5.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-dist\nVersion: 1.5\n")
@@ -80,7 +80,7 @@ def packages(tmp_path: Path) -> dict[str, str]:
         "def greet(arguments):\n    print('hello', *arguments)\n    return 5\n"
         "def nothing(arguments):\n    pass\n"
     )
-    return {"PYTHONPATH": str(tmp_path)}
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def exit_code(*arguments: str) -> int | str | None:

@@ -1,5 +1,6 @@
 """What is compiled, when, how often, and what is found out before."""
 
+import gc
 from typing import Any
 
 import equinox as eqx
@@ -10,19 +11,15 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CompilationError, DataError, ModelError
-from models import Act, Classifier, Counting, Events, assert_same_bits, classes, numbers, trained
+from models import Act, Classifier, Counting, Evaluating, Events, assert_same_bits, classes, numbers, trained
 
 
 class Everything:
-    """Every hook that takes part in a step or runs between steps."""
+    """Nearly every hook that takes part in a step or runs between steps."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self.calls: list[str] = []
-
-    @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", classes(20, 8))]
 
     @fg.hookimpl
     def gradient_transform(self) -> optax.GradientTransformation:
@@ -59,7 +56,6 @@ class Everything:
             return lambda run: self.calls.append(what)
 
         return [
-            fg.Scheduled("evaluate", self.every, lambda run: run.evaluate("test") and None, "evaluate"),
             fg.Scheduled("decide", self.every + 1, note("decide"), "decide"),
             fg.Scheduled("look", fg.Every(self.every) | fg.First(2), note("look")),
             fg.Scheduled("save", self.every + 2, lambda run: run.save(), "save"),
@@ -79,7 +75,8 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
     results = []
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
-        engine = fg.Engine(steps=13, fuse=fuse, log_every=log, plugins=[events, everything])
+        evaluating = Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=every)
+        engine = fg.Engine(steps=13, fuse=fuse, log_every=log, plugins=[events, everything, evaluating])
         results.append(engine.fit(Classifier, classes(32, shuffle=True)))
         assert [name for name, _, _ in events.compiled] == ["step"]
         assert {"decide", "look", "log", f"save {every + 2}", "save 13"} <= set(everything.calls)
@@ -101,6 +98,44 @@ def test_one_executable_for_each_shape_and_none_anew_for_another_fit() -> None:
     padded = Events()
     fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
     assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [((8, 4), (8,))]
+
+
+class WithFunction(Counting):
+    """A model that makes a function of its own, which is equal to no other."""
+
+    function: Any
+
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__()
+        self.function = lambda x: 2 * x
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + self.function(batch).sum())
+
+
+@pytest.mark.parametrize("model", [Counting, WithFunction], ids=["arrays", "function"])
+def test_a_fit_that_goes_on_compiles_nothing_anew(model: Any) -> None:
+    events = Events()
+    engine = fg.Engine(steps=2, plugins=[events])
+    first = engine.fit(model, numbers([0]))
+    second = engine.fit(data=numbers([0]), state=first.state)
+    engine.step(second.state, numbers([0])[0])
+    assert len(events.compiled) == 1
+
+
+@pytest.mark.parametrize("fuse", [1, 2])
+def test_no_tracer_is_kept(fuse: int) -> None:
+    """One would keep the whole trace alive."""
+
+    def tracers() -> set[int]:
+        gc.collect()
+        return {id(one) for one in gc.get_objects() if issubclass(type(one), jax.core.Tracer)}
+
+    before, engine = tracers(), fg.Engine(steps=2, fuse=fuse, log_every=1)
+    result = engine.fit(Counting, numbers([0]))
+    engine.evaluate(result, numbers([0]))
+    engine.predict(result, numbers([0]))
+    assert not tracers() - before
 
 
 def test_a_split_dispatch_is_no_other_executable() -> None:
@@ -189,7 +224,7 @@ class counted:
         jax.monitoring.register_event_duration_secs_listener(self.note)
         return self.found
 
-    def note(self, event: str, duration: float, **_: Any) -> None:
+    def note(self, event: str, duration_secs: float, **_: Any) -> None:
         if "backend_compile" in event:
             self.found.append(event)
 
@@ -206,8 +241,11 @@ def test_counted_counts() -> None:
 def test_nothing_is_compiled_after_the_first_stretch() -> None:
     compilations: list[list[str]] = []
     with counted() as found:
-        plugin = Act(fg.Every(2), lambda run: compilations.append(list(found)))
-        fg.Engine(steps=10, log_every=2, plugins=[plugin]).fit(Classifier, classes(64))
+        plugins = [
+            Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=2),
+            Act(fg.Every(2), lambda run: compilations.append(list(found))),
+        ]
+        fg.Engine(steps=10, log_every=2, plugins=plugins).fit(Classifier, classes(64))
     assert compilations[0] and compilations[1] == compilations[-1]
 
 

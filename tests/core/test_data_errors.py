@@ -34,11 +34,10 @@ class Failing:
 def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch: int) -> None:
     events, done = Events(), []
     plugins = [events, Act(1, lambda run: done.append(run.step))]
-    with pytest.raises(BrokenDisk, match=f"^batch {at}$") as caught:
+    with pytest.raises(BrokenDisk) as caught:
         fg.Engine(steps=10, fuse=fuse, plugins=plugins).fit(Counting, fg.Data(Failing(at), prefetch=prefetch))
-    assert [note for note in caught.value.__notes__ if "data" in note] == [
-        f"while the data source made the batch for step {at}"
-    ]
+    assert str(caught.value) == f"batch {at}"
+    assert caught.value.__notes__ == [f"while the data source made the batch for step {at}"]
     # Every step before it was taken; the first batch is looked at before a run exists that plugins could be told of.
     assert done == list(range(1, at))
     assert events.exceptions == [caught.value] * (at > 1)
@@ -52,7 +51,7 @@ def test_the_same_in_the_step_loop_and_in_evaluations(at: int) -> None:
         lambda: engine.evaluate(Counting(), Failing(at)),
         lambda: engine.predict(Counting(), Failing(at)),
     ):
-        with pytest.raises(BrokenDisk, match=f"^batch {at}$"):
+        with pytest.raises(BrokenDisk, match=f"^batch {at}"):
             use()
 
 
@@ -117,7 +116,7 @@ def test_what_is_no_data() -> None:
         engine.fit(Counting, 3)
     with pytest.raises(DataError, match=r"data\['name'\].*encode it first"):
         engine.fit(Counting, [{"x": np.zeros(2), "name": np.asarray(["a", "b"])}])
-    with pytest.raises(DataError, match="the batch for step 2|data ended"):
+    with pytest.raises(DataError, match="the batch for step 2"):
         fg.Engine(steps=2).fit(Counting, [np.zeros(2, np.float32), None])
 
 
@@ -129,9 +128,14 @@ def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
     batch = {"x": np.asarray([1.0, 3.0]), "weight": 0.5}
     result = fg.Engine(steps=1).fit(Weighted, [batch])
     assert float(result.module.weight) == -1 and result.metrics["train"]["loss"] == 1
+
+
+def test_a_batch_that_step_cannot_take_as_it_is() -> None:
     engine = fg.Engine(steps=1)
-    state = engine.init(Weighted, [batch])
-    assert float(engine.step(state, batch)[1].loss) == 1
+    for batch in ([1.0], {"x": "text"}):
+        state = engine.init(Counting, numbers([0]))
+        with pytest.raises(DataError, match="batch"):
+            engine.step(state, batch)
 
 
 def test_a_source_that_reuses_its_buffers_says_copy() -> None:

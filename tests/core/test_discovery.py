@@ -41,7 +41,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     made: list[str] = []
 
     def install(
-        distribution: str, source: str = "", plugins: tuple[str, ...] = (), autoload: tuple[str, ...] = (), version: str = "1.0"
+        distribution: str,
+        source: str = "",
+        plugins: tuple[str, ...] = (),
+        autoload: tuple[str, ...] = (),
+        version: str = "1.0",
     ) -> None:
         module = distribution.replace("-", "_")
         folder = tmp_path / distribution
@@ -49,7 +53,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         info.mkdir(parents=True)
         (folder / f"{module}.py").write_text(dedent(source))
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        groups = [f"[{group}]\n" + "\n".join(entries) for group, entries in zip(GROUPS, (plugins, autoload), strict=True)]
+        groups = [
+            f"[{group}]\n" + "\n".join(entries) for group, entries in zip(GROUPS, (plugins, autoload), strict=True)
+        ]
         (info / "entry_points.txt").write_text("\n".join(groups))
         monkeypatch.syspath_prepend(folder)
         importlib.invalidate_caches()
@@ -208,14 +214,19 @@ STREAMS = """
 
 
 def test_fulgurite_rng_alone_may_autoload_a_build_hook(install: Install):
-    install("fulgurite-rng-double", STREAMS, ("streams = fulgurite_rng_double:Rng",), ("streams = fulgurite_rng_double:Rng",))
-    with pytest.raises(PluginError, match="'streams'.*rng_streams"):
+    install(
+        "fulgurite-rng-double",
+        STREAMS,
+        ("streams = fulgurite_rng_double:Rng",),
+        ("streams = fulgurite_rng_double:Rng",),
+    )
+    with pytest.raises(PluginError, match=r"'streams'.*rng_streams"):
         fg.Engine()
 
 
 def test_the_exception_is_a_distribution_not_a_name(install: Install):
     install("acme-streams", STREAMS, ("rng = acme_streams:Rng",), ("rng = acme_streams:Rng",))
-    with pytest.raises(PluginError, match="'rng'.*rng_streams"):
+    with pytest.raises(PluginError, match=r"'rng'.*rng_streams"):
         fg.Engine()
 
 
@@ -298,4 +309,3 @@ def test_a_failure_names_the_distribution_that_brought_the_plugin(install: Insta
     with pytest.raises(OSError, match="no room") as caught:
         fg.Engine(steps=1, plugins=[plugin]).fit(Counting(), numbers([0]))
     assert caught.value.__notes__ == ["plugin 'failing' (acme-failing 3.1), hook on_fit_start, step 0"]
-

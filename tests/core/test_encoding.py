@@ -41,7 +41,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float | np.floating):
-        return type(a) is type(b) and (math.isnan(a) and math.isnan(b) or repr(a) == repr(b))
+        return type(a) is type(b) and ((math.isnan(a) and math.isnan(b)) or repr(a) == repr(b))
     return type(a) is type(b) and bool(a == b)
 
 

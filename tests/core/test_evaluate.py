@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError, ModelError, PluginError
-from models import Classifier, Counting, Linear, classes, numbers, regression
+from models import Act, Classifier, Counting, Evaluating, Linear, classes, made, numbers, regression
 from sklearn.metrics import average_precision_score
 
 
@@ -127,8 +127,20 @@ def test_trees_are_predicted() -> None:
             assert not ctx.training and not fg.is_training()
             return {"twice": 2 * batch, "pair": (batch, jnp.stack([batch, -batch], -1))}
 
-    preds = fg.Engine().predict(Trees(), numbers([1, 2], [3]))
+    preds = fg.Engine().predict(made(Trees), numbers([1, 2], [3]))
     assert preds["twice"].tolist() == [2, 4, 6] and preds["pair"][1].tolist() == [[1, -1], [2, -2], [3, -3]]
+
+
+def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> None:
+    class Stepwise(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            kinds = {"last": fg.metrics.Last.of(batch.mean()), "average": fg.metrics.MovingAverage.of(batch.mean())}
+            return fg.Output(metrics={**kinds, "step": ctx.step.astype(float)})
+
+    found = fg.Engine().evaluate(made(Stepwise), numbers([1, 3], [8]))
+    assert found == {"last": 4, "average": 4, "step": 0}
+    result = fg.Engine(steps=5).fit(Stepwise, numbers([0]))
+    assert fg.Engine().evaluate(result, numbers([0]))["step"] == 5
 
 
 def test_metrics_of_the_caller() -> None:
@@ -152,9 +164,9 @@ def test_metrics_without_predictions_say_what_to_return() -> None:
             return fg.Output(self.weight)
 
     with pytest.raises(ModelError, match=r"'test' has metrics of its own: return fg\.Output\(\.\.\., preds="):
-        fg.Engine().evaluate(Silent(), numbers([0]), metrics={"a": lambda preds, batch: preds})
+        fg.Engine().evaluate(made(Silent), numbers([0]), metrics={"a": lambda preds, batch: preds})
     with pytest.raises(ModelError, match="Silent cannot predict: define predict_step"):
-        fg.Engine().predict(Silent(), numbers([0]))
+        fg.Engine().predict(made(Silent), numbers([0]))
 
 
 def test_limits() -> None:
@@ -240,37 +252,14 @@ def test_a_data_module_has_the_data_for_everything() -> None:
     assert engine.evaluate(result, data, metrics=mean)["mean"] == 3
     assert engine.evaluate(result, data, name="easy", metrics=mean)["mean"] == 5
     assert engine.predict(result, data).tolist() == [7, 8]
-    with pytest.raises(DataError, match="Parts has no evaluation 'eassy'. Did you mean 'easy'"):
+    with pytest.raises(DataError, match=r"Parts has no evaluation 'eassy'\. Did you mean 'easy'"):
         engine.evaluate(result, data, name="eassy")
-
-
-class Evaluations:
-    """Three evaluations at a trigger."""
-
-    def __init__(self, *specs: fg.EvaluatorSpec, trigger: Any = 2) -> None:
-        self.specs, self.trigger, self.told = specs, trigger, []
-
-    @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return list(self.specs)
-
-    @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        def evaluate(run: fg.Run) -> None:
-            for spec in self.specs:
-                assert run.evaluate(spec.name) == run.metrics[spec.name]
-
-        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
-
-    @fg.hookimpl
-    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        self.told.append((run.step, name, metrics))
 
 
 def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
     data = regression(11, 4)
     specs = [fg.EvaluatorSpec("all", data), fg.EvaluatorSpec("first", data, limit=1)]
-    plugin = Evaluations(*specs)
+    plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
     assert [(step, name) for step, name, _ in plugin.told] == [(2, "all"), (2, "first"), (4, "all"), (4, "first")]
@@ -282,7 +271,7 @@ def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
 
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
-    loud = fg.Engine(steps=4, plugins=[Evaluations(fg.EvaluatorSpec("all", regression()), trigger=1)])
+    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.EvaluatorSpec("all", regression()), trigger=1)])
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
 
@@ -293,21 +282,20 @@ def test_an_evaluation_of_other_weights() -> None:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
     specs = [fg.EvaluatorSpec("now", numbers([0])), fg.EvaluatorSpec("twice", numbers([0]), weights="doubled")]
-    result = fg.Engine(steps=2, plugins=[Evaluations(*specs), Views()]).fit(Counting, numbers([0]))
+    result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(Counting, numbers([0]))
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
-    unknown = Evaluations(fg.EvaluatorSpec("now", numbers([0]), weights="doubledd"))
-    with pytest.raises(PluginError, match="no plugin gives the weights 'doubledd'. Did you mean 'doubled'"):
+    unknown = Evaluating(fg.EvaluatorSpec("now", numbers([0]), weights="doubledd"), trigger=2)
+    with pytest.raises(PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"):
         fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
 
 
 def test_an_evaluation_that_nobody_declared() -> None:
-    class Wrong(Evaluations):
-        @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", 1, lambda run: run.evaluate("tset") and None, "evaluate")]
+    def evaluate(run: fg.Run) -> None:
+        run.evaluate("tset")
 
-    with pytest.raises(PluginError, match="no evaluator is called 'tset'. Did you mean 'test'"):
-        fg.Engine(steps=1, plugins=[Wrong(fg.EvaluatorSpec("test", numbers([0])))]).fit(Counting, numbers([0]))
+    plugins = [Evaluating(fg.EvaluatorSpec("test", numbers([0])), trigger=2), Act(1, evaluate)]
+    with pytest.raises(PluginError, match=r"no evaluator is called 'tset'\. Did you mean 'test'"):
+        fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
 
 def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
@@ -326,5 +314,5 @@ def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
 
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 def test_no_data_at_all(call: str) -> None:
-    with pytest.raises(DataError, match="no batch 0|empty"):
+    with pytest.raises(DataError, match="no batch 0 in epoch 0"):
         getattr(fg.Engine(), call)(Counting(), [])

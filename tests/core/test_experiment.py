@@ -16,7 +16,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite.experiment import build
 
-PROGRAM = '''
+PROGRAM = """
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +50,7 @@ def experiment(steps: int = 10**9):
 
 if __name__ == "__main__":
     fg.main(experiment)
-'''
+"""
 
 
 class Net(fg.Module):
@@ -170,7 +170,7 @@ def test_a_function_that_returns_no_experiment_is_an_error():
     def experiment() -> Any:
         return fg.Engine(steps=1)
 
-    with pytest.raises(ConfigurationError, match="experiment returned Engine; return fg.Experiment"):
+    with pytest.raises(ConfigurationError, match=r"experiment returned Engine; return fg\.Experiment"):
         build(experiment, [])
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from models import (
     Classifier,
     Counting,
     Epochs,
+    Evaluating,
     Events,
     Linear,
     assert_close,
@@ -46,7 +48,7 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
     optimizer = optax.adam(1e-2)
     params, static = eqx.partition(model, eqx.is_inexact_array)
     leaves, treedef = jax.tree.flatten(params)
-    opt_state = optimizer.init(leaves)
+    opt_state: Any = optimizer.init(leaves)
 
     @jax.jit
     def update(leaves: Any, opt_state: Any, batch: Any) -> Any:
@@ -137,6 +139,11 @@ def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -
 def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
     host, device = (fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on)) for on in (False, True))
     assert_same_bits(trained(host.state), trained(device.state))
+    engine, data = fg.Engine(steps=9), classes(shuffle=True, on_device=True)
+    state = engine.init(Classifier, data)
+    for batch in engine.batches(data):
+        state, _ = engine.step(state, batch)
+    assert_same_bits(trained(host.state), trained(state))
 
 
 def test_the_seed_decides_parameters_and_order() -> None:
@@ -151,29 +158,11 @@ def test_the_seed_decides_parameters_and_order() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
-    seen = []
-    result = fg.Engine(steps=11, fuse=fuse, plugins=[Evaluating(fg.Every(3), seen)]).fit(Counting, numbers([0], [0]))
+    evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([0, 0])), trigger=3)
+    result = fg.Engine(steps=11, fuse=fuse, plugins=[evaluating]).fit(Counting, numbers([0], [0]))
     assert float(result.module.weight) == -11 and int(result.state.step) == 11
-    assert seen == [(3, 3.0), (6, 6.0), (9, 9.0)]
+    assert [(step, metrics["updates"]) for step, _, metrics in evaluating.told] == [(3, 3), (6, 6), (9, 9)]
     assert result.history["test/updates"].tolist() == result.history.steps("test/updates").tolist() == [3, 6, 9]
-
-
-class Evaluating:
-    """Evaluates at a trigger and notes the step with what `Counting` says of the number of its updates."""
-
-    def __init__(self, trigger: fg.Trigger, seen: list[tuple[int, float]]) -> None:
-        self.trigger, self.seen = trigger, seen
-
-    @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", numbers([0, 0]))]
-
-    @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        def evaluate(run: fg.Run) -> None:
-            self.seen.append((run.step, run.evaluate("test")["updates"]))
-
-        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
 
 
 def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
@@ -193,6 +182,17 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
     fg.Engine(epochs=3, fuse=8, plugins=[events, *actions]).fit(Counting, Epochs((10, 12, 8)))
     assert [(step, span.end) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
     assert ends == [22, -30]
+
+
+def test_a_second_fit_of_epochs_counts_its_own() -> None:
+    events, engine = Events(), fg.Engine(epochs=1)
+    first = engine.fit(Counting, Epochs((4,)))
+    second = fg.Engine(steps=99, plugins=[events]).fit(data=Epochs((3, 5)), state=first.state, epochs=2)
+    assert [(epoch, step, span.origin, span.end) for epoch, step, span in events.epochs] == [
+        (0, 7, 4, 10),
+        (1, 12, 4, 12),
+    ]
+    assert int(second.state.step) == 12 and events.epochs[-1][2].epoch_ends == (7, 12)
 
 
 def test_epochs_of_data_with_a_length_end_as_planned() -> None:
@@ -248,13 +248,13 @@ def test_lengths_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigurationError, match="how long to train"):
         fg.Engine().fit(Counting, data, steps=1, epochs=1)
     for bad in (0, -1, True):
-        with pytest.raises(ConfigurationError, match="steps is .*positive integer"):
+        with pytest.raises(ConfigurationError, match=r"steps is .*positive integer"):
             fg.Engine().fit(Counting, data, steps=bad)
     with pytest.raises(ConfigurationError, match="no data"):
         fg.Engine(steps=1).fit(Counting)
 
 
-def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing() -> None:
+def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Sink:
@@ -262,10 +262,13 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing() -> None
         def log_scalars(self, record: fg.Record) -> None:
             seen.append(record)
 
-    evaluated: list[tuple[int, float]] = []
-    plugins = [Sink(), Evaluating(fg.AtEnd(), evaluated)]
-    result = fg.Engine(steps=1000, dev_run=2, plugins=plugins).fit(Counting, numbers([0], [0]))
-    assert int(result.state.step) == 2 and evaluated == [(2, 2.0)] and not seen
+    largest = {"largest": lambda preds, batch: fg.metrics.Max.of(batch)}
+    spec = fg.EvaluatorSpec("test", numbers([1], [2], [6]), metrics=largest)
+    evaluating = Evaluating(spec, trigger=fg.AtEnd())
+    engine = fg.Engine(steps=1000, dev_run=2, run=str(tmp_path / "run"), plugins=[Sink(), evaluating])
+    result = engine.fit(Counting, numbers([0], [0]))
+    assert int(result.state.step) == 2 and not seen and not list(tmp_path.iterdir())
+    assert [(step, metrics["largest"]) for step, _, metrics in evaluating.told] == [(2, 2)]
 
 
 def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
@@ -278,12 +281,19 @@ def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
     assert result.stopped == "enough" and ends == [5] and float(result.module.weight) == -5
 
 
-def test_an_action_replaces_the_state() -> None:
+def test_an_action_stops_training_before_its_first_step() -> None:
+    plugin = Act(fg.AtStart(), lambda run: fg.Stop("nothing to do"), phase="decide")
+    result = fg.Engine(steps=3, plugins=[plugin]).fit(Counting, numbers([0]))
+    assert (result.stopped, int(result.state.step), float(result.module.weight)) == ("nothing to do", 0, 0)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_an_action_replaces_the_state(fuse: int) -> None:
     def reset(run: fg.Run) -> fg.Replace:
         weight = jnp.full((), 100.0)
         return fg.Replace(run.state.replace(module=eqx.tree_at(lambda module: module.weight, run.state.module, weight)))
 
-    result = fg.Engine(steps=5, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
+    result = fg.Engine(steps=5, fuse=fuse, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
@@ -353,8 +363,19 @@ def test_batch_loss_and_its_moving_average_are_always_there() -> None:
 
     result = fg.Engine(steps=4, log_every=2).fit(Losing, numbers([4], [0], [2], [6]))
     assert result.history["train/loss"].tolist() == [2, 4]
+    assert result.stopped is None
     assert result.history["train/batch_loss"].tolist() == [0, 6]
     np.testing.assert_allclose(result.history["train/loss_average"], [2, 3], rtol=1e-6)  # weights 1, 1/2, 1/3, 1/4
+
+
+def test_a_metric_with_a_name_of_the_engine_s() -> None:
+    class Named(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            metrics = {name: jnp.float32(value) for value, name in enumerate(("loss", "batch_loss", "loss_average"), 7)}
+            return fg.Output(self.weight, metrics=metrics)
+
+    result = fg.Engine(steps=1).fit(Named, numbers([0]))
+    assert result.metrics["train"] == {"loss": 7, "batch_loss": 8, "loss_average": 9}
 
 
 # --- fg.Task ----------------------------------------------------------------------------------------------------------
@@ -378,7 +399,7 @@ def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
     engine = fg.Engine(steps=1)
     state = engine.init(task(weight=weight), data)
     _, output = engine.step(state.replace(step=jnp.int32(100)), data[0])
-    assert float(output.loss) == pytest.approx(expected)
+    assert output.loss == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, (15.0, 10.0)), (3.0, (45.0, 30.0))])
@@ -447,6 +468,27 @@ def test_fit_takes_a_model_or_a_state() -> None:
         engine.fit(Counting, data, state=state)
     with pytest.raises(ModelError, match="NoneType"):
         engine.fit(data=data)
+
+
+def test_fit_in_another_thread() -> None:
+    results: list[fg.Result] = []
+    data, model = numbers([0]), Counting()
+    thread = threading.Thread(target=lambda: results.append(fg.Engine(steps=3).fit(model, data)))
+    thread.start()
+    thread.join()
+    assert float(results[0].module.weight) == -3
+
+
+def test_an_action_may_evaluate_predict_and_train_with_other_engines() -> None:
+    seen: list[Any] = []
+
+    def act(run: fg.Run) -> None:
+        seen.append(run.engine.evaluate(run.state, numbers([0])))
+        seen.append(run.engine.predict(run.state.module, numbers([5])).tolist())
+        seen.append(float(fg.Engine(steps=1).fit(run.state.module, numbers([0])).module.weight))
+
+    result = fg.Engine(steps=3, plugins=[Act(fg.At(2), act)]).fit(Counting, numbers([0]))
+    assert seen == [{"updates": 2}, [5], -3] and float(result.module.weight) == -3
 
 
 # --- stopped from outside ---------------------------------------------------------------------------------------------
@@ -541,3 +583,24 @@ def test_no_host_hook_waits_for_the_device() -> None:
         ("sink", 4),
     ]
     assert set(expected) <= set(running)
+
+
+def test_the_steps_in_flight_are_bounded() -> None:
+    """At most four steps are not yet computed when the next batch but one is asked for."""
+    finished: list[int] = []
+    ahead: list[int] = []
+
+    class Slow(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            product = jax.lax.fori_loop(0, 10, lambda _, x: jnp.tanh(x @ batch), batch)
+            jax.debug.callback(lambda _: finished.append(1), product.mean())
+            return fg.Output(self.weight * 1.0)
+
+    class Asked:
+        def __iter__(self) -> Any:
+            for number in range(12):
+                ahead.append(number - len(finished))
+                yield np.full((400, 400), 0.01, np.float32)
+
+    fg.Engine(steps=12).fit(Slow, fg.Data(Asked(), prefetch=0))
+    assert len(finished) == 12 and 1 < max(ahead) <= 4 + 2  # one batch is looked ahead at, one is about to be taken

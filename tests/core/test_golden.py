@@ -220,4 +220,3 @@ def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
     with pytest.warns(UserWarning, match="sink 'sink:failing' failed"), pytest.raises(RuntimeError, match="cannot act"):
         engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == FAILING_RUN.splitlines()
-

@@ -76,7 +76,9 @@ def test_every_hook_has_a_test() -> None:
     assert sorted(TESTED) == sorted(kinds)
     for hook, where in TESTED.items():
         file, _, name = where.partition("::")
-        functions = [node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)
+        ]
         assert name in functions, f"{hook} is said to be tested by {where}"
 
 
@@ -167,7 +169,7 @@ def test_consensus_decides_for_all_processes(fuse: int) -> None:
     consensus, ends = Preempting(), []
     by_clock = Act(fg.Period(1e-9), lambda run: ends.append(run.step))
     agreeing = plugin("agreeing", consensus=lambda self: consensus)
-    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers(*[[0]] * 20))
+    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers(*[[0.0]] * 20))
     assert (result.stopped, int(result.state.step)) == ("preempted", 6)
     assert not ends
     asked = [step for step, _ in consensus.asked if step]
@@ -181,7 +183,10 @@ def test_optimizers_take_the_place_of_the_modules() -> None:
 
 
 def test_optimizers_may_leave_it_to_the_module() -> None:
-    assert float(engine(plugin("shy", optimizers=lambda self: None), steps=4).fit(Counting(), numbers([0])).module.weight) == -4
+    assert (
+        float(engine(plugin("shy", optimizers=lambda self: None), steps=4).fit(Counting(), numbers([0])).module.weight)
+        == -4
+    )
 
 
 def test_evaluators_are_run_by_name() -> None:
@@ -215,7 +220,9 @@ def test_gradient_transforms_are_chained_before_the_optimizer(order: tuple[str, 
 
     transforms = {"scale": optax.scale(10.0), "clip": optax.clip(2.0)}
     plugins = [plugin(name, gradient_transform=giving(transforms[name])) for name in order]
-    result = engine(*plugins, plugin("shy", gradient_transform=lambda self: None), steps=3).fit(Counting(), numbers([0]))
+    result = engine(*plugins, plugin("shy", gradient_transform=lambda self: None), steps=3).fit(
+        Counting(), numbers([0])
+    )
     assert float(result.module.weight) == weight
     assert asked == ["default", "default"]
 
@@ -282,7 +289,9 @@ def test_a_view_that_nobody_gives_is_an_error_that_names_those_there_are() -> No
     given = engine(Averaging(), steps=1)
     state = given.init(Linear(), regression())
     np.testing.assert_array_equal(given.view(state, "averaged").weight, np.zeros(3))
-    with pytest.raises(fg.errors.PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"):
+    with pytest.raises(
+        fg.errors.PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"
+    ):
         given.view(state, "averagde")
 
 
@@ -313,7 +322,7 @@ def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
     assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugins == {}
     assert set(seen) == {None}
     makes = plugin("makes", after_update=lambda self, module: (module, jnp.zeros(())))
-    with pytest.raises(ModelError, match="plugin 'makes'.*after_update.*structure"):
+    with pytest.raises(ModelError, match=r"plugin 'makes'.*after_update.*structure"):
         engine(makes, steps=1).fit(Counting(), numbers([0]))
 
 
@@ -419,7 +428,7 @@ def test_transform_batch_is_folded_in_training_alone() -> None:
     increment = plugin("increment", transform_batch=lambda self, batch: batch + 1)
     data = numbers([1, 3], [5, 7])
     both = engine(double, increment, steps=2, log_every=1)
-    result = both.fit(Seeing(), data)
+    result = both.fit(Seeing, data)
     assert result.history["train/seen"].tolist() == [5, 13]
     assert both.predict(result, data).tolist() == [1, 3, 5, 7]
 
@@ -443,6 +452,13 @@ def test_loss_terms_are_part_of_the_loss() -> None:
     assert evaluated["loss"] == pytest.approx(evaluated["error"] + evaluated["l2"] + evaluated["pull"], rel=1e-5)
 
 
+def test_a_loss_term_may_be_a_python_number() -> None:
+    constant = plugin("constant", loss_terms=lambda self: {"constant": 2.0})
+    result = engine(constant, steps=1).fit(Counting(), numbers([0]))
+    assert (result.metrics["train"]["loss"], result.metrics["train"]["constant"]) == (2, 2)
+    assert float(result.module.weight) == -1
+
+
 def test_after_update_is_folded_over_the_module() -> None:
     """Each step: minus 1, plus 0.5, times 2."""
     shift = plugin("shift", after_update=lambda self, module, own: (jax.tree.map(lambda x: x + 0.5, module), own))
@@ -460,10 +476,12 @@ def test_step_metrics_stand_under_the_plugins_name() -> None:
             "gradient": grads.weight,
             "update": fg.metrics.Min.of(updates.weight),
             "step": fg.metrics.Last.of(ctx.step),
-            "loss": fg.metrics.Sum.of(output.loss),
+            "loss": fg.metrics.Sum.of(jnp.asarray(output.loss)),
         }
 
-    result = engine(scale, plugin("norms", step_metrics=step_metrics), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    result = engine(scale, plugin("norms", step_metrics=step_metrics), steps=4, log_every=2).fit(
+        Counting(), numbers([0])
+    )
     assert result.history["train/norms/gradient"].tolist() == [3, 3]
     assert result.history["train/norms/update"].tolist() == [-3, -3]
     assert result.history["train/norms/step"].tolist() == [1, 3]

@@ -13,7 +13,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from jaxtyping import Array, Float, Int
-from models import Act, Counting, numbers
+from models import Act, Counting, Evaluating, made, numbers
 
 # --- training or evaluation -------------------------------------------------------------------------------------------
 
@@ -63,18 +63,10 @@ class Modes(Counting):
 
 
 def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() -> None:
-    class Evaluating:
-        @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", numbers([1, 2]))]
-
-        @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", fg.Every(2), lambda run: run.evaluate("test") and None, "evaluate")]
-
-    engine = fg.Engine(steps=4, log_every=1, plugins=[Evaluating()])
+    evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([1, 2])), trigger=2)
+    engine = fg.Engine(steps=4, log_every=1, plugins=[evaluating])
     data = numbers([1, 2], [1, 2, 3])  # two shapes, so that the second is traced after the first was used
-    before = engine.evaluate(Modes(), numbers([1, 2]))
+    before = engine.evaluate(made(Modes), numbers([1, 2]))
     result = engine.fit(Modes, data)
     for name in (*NESTED, "context"):
         assert before[name] == 0, name
@@ -136,7 +128,7 @@ def test_a_part_is_switched_to_training_in_an_evaluation() -> None:
                 dropped = jnp.mean(head(jnp.ones(1000), key=ctx.key()) == 0)
             return fg.Output(metrics={"dropped": dropped, "training": jnp.float32(fg.is_training())})
 
-    found = fg.Engine().evaluate(Stochastic(), numbers([0]))
+    found = fg.Engine().evaluate(made(Stochastic), numbers([0]))
     assert 0.4 < found["dropped"] < 0.6 and found["training"] == 0
 
 
@@ -164,7 +156,8 @@ class Drawing(Counting):
             "fresh of fresh": fresh.fresh("second pass").key(),
         }
         draws = {name: fg.metrics.Last.of(jax.random.uniform(key)) for name, key in keys.items()}
-        return super().training_step(batch, ctx).replace(metrics=draws)
+        assert ctx.training and fresh.training and not ctx.fresh("evaluation", training=False).training
+        return super().training_step(batch, ctx).replace(metrics={**draws, "step": fg.metrics.Last.of(ctx.step)})
 
 
 DIFFERENT = ("key", "of keys", "fresh", "other fresh", "fresh of fresh")
@@ -174,6 +167,7 @@ def test_keys_differ_by_step_stream_and_pass() -> None:
     history = fg.Engine(steps=3, log_every=1).fit(Drawing, numbers([0])).history
     draws = [float(value) for name in DIFFERENT for value in history[f"train/{name}"]]
     assert len(set(draws)) == len(draws) == 15
+    assert history["train/step"].tolist() == [0, 1, 2]
     assert history["train/key"].tolist() == history["train/again"].tolist()
     assert history["train/fresh"].tolist() == history["train/fresh again"].tolist()
 
@@ -214,21 +208,13 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
             draw = jax.random.uniform(ctx.key())
             return fg.Output(metrics={"largest": fg.metrics.Max.of(draw), "least": fg.metrics.Min.of(draw)})
 
-    class Evaluating:
-        @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
-            specs = [("test", False), ("other", False), ("fresh", True)]
-            return [fg.EvaluatorSpec(name, numbers([0], [0]), fresh=fresh) for name, fresh in specs]
-
-        @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            def evaluate(run: fg.Run) -> None:
-                for name in ("test", "other", "fresh"):
-                    run.evaluate(name)
-
-            return [fg.Scheduled("evaluate", 1, evaluate, "evaluate")]
-
-    history = fg.Engine(steps=2, plugins=[Evaluating()]).fit(Noisy, numbers([0])).history
+    data = numbers([0], [0])
+    specs = [
+        fg.EvaluatorSpec("test", data),
+        fg.EvaluatorSpec("other", data),
+        fg.EvaluatorSpec("fresh", data, fresh=True),
+    ]
+    history = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=1)]).fit(Noisy, numbers([0])).history
     for name in ("test", "other"):
         assert history[f"{name}/largest"][0] == history[f"{name}/largest"][1] > history[f"{name}/least"][0]
     assert history["test/largest"][0] != history["other/largest"][0]
@@ -277,7 +263,7 @@ def test_losses_are_added_from_a_submodule_and_averaged() -> None:
     state, output = engine.step(engine.init(WithPart, [batch]), batch)
     # mean(x·w) = (1 + 9) / 2, sum(w) = 4, mean(w²) = 5
     assert {name: float(value) for name, value in output.losses.items()} == {"loss": 5, "more": 4, "size": 5}
-    assert float(output.loss) == 14
+    assert output.loss == 14
     # w - 0.5·([2, 1] + [1, 1] + w)
     assert state.module.part.weight.tolist() == [-1.0, 0.5]
     result = fg.Engine(steps=1).fit(WithPart, [batch])
@@ -298,7 +284,7 @@ def test_plugins_add_terms() -> None:
     batch = np.zeros((2, 2), np.float32)
     engine = fg.Engine(steps=1, plugins=[Decay()])
     state, output = engine.step(engine.init(WithPart, [batch]), batch)
-    assert float(output.losses["l2"]) == 5 and float(output.loss) == 0 + 4 + 5 + 5
+    assert float(output.losses["l2"]) == 5 and output.loss == 0 + 4 + 5 + 5
     assert state.module.part.weight.tolist() == [1 - 0.5 * (1 + 1 + 1), 3 - 0.5 * (1 + 3 + 3)]
 
 
@@ -399,9 +385,9 @@ def test_a_loss_added_where_its_value_cannot_leave(inside: str) -> None:
         INSIDE[inside](mapped, batch)
         return fg.Output(module.weight)
 
-    with pytest.raises(ModelError, match="was called inside vmap, scan, checkpoint, cond") as caught:
+    with pytest.raises(ModelError, match="inside vmap, scan, checkpoint, cond") as caught:
         fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
-    assert 'hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss(\'hidden size\', hidden_size)' in str(caught.value)
+    assert "hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss('hidden size', hidden_size)" in str(caught.value)
 
 
 def test_the_fix_that_the_error_shows() -> None:
@@ -423,6 +409,15 @@ def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
         fg.Engine(steps=1).fit(step_of(body), numbers([0]))
 
 
+def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        with fg.training_mode(False), jax.named_scope("part"), jax.default_matmul_precision("float32"):
+            ctx.add_loss("a", module.weight)
+        return fg.Output()
+
+    assert float(fg.Engine(steps=2).fit(step_of(body), numbers([0])).module.weight) == -2
+
+
 def test_a_value_that_leaked_from_a_vmap() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         kept: list[Any] = []
@@ -442,7 +437,7 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
     class Evaluated(step_of(body)):
         validation_step = fg.Module.validation_step
 
-    assert fg.Engine().evaluate(Evaluated(), numbers([1, 2], [6])) == {"loss": 3, "size": 3}
+    assert fg.Engine().evaluate(made(Evaluated), numbers([1, 2], [6])) == {"loss": 3, "size": 3}
 
 
 # --- what is due ------------------------------------------------------------------------------------------------------
@@ -471,7 +466,7 @@ def test_an_action_that_nobody_scheduled() -> None:
         ctx.due("lag")
         return fg.Output(module.weight)
 
-    with pytest.raises(PluginError, match="nothing scheduled is called 'lag'. Did you mean 'log'"):
+    with pytest.raises(PluginError, match=r"nothing scheduled is called 'lag'\. Did you mean 'log'"):
         fg.Engine(steps=1).fit(step_of(body), numbers([0]))
 
 
@@ -509,7 +504,11 @@ def images(image: tuple[int, ...] = (4, 2, 2), label: Any = np.int32, labels: in
 
 @pytest.mark.parametrize(
     ("model", "batch"),
-    [(OfImages, images()), (OfPairs, Pair(np.zeros((2, 3), np.float32), np.zeros(2, np.float32))), (OfArrays, np.zeros((2, 3)))],
+    [
+        (OfImages, images()),
+        (OfPairs, Pair(jnp.zeros((2, 3)), jnp.zeros(2))),
+        (OfArrays, np.zeros((2, 3))),
+    ],
 )
 def test_batches_that_fit_their_annotation(model: Any, batch: Any) -> None:
     assert float(fg.Engine(steps=1).fit(model, [batch]).module.weight) == -1
@@ -518,11 +517,26 @@ def test_batches_that_fit_their_annotation(model: Any, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "leaf", "structure"),
     [
-        (OfImages, images(image=(4, 2, 3)), r'batch\["image"\] is float32\[4,2,3\]', "image float32[4,2,3], label int32[4]"),
+        (
+            OfImages,
+            images(image=(4, 2, 3)),
+            r'batch\["image"\] is float32\[4,2,3\]',
+            "image float32[4,2,3], label int32[4]",
+        ),
         (OfImages, images(label=np.float32), r'batch\["label"\] is float32\[4\]', "label float32[4]"),
-        (OfImages, images(labels=3), r'batch\["label"\] is int32\[3\].*"batch"', "image float32[4,2,2], label int32[3]"),
+        (
+            OfImages,
+            images(labels=3),
+            r'batch\["label"\] is int32\[3\].*"batch"',
+            "image float32[4,2,2], label int32[3]",
+        ),
         (OfImages, {"image": images()["image"]}, r'batch\["label"\] is missing', "image float32[4,2,2]"),
-        (OfPairs, Pair(np.zeros((2, 3), np.float32), np.zeros(3, np.float32)), r"batch\.y is float32\[3\]", "x float32[2,3]"),
+        (
+            OfPairs,
+            Pair(jnp.zeros((2, 3)), jnp.zeros(3)),
+            r"batch\.y is float32\[3\]",
+            "x float32[2,3], y float32[3]",
+        ),
         (OfArrays, np.zeros((2, 4), np.float32), r"batch is float32\[2,4\]", "float32[2,4]"),
     ],
 )
@@ -555,9 +569,9 @@ def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
         def validation_step(self, batch: Float[Array, "batch 3"], ctx: fg.Context) -> fg.Output:
             return fg.Output(metrics={"mean": batch.mean()})
 
-    assert fg.Engine().evaluate(Both(), [np.ones((2, 3), np.float32)]) == {"mean": 1}
+    assert fg.Engine().evaluate(made(Both), [np.ones((2, 3), np.float32)]) == {"mean": 1}
     with pytest.raises(DataError, match=r"Both\.validation_step expects"):
-        fg.Engine().evaluate(Both(), [np.ones((2, 4), np.float32)])
+        fg.Engine().evaluate(made(Both), [np.ones((2, 4), np.float32)])
 
 
 def test_arguments_of_the_engine_that_cannot_be_meant() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import NonFiniteError
-from models import Act, Counting, Events, assert_same_bits, numbers
+from models import Act, Counting, Evaluating, Events, assert_same_bits, numbers
 
 BAD = 4
 """The step whose batch breaks it."""
 
 
 class Root(fg.Module):
-    """The loss of batch x is w·where(x > 0, sqrt(x + shift), 0): finite at x = 0, where its gradient by `shift` is not."""
+    """Of where(x > 0, sqrt(x + shift), 0) the value at x = 0 is finite, and the gradient by `shift` is not."""
 
     weight: jax.Array
     shift: jax.Array
@@ -99,7 +99,12 @@ class Late(Saver):
 @pytest.mark.parametrize("fuse", [1, 4])
 @pytest.mark.parametrize(
     ("model", "culprit"),
-    [(Root, "the gradient of shift"), (Loss, "the loss"), (Term, "the loss term 'penalty'"), (Update, "the update of weight")],
+    [
+        (Root, "the gradient of shift"),
+        (Loss, "the loss"),
+        (Term, "the loss term 'penalty'"),
+        (Update, "the update of weight"),
+    ],
 )
 def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, culprit: str, fuse: int) -> None:
     saver, events = Late(), Events()
@@ -136,19 +141,10 @@ def test_case_20_nothing_is_logged_of_the_window_it_is_in() -> None:
 
 
 def test_case_20_an_evaluation_due_at_the_step_does_not_run() -> None:
-    class Evaluating:
-        @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", batches())]
-
-        @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", fg.At(2, BAD), lambda run: evaluated.append(run.evaluate("test")), "evaluate")]
-
-    evaluated: list[Any] = []
+    evaluating = Evaluating(fg.EvaluatorSpec("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):
-        fg.Engine(steps=6, plugins=[Evaluating()]).fit(Root, batches())
-    assert len(evaluated) == 1
+        fg.Engine(steps=6, plugins=[evaluating]).fit(Root, batches())
+    assert [step for step, _, _ in evaluating.told] == [2]
 
 
 def test_a_bad_last_step_is_found_without_any_trigger() -> None:
@@ -198,6 +194,7 @@ class Normed(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         forward = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        assert ctx.model_state is not None
         normed, state = forward(batch[:, None], ctx.model_state)
         loss = jnp.mean(self.weight) * jnp.mean(normed + batch[:, None]) + jnp.log(batch.min())
         return fg.Output(loss, metrics={"largest": fg.metrics.Max.of(batch)}, model_state=state)

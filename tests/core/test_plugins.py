@@ -1,8 +1,8 @@
 """Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks do."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from inspect import isfunction
+from typing import Any, cast
 
 import fulgurite as fg
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, ModelError, PluginError
+from fulgurite.errors import ConfigurationError, FulguriteError, ModelError, PluginError
 from models import Act, Counting, numbers
 
 
@@ -25,8 +25,12 @@ def names(*plugins: Any) -> list[str]:
 
 def plugin(name: str, /, **members: Any) -> Any:
     """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
-    marked = {key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()}
+    marked = {key: fg.hookimpl(value) if isfunction(value) else value for key, value in members.items()}
     return type(name, (), {"plugin_name": name, **marked})()
+
+
+def evaluate(run: fg.Run) -> None:
+    run.evaluate("test")
 
 
 # --- registration -----------------------------------------------------------------------------------------------------
@@ -107,7 +111,9 @@ def test_a_field_called_like_a_hook_is_no_method() -> None:
 
 
 def test_an_argument_that_the_hook_does_not_give_is_an_error() -> None:
-    with pytest.raises(PluginError, match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record"
+    ):
         engine(plugin("careless", log_scalars=lambda self, records: None))
 
 
@@ -118,16 +124,14 @@ def test_arguments_may_be_left_out() -> None:
         "on_evaluate_end": lambda self, metrics: seen.append(metrics),
         "evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([1]))],
     }
-    engine(plugin("brief", **given), Act(fg.At(2), lambda run: run.evaluate("test") and None), steps=2).fit(
-        Counting(), numbers([0])
-    )
+    engine(plugin("brief", **given), Act(fg.At(2), evaluate), steps=2).fit(Counting(), numbers([0]))
     assert seen == ["start", {"updates": 2.0}]
 
 
 @pytest.mark.parametrize("option", ["tryfirst", "trylast", "wrapper", "hookwrapper"])
 def test_options_of_pluggy_that_would_be_ignored_are_errors(option: str) -> None:
     class Pushy:
-        @fg.hookimpl(**{option: True})
+        @cast(Any, fg.hookimpl)(**{option: True})
         def on_fit_start(self, run: fg.Run) -> Any:
             yield
 
@@ -231,12 +235,13 @@ def test_two_instances_bring_their_hooks_once() -> None:
 
 
 def test_a_plugin_cannot_redefine_a_hook() -> None:
-    @fg.hookspec("event")
-    def schedule() -> None:
-        """Something else."""
+    class Redefinitions:
+        @fg.hookspec("event")
+        def schedule(self) -> None:
+            """Something else."""
 
-    with pytest.raises(PluginError, match=r"'greedy'.*'schedule'"):
-        engine(type("Greedy", (), {"hookspecs": SimpleNamespace(schedule=schedule)})())
+    with pytest.raises(PluginError, match=r"Redefinitions.*'schedule'"):
+        engine(plugin("greedy", hookspecs=Redefinitions))
 
 
 def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
@@ -273,13 +278,20 @@ def test_after_says_nothing_of_a_plugin_that_is_not_active() -> None:
 
 
 def test_a_missing_requirement_is_an_error_with_a_hint() -> None:
-    with pytest.raises(PluginError, match=r"'a' requires 'wieghts', which no active plugin is or provides. Did you mean 'weights'\?"):
+    with pytest.raises(
+        PluginError, match=r"'a' requires 'wieghts', which no active plugin is or provides. Did you mean 'weights'\?"
+    ):
         engine(plugin("a", requires=("wieghts",)), Weights(np.ones(1)))
 
 
 def test_a_cycle_is_an_error_that_names_all_of_it() -> None:
     with pytest.raises(PluginError, match="cannot be ordered") as caught:
-        engine(plugin("one", after=("two",)), plugin("two", after=("three",)), plugin("three", after=("one",)), plugin("four"))
+        engine(
+            plugin("one", after=("two",)),
+            plugin("two", after=("three",)),
+            plugin("three", after=("one",)),
+            plugin("four"),
+        )
     assert all(name in str(caught.value) for name in ("one", "two", "three"))
     assert "four" not in str(caught.value)
 
@@ -296,7 +308,9 @@ def test_hooks_are_called_in_this_order() -> None:
     def on_fit_start(self: Any, run: fg.Run) -> None:
         seen.append(type(self).__name__)
 
-    first, second, third = ({"on_fit_start": on_fit_start, **order} for order in ({"after": ("c",)}, {}, {"before": ("b",)}))
+    first, second, third = (
+        {"on_fit_start": on_fit_start, **order} for order in ({"after": ("c",)}, {}, {"before": ("b",)})
+    )
     engine(plugin("a", **first), plugin("b", **second), plugin("c", **third), steps=1).fit(Counting(), numbers([0]))
     assert seen == ["c", "a", "b"] == names(plugin("a", **first), plugin("b", **second), plugin("c", **third))
 
@@ -364,7 +378,7 @@ def test_two_plugins_that_add_one_loss_term_clash() -> None:
 
 
 def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
-    with pytest.raises(ModelError, match="loss term 'loss' comes twice in Counting.training_step"):
+    with pytest.raises(ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"):
         engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(Counting(), numbers([0]))
 
 
@@ -372,6 +386,43 @@ def test_two_plugins_that_give_one_view_clash() -> None:
     both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
     with pytest.raises(PluginError, match="module view 'averaged' comes from both 'left' and 'right'"):
         both.view(both.init(Counting(), numbers([0])), "averaged")
+
+
+# --- answers that cannot be used -------------------------------------------------------------------------------------
+
+WRONG = {
+    "evaluators": lambda self: ["test"],
+    "rng_streams": lambda self: ["noise"],
+    "schedule": lambda self: fg.Scheduled("look", 1, trouble),
+    "consensus": lambda self: "everyone",
+    "optimizers": lambda self: optax.sgd(1.0),
+    "update_rule": lambda self: optax.sgd(1.0),
+    "gradient_transform": lambda self: 0.5,
+    "module_views": lambda self, state: state.module,
+    "loss_terms": lambda self: 0.5,
+    "step_metrics": lambda self: ["norm"],
+    "after_update": lambda self, module: module,
+}
+
+
+@pytest.mark.parametrize("hook", WRONG)
+def test_an_answer_that_cannot_be_used_is_an_error_that_names_plugin_and_hook(hook: str) -> None:
+    with pytest.raises(FulguriteError) as caught:
+        wrong = engine(plugin("careless", **{hook: WRONG[hook]}), steps=1)
+        wrong.view(wrong.fit(Counting(), numbers([0])).state, "averaged")
+    told = f"{caught.value} {' '.join(noted(caught.value))}"
+    assert "plugin 'careless'" in told and hook in told
+
+
+@pytest.mark.parametrize(
+    "hook", ["evaluators", "rng_streams", "schedule", "loss_terms", "step_metrics", "module_views"]
+)
+def test_no_answer_is_an_empty_one(hook: str) -> None:
+    silent = engine(plugin("silent", **{hook: lambda self: None}), steps=1)
+    result = silent.fit(Counting(), numbers([0]))
+    assert float(result.module.weight) == -1
+    with pytest.raises(PluginError, match="no plugin gives the weights"):
+        silent.view(result.state, "averaged")
 
 
 # --- blame ------------------------------------------------------------------------------------------------------------
@@ -468,10 +519,13 @@ EVENTS = {"on_fit_start": 0, "on_compile": 1, "on_epoch_end": 2, "on_evaluate_en
 @pytest.mark.parametrize(("hook", "step"), EVENTS.items())
 def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) -> None:
     told: list[BaseException] = []
-    evaluate = Act(fg.At(3), lambda run: run.evaluate("test") and None, "evaluate")
-    culprit = plugin("culprit", **{hook: lambda self: trouble()}, on_exception=lambda self, exception: told.append(exception))
+    culprit = plugin(
+        "culprit", **{hook: lambda self: trouble()}, on_exception=lambda self, exception: told.append(exception)
+    )
     with pytest.raises(Trouble) as caught:
-        engine(culprit, evaluate, plugin("test", **EVALUATOR), steps=4).fit(Counting(), numbers([0], [0]))
+        engine(culprit, Act(fg.At(3), evaluate, "evaluate"), plugin("test", **EVALUATOR), steps=4).fit(
+            Counting(), numbers([0], [0])
+        )
     note = noted(caught.value)[0]
     assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")
     assert told == [caught.value]
@@ -485,7 +539,8 @@ def test_a_failure_in_an_action_is_blamed() -> None:
 
 
 def test_a_failure_in_host_state_is_blamed() -> None:
-    saver = Act(fg.At(3), lambda run: run.snapshot() and None, "save")
+    saver = Act(fg.At(3), lambda run: snapshots.append(run.snapshot()), "save")
+    snapshots: list[fg.Snapshot] = []
     with pytest.raises(Trouble) as caught:
         engine(saver, plugin("culprit", host_state=lambda self: trouble()), steps=4).fit(Counting(), numbers([0]))
     assert noted(caught.value)[0].endswith("), hook host_state, step 3")

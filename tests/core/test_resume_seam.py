@@ -8,7 +8,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -127,10 +128,10 @@ class Average:
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Evaluates `name` at a trigger; `before` is called before each batch with its index."""
+    """Evaluates `name` at a trigger; `on_batch` is called before each batch with its index."""
 
     trigger: int | fg.Trigger
-    before: Callable[[int], None] = lambda index: None
+    on_batch: Callable[[int], None] = lambda index: None
     name: str = "test"
 
     @property
@@ -139,7 +140,7 @@ class Evaluator:
 
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(regression(20, 5)):
-            self.before(index)
+            self.on_batch(index)
             yield batch
 
     @fg.hookimpl
@@ -148,7 +149,10 @@ class Evaluator:
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", self.trigger, lambda run: run.evaluate(self.name) and None, "evaluate")]
+        return [fg.Scheduled("evaluate", self.trigger, self.evaluate, "evaluate")]
+
+    def evaluate(self, run: fg.Run) -> None:
+        run.evaluate(self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,38 +230,48 @@ def stop(run: fg.Run) -> fg.Stop:
     return fg.Stop("stopped")
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-@pytest.mark.parametrize("how", [crash, stop, lambda run: interrupt()], ids=["exception", "stop", "signal"])
-def test_a_resumed_run_ends_with_the_same_bits(how: Callable[[fg.Run], Any], fuse: int) -> None:
+def training(kept: dict[int, Kept], file: File, fuse: int, *others: Any) -> fg.Engine:
+    plugins = [Memory(kept=kept), Average(), Evaluator(4), file, *others]
+    return engine(*plugins, steps=12, seed=3, fuse=fuse, log_every=4)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> Callable[[int], tuple[list[str], fg.Result]]:
+    """The lines and the result of `training` that nobody interrupts."""
+
+    @cache
+    def run(fuse: int) -> tuple[list[str], fg.Result]:
+        file = File()
+        return file.lines, training({}, file, fuse).fit(Learner, regression(60, 8, shuffle=True))
+
+    return run
+
+
+KILLS = {"exception": (crash, 1), "stop": (stop, 1), "signal": (lambda run: interrupt(), 1), "fused": (crash, 8)}
+
+
+@pytest.mark.parametrize(("how", "fuse"), KILLS.values(), ids=KILLS)
+def test_a_resumed_run_ends_with_the_same_bits(uninterrupted: Any, how: Callable[[fg.Run], Any], fuse: int) -> None:
     """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
-
-    def parts(kept: dict[int, Kept], file: File, *others: Any) -> fg.Engine:
-        plugins = [Memory(kept=kept), Average(), Evaluator(4), file, *others]
-        return engine(*plugins, steps=12, seed=3, fuse=fuse, log_every=4)
-
-    data, whole_file, file, kept = regression(60, 8, shuffle=True), File(), File(), {}
-    whole = parts({}, whole_file).fit(Learner, data)
+    lines, whole = uninterrupted(fuse)
+    data, file, kept, events = regression(60, 8, shuffle=True), File(), {}, Events()
     try:
-        parts(kept, file, Act(fg.At(7), how)).fit(Learner, data)
+        training(kept, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
     except Killed:
         pass
-    events = Events()
-    resumed = parts(kept, file, events).fit(Learner, data, resume=fg.Checkpoint("memory", step=5))
+    resumed = training(kept, file, fuse, events).fit(Learner, data, resume=fg.Checkpoint("memory", step=5))
     assert_same_bits(resumed.state, whole.state)
-    assert file.lines == whole_file.lines
-    assert [json.loads(line)["step"] for line in file.lines] == [4, 4, 8, 8, 12, 12]
+    assert file.lines == lines
+    assert [json.loads(line)["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
     assert resumed.metrics == whole.metrics
     assert events.told[:2] == ["restored 5 at 5, weight (3,)", "start at 5"]
 
 
 def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
-    def parts(memory: Memory, *others: Any) -> fg.Engine:
-        return engine(memory, *others, steps=12, log_every=4)
-
-    memory, data = Memory(), regression(60, 8)
-    whole = parts(Memory()).fit(Learner, data)
-    first = parts(memory, Act(fg.At(7), lambda run: interrupt())).fit(Learner, data)
-    second = parts(memory).fit(Learner, data, resume=LATEST)
+    memory, data = Memory(), numbers([0], [0], [0])
+    whole = engine(steps=12, log_every=4).fit(Counting(), data)
+    first = engine(memory, Act(fg.At(7), lambda run: interrupt()), steps=12, log_every=4).fit(Counting(), data)
+    second = engine(memory, steps=12, log_every=4).fit(Counting(), data, resume=LATEST)
     assert first.stopped == "SIGINT"
     assert first.history.records + second.history.records == whole.history.records
 
@@ -318,10 +332,10 @@ SOURCES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_data_goes_on_after_the_last_batch_of_the_checkpoint(source: str) -> None:
     memory, make = Memory(), SOURCES[source]
-    whole = engine(steps=12, log_every=1).fit(Seeing(), make()).history["train/seen"].tolist()
+    whole = engine(steps=12, log_every=1).fit(Seeing, make()).history["train/seen"].tolist()
     with pytest.raises(Killed):
-        engine(memory, Act(fg.At(8), crash), steps=12, log_every=1).fit(Seeing(), make())
-    resumed = engine(memory, steps=12, log_every=1).fit(Seeing(), make(), resume=LATEST)
+        engine(memory, Act(fg.At(8), crash), steps=12, log_every=1).fit(Seeing, make())
+    resumed = engine(memory, steps=12, log_every=1).fit(Seeing, make(), resume=LATEST)
     assert resumed.history["train/seen"].tolist() == whole[5:]
     assert float(resumed.module.weight) == -12
 
@@ -352,19 +366,19 @@ class Triggers:
 
 @pytest.mark.parametrize("length", [{"steps": 12}, {"epochs": 4}])
 def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> None:
-    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one start and one end."""
+    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one start, one end."""
     data, memory = numbers([0], [0], [0]), Memory()
     before, after = Triggers(), Triggers()
-    stopped = engine(memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length).fit(Counting(), data)
+    stopped = engine(memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length).fit(
+        Counting(), data
+    )
     assert stopped.stopped == "SIGTERM"
     step = int(stopped.state.step)
     assert step in (6, 7)
     assert before.fired == ["start 0", "process 1", "process 2", "times 4", "epoch 6"]
     resumed = engine(memory, after, **length).fit(Counting(), data, resume=LATEST)
-    assert after.fired == sorted([f"process {step + 1}", f"process {step + 2}"]) + ["times 8", "end 12", "times 12", "epoch 12"] or (
-        sorted(after.fired)
-        == sorted([f"process {step + 1}", f"process {step + 2}", "times 8", "end 12", "times 12", "epoch 12"])
-    )
+    anew = [f"process {step + 1}", f"process {step + 2}"]
+    assert sorted(after.fired) == sorted([*anew, "times 8", "end 12", "times 12", "epoch 12"])
     assert (resumed.stopped, float(resumed.module.weight)) == (None, -12)
 
 
@@ -384,7 +398,11 @@ def test_epochs_are_counted_on() -> None:
 def line_up(kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any) -> fg.Engine:
     """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
     acts = Act(8, lambda run: run.emit("text", "act", {"weight": run.state.module.weight.tolist()}))
-    evaluators = [Evaluator(4, name="first"), Evaluator(4, before, name="second"), Evaluator(fg.AtEnd(), before, name="last")]
+    evaluators = [
+        Evaluator(4, name="first"),
+        Evaluator(4, before, name="second"),
+        Evaluator(fg.AtEnd(), before, name="last"),
+    ]
     plugins = [file, *evaluators, acts, Memory(fg.Every(8), kept), Average()]
     return engine(*plugins, *settings.pop("plugins", []), steps=12, log_every=4, seed=1, **settings)
 
@@ -412,7 +430,7 @@ def whole() -> tuple[list[str], fg.Result]:
     return file.lines, result
 
 
-@pytest.mark.parametrize("batch", [0, 2, 3])
+@pytest.mark.parametrize("batch", [0, 3])
 def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(whole: Any, batch: int) -> None:
     lines, result = whole
     kept: dict[int, Kept] = {}
@@ -467,9 +485,9 @@ def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() 
         return engine(file, *evaluators, Both(), Memory(fg.At(4), kept), steps=5, log_every=None)
 
     whole_file, file, kept = File(), File(), {}
-    parts({}, whole_file, never).fit(Learner, regression())
-    parts(kept, file, interrupting(0, 2)).fit(Learner, regression())
-    parts(kept, file, never).fit(Learner, regression(), resume=LATEST)
+    parts({}, whole_file, never).fit(Linear(), regression())
+    parts(kept, file, interrupting(0, 2)).fit(Linear(), regression())
+    parts(kept, file, never).fit(Linear(), regression(), resume=LATEST)
     assert file.lines == whole_file.lines
 
 
@@ -491,7 +509,7 @@ def test_a_trial_run_saves_nothing() -> None:
 
 def test_the_checkpointer_tells_of_its_saves() -> None:
     events = Events()
-    engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0]] * 9))
+    engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0.0]] * 9))
     assert events.told == ["start at 0", "saved 3 at 3", "saved 6 at 6", "saved 7 at 7", "end at 7"]
 
 
@@ -504,7 +522,7 @@ def test_nothing_of_a_step_that_is_not_finite_is_saved() -> None:
 
     memory = Memory(1)
     with pytest.raises(NonFiniteError, match="step 4"):
-        engine(memory, steps=7).fit(Logarithm(), numbers([0]))
+        engine(memory, steps=7).fit(Logarithm, numbers([0]))
     assert sorted(memory.kept) == [1, 2, 3]
 
 
@@ -518,7 +536,7 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
 
     file, seen = File(), []
     look = Act(2, lambda run: seen.append((run.step, len(file.lines))), "save")
-    engine(file, look, steps=6, log_every=2).fit(Slow(), numbers([0]))
+    engine(file, look, steps=6, log_every=2).fit(Slow, numbers([0]))
     assert seen == [(2, 1), (4, 2), (6, 3)]
 
 
@@ -633,15 +651,15 @@ def test_a_failure_of_the_checkpointer_is_blamed() -> None:
 
 
 def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
-    """The slices of the state are those of the plugins that were there."""
     memory = Memory(2)
     engine(memory, Average(), steps=2).fit(Learner, regression())
 
     class Forgetful(Memory):
         @fg.hookimpl
         def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
-            snapshot = memory.restore(reference, like.replace(plugins={}))
-            return snapshot
+            snapshot = memory.restore(reference, like)
+            assert snapshot is not None
+            return replace(snapshot, state=snapshot.state.replace(plugins={}))
 
     with pytest.raises(fg.errors.StateError, match=r"does not fit.*plugins.*average"):
         engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)

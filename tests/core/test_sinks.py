@@ -115,7 +115,7 @@ def test_only_telemetry_tells_of_attempt_and_clock() -> None:
 def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
     sink = Sink()
     act = Act(3, lambda run: run.emit("scalars", "act", {"step": run.step}))
-    engine(sink, act, steps=7, fuse=fuse, log_every=2).fit(Counting(), numbers(*[[0]] * 9))
+    engine(sink, act, steps=7, fuse=fuse, log_every=2).fit(Counting(), numbers(*[[0.0]] * 9))
     order = [(record.step, record.source) for record in sink.exact]
     assert order == [(2, "train"), (3, "act"), (4, "train"), (6, "train"), (6, "act"), (7, "train")]
 
@@ -167,7 +167,13 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     result = engine(sink, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(Counting(), numbers([0]))
     streams = {record.source: record.stream for record in sink.records}
     assert streams == {"exact": "exact", "loose": "telemetry", "train": "exact"}
-    assert set(result.history) == {"exact/updates", "train/loss", "train/weight", "train/batch_loss", "train/loss_average"}
+    assert set(result.history) == {
+        "exact/updates",
+        "train/loss",
+        "train/weight",
+        "train/batch_loss",
+        "train/loss_average",
+    }
     assert result.metrics["loose"] == {"updates": 2}
 
 

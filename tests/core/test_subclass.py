@@ -83,7 +83,7 @@ def test_overriding_step_alone_is_an_error() -> None:
         def step(self, state: Any, batch: Any) -> Any:
             return super().step(state, batch)
 
-    with pytest.raises(ConfigurationError, match=r"Stepping overrides step, which fit never calls: override train_step"):
+    with pytest.raises(ConfigurationError, match="Stepping overrides step, which fit never calls: override tr"):
         Stepping(steps=1)
 
     class Both(Stepping):

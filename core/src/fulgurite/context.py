@@ -92,8 +92,8 @@ class Context:
             raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)
         leak = ModelError(
-            f"ctx.add_loss({name!r}) was given a value made inside vmap, scan, checkpoint, cond, grad or jit, which "
-            f"it cannot leave this way. Return it from the mapped function and add it outside:\n    hidden, {fix} = "
+            f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or with a value made "
+            f"there, which cannot leave it this way. Return it from the mapped function and add it outside:\n    hidden, {fix} = "
             f"jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
         )
         if self._trace != get_opaque_trace_state(convention="nnx"):

@@ -15,8 +15,16 @@ from fulgurite.accounts import Accounts
 from fulgurite.annotations import spec_of
 from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
-from fulgurite.data import ArrayData, Indexed, as_data, part_of, resident_of
-from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError, StateError, did_you_mean
+from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    ModelError,
+    PluginError,
+    StateError,
+    did_you_mean,
+)
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Subject
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
@@ -144,7 +152,7 @@ class Engine:
         source = source_of(model if state is None else (state.module, state.model_state))
         with StopRequests() as signals, ExitStack() as stack:
             feed = stack.enter_context(self._feed(data, origin))
-            program = self._program(source, feed.peek(), resident_of(data))
+            program = self._program(source, _first(feed, origin), resident_of(data))
             snapshot = None if resume is None else self._restored(resume, program)
             if snapshot is not None:
                 state, origin = snapshot.state, snapshot.span.origin
@@ -180,7 +188,7 @@ class Engine:
             )
         source = source_of(model)
         with self._feed(data, 0) as feed:
-            return self._program(source, feed.peek(), resident_of(data)).init(source, self._root_key())
+            return self._program(source, _first(feed, 0), resident_of(data)).init(source, self._root_key())
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
@@ -188,8 +196,11 @@ class Engine:
         It is the same program that `fit` runs. Nothing is read from the device, so that a step that was not finite
         shows only in `state.health`; `check_finite(state)` raises for it.
         """
+        if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
+            batch = jax.tree_util.tree_map_with_path(as_array, batch)
         program = self._stepping
         if program is None or not program.layout.fits(state):
+            check_not_consumed(state)
             self._stepping = program = self._program(source_of((state.module, state.model_state)), batch, None)
             program.check(state)
         compiled = program.compiled(1)
@@ -298,6 +309,8 @@ class Engine:
                 f"nothing can restore {resume.path}: install fulgurite-checkpoint and add it to the plugins"
             )
         snapshot: Snapshot | None = restore(None, reference=resume, like=program.like)
+        if snapshot is None and not resume.optional:
+            raise CheckpointError(f"there is no checkpoint {resume.step!r} in {resume.path}; check the path")
         host = snapshot.host if snapshot else {}
         for hook in self.plugins.implementations("restore_host_state"):
             if kept := host.get(hook.plugin.name):
@@ -333,6 +346,14 @@ class Engine:
         if (steps is None) == (epochs is None):
             raise ConfigurationError("how long to train: give Engine or fit either steps= or epochs=")
         return steps, epochs
+
+
+def _first(feed: Feed, origin: int) -> Any:
+    try:
+        return feed.peek()
+    except Exception as error:
+        error.add_note(f"while the data source made the batch for step {origin + 1}")
+        raise
 
 
 def _given(model: Any, state: TrainState) -> int:

@@ -40,11 +40,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's method as the implementation of the hook of the same name."""
 
 
-def hookspec(kind: Kind) -> Callable[[F], F]:
-    """Marks a function as the specification of a hook of the given kind."""
+def hookspec(kind: Kind, gives: str | None = None) -> Callable[[F], F]:
+    """Marks a function as the specification of a hook of the given kind, whose answers are None or of a class called
+    `gives`."""
 
     def mark(function: F) -> F:
-        function.fulgurite_kind = kind  # type: ignore[attr-defined]
+        function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]
         return pluggy.HookspecMarker(PROJECT)(function)
 
     return mark
@@ -53,12 +54,12 @@ def hookspec(kind: Kind) -> Callable[[F], F]:
 # --- build ------------------------------------------------------------------------------------------------------
 
 
-@hookspec("build")
+@hookspec("build", gives="list")
 def rng_streams() -> "list[Stream]":  # type: ignore[return]
     """The random streams this plugin declares. Merged by name over the core's; two plugins with one name clash."""
 
 
-@hookspec("build")
+@hookspec("build", gives="Mesh")
 def mesh() -> "jax.sharding.Mesh | None":
     """The mesh that everything is placed on. Exclusive."""
 
@@ -74,27 +75,27 @@ def batch_sharding(batch: PyTree, mesh: "jax.sharding.Mesh | None") -> "PyTree[j
     arrays of them. Exclusive."""
 
 
-@hookspec("build")
+@hookspec("build", gives="UpdateRule")
 def update_rule(module: PyTree, phases: "dict[str, Phase]") -> "UpdateRule | None":
     """What happens inside a step between the batch and the new state. Exclusive; the core's is one gradient update."""
 
 
-@hookspec("build")
+@hookspec("build", gives="Consensus")
 def consensus() -> "Consensus | None":
     """How several processes agree on what each sees for itself (clocks, signals, files). Exclusive."""
 
 
-@hookspec("build")
+@hookspec("build", gives="dict")
 def optimizers(module: PyTree) -> "dict[str, Phase] | None":
     """Optimizers by name, instead of the module's `configure_optimizers`. Exclusive."""
 
 
-@hookspec("build")
+@hookspec("build", gives="list")
 def evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
     """Named evaluations, run by `run.evaluate(name)`. Concatenated; names are unique."""
 
 
-@hookspec("build")
+@hookspec("build", gives="GradientTransformation")
 def gradient_transform(module: PyTree, optimizer: str) -> optax.GradientTransformation | None:
     """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once an optimizer."""
 
@@ -104,12 +105,12 @@ def plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
     """This plugin's slice of the train state, made under jit. Arrays only; donated, sharded and saved."""
 
 
-@hookspec("build")
+@hookspec("build", gives="list")
 def schedule() -> "list[Scheduled]":  # type: ignore[return]
     """Actions and when they run. All of them; ordered by phase, then by plugin."""
 
 
-@hookspec("build")
+@hookspec("build", gives="dict")
 def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[return]
     """Other modules that can be made of a state, by name, such as averaged weights. Merged; a name twice clashes."""
 
@@ -122,19 +123,19 @@ def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
     """The batch, changed on the device, before the step sees it; training only. Folded in order."""
 
 
-@hookspec("traced")
+@hookspec("traced", gives="dict")
 def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
     """Further scalar terms of the loss, by name. Merged; a name twice clashes. With losses that have an optimizer each
     a term is addressed as `generator/l2`."""
 
 
-@hookspec("traced")
+@hookspec("traced", gives="tuple")
 def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
     """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the
     one slice that a plugin can write."""
 
 
-@hookspec("traced")
+@hookspec("traced", gives="dict")
 def step_metrics(
     output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
 ) -> "dict[str, Metric | Running | Array]":  # type: ignore[return]
@@ -236,7 +237,7 @@ def save(run: "Run") -> None:
     """Saves `run.snapshot()`; called by `run.save()` and at the end of a run. Exclusive: the checkpointer."""
 
 
-@hookspec("persistence")
+@hookspec("persistence", gives="Snapshot")
 def restore(reference: "Checkpoint", like: "TrainState") -> "Snapshot | None":
     """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
     None if `reference` asks for one only if there is one. Exclusive."""

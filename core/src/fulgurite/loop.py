@@ -73,6 +73,7 @@ class Loop:
         self._epoch_ended = "epoch_end" in self._pending
         self._in_flight: deque[Any] = deque()
         self._armed: dict[str, Armed] = {}
+        self._emitted = 0
         self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
 
@@ -133,16 +134,18 @@ class Loop:
     def _fit(self) -> None:
         self._armed = {task.name: task.trigger.start(self.step, monotonic()) for task in self._tasks}
         inexact = {task.name for task in self._tasks if not is_exact(task.trigger)}
-        self._log_stream: RecordStream = "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
+        self._log_stream: RecordStream = (
+            "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
+        )
         self._notices = [*self.engine.plugins.notices] + [
             f"{task.name} runs by the clock or by process: what it logs is telemetry, not exact"
             for task in self._tasks
             if task.scheduled.phase in ("log", "evaluate") and task.name in inexact
         ]
-        for notice in self._notices:
-            self.run.emit("text", "fulgurite", {"notice": notice}, stream="telemetry")
         if self._resumed is not None:
             self._event("on_restore", step=self.step)
+        for notice in self._notices:
+            self.run.emit("text", "fulgurite", {"notice": notice}, stream="telemetry")
         self._event("on_fit_start")
         if self._resumed is None or self._pending:
             self._due_point(only=self._pending)
@@ -152,7 +155,7 @@ class Loop:
         self.state()
         self.emitter.flush(wait=True)
         self.save()
-        if self._directory and self.step == self.span.end:
+        if self._directory and self.step == self.span.end and not self._pending:
             self._directory.mark_complete()
 
     def _result(self) -> Result:
@@ -260,7 +263,12 @@ class Loop:
         return bool(self._agreed)
 
     def _stop_wanted(self) -> bool:
-        """Whether training is to stop now, asked between the batches of an evaluation."""
+        """Whether an evaluation is to be given up between two batches, because training is to stop.
+
+        Not once its action has emitted a record: the resumed run does the whole action again and would emit it twice.
+        """
+        if self.emitter.emitted > self._emitted:
+            return False
         return self._called() and any(wish.startswith("stop:") for wish in self._agreed)
 
     def _due_point(self, only: tuple[str, ...] = ()) -> None:
@@ -284,6 +292,9 @@ class Loop:
             if task.closes_window and not any(one.closes_window for one in self._tasks if one.name in done):
                 self._close_window()
             done.add(task.name)
+            if task.scheduled.phase == "save":
+                self.emitter.flush(wait=True)
+            self._emitted = self.emitter.emitted
             try:
                 self._perform(task)
             except Interrupted:

@@ -53,10 +53,14 @@ class Implementation:
     hook: str
     function: Callable[..., Any]
     takes: tuple[str, ...]
+    gives: str | None
 
     def __call__(self, step: int | None = None, /, **arguments: Any) -> Any:
         with blame(self.plugin, f"hook {self.hook}", step):
-            return self.function(**{name: arguments[name] for name in self.takes})
+            answer = self.function(**{name: arguments[name] for name in self.takes})
+            if self.gives and answer is not None and self.gives not in {cls.__name__ for cls in type(answer).__mro__}:
+                raise PluginError(f"hook {self.hook} gives a {self.gives} or None, not {answer!r}")
+            return answer
 
 
 class PluginManager:
@@ -88,11 +92,11 @@ class PluginManager:
 
         A plugin brings its own specifications in the class attribute `hookspecs`.
         """
-        found = {name: one.fulgurite_kind for name, one in vars(namespace).items() if hasattr(one, "fulgurite_kind")}
+        marked = vars(namespace).items()
+        found = {name: one.fulgurite_kind for name, one in marked if hasattr(one, "fulgurite_kind")}
         if clash := sorted(found.keys() & self.kinds):
-            raise PluginError(
-                f"{namespace.__name__} specifies the hook {clash[0]!r}, which there is already; rename it"
-            )
+            where = getattr(namespace, "__name__", namespace)
+            raise PluginError(f"{where} specifies the hook {clash[0]!r}, which there is already; rename it")
         self._pluggy.add_hookspecs(namespace)
         self.kinds |= found
 
@@ -127,7 +131,11 @@ class PluginManager:
     def named(self, hook: str, what: str) -> dict[str, Any]:
         """The objects in the lists that a hook gives, by their `name`; a name twice is an error that names both
         plugins."""
-        answers = [(plugin, {one.name: one}) for plugin, answer in self.call(hook) for one in answer or ()]
+        answers = []
+        for plugin, answer in self.call(hook):
+            if bad := [one for one in answer or () if not hasattr(one, "name")]:
+                raise PluginError(f"plugin {plugin.name!r}, hook {hook}: {bad[0]!r} is no {what}")
+            answers += [(plugin, {one.name: one}) for one in answer or ()]
         return merge(answers, what)
 
     def _select(self, wanted: list[Any], autoload: bool) -> list[Registered]:
@@ -205,12 +213,14 @@ class PluginManager:
         return found
 
     def _sorted(self, hook: str) -> tuple[Implementation, ...]:
-        place = {name: index for index, name in enumerate(self.plugins)}
+        caller, place = self._pluggy.hook.__dict__[hook], list(self.plugins)
         found = [
-            Implementation(impl.plugin.registered, hook, impl.function, tuple(impl.argnames))
-            for impl in self._pluggy.hook.__dict__[hook].get_hookimpls()
+            Implementation(
+                one.plugin.registered, hook, one.function, tuple(one.argnames), caller.spec.function.fulgurite_gives
+            )
+            for one in caller.get_hookimpls()
         ]
-        return tuple(sorted(found, key=lambda one: place[one.plugin.name]))
+        return tuple(sorted(found, key=lambda one: place.index(one.plugin.name)))
 
 
 class _Proxy:

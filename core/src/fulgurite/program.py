@@ -46,6 +46,8 @@ class Program:
         self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
         self.layout = Layout(self.like)
         self._shardings = self._plugins.exclusive("state_sharding", state=self.like, mesh=engine.mesh)
+        if self._shardings is not None:
+            self.like = _placed(self.like, self._shardings)
         self._batch_sharding = self._plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=engine.mesh)
         self._close = jax.jit(self._closed)
         self._compiled: dict[int, CompiledStep] = {}
@@ -178,3 +180,14 @@ class Program:
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
         self._plugins.call("on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled)
+
+
+def _placed(like: TrainState, shardings: Any) -> TrainState:
+    given = iter(jax.tree.leaves(shardings))
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=next(given))
+
+    return jax.tree.map(place, like)

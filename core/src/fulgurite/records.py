@@ -81,12 +81,14 @@ class Emitter:
     step before an earlier one, and nobody waits for the device.
 
     Attributes:
+        emitted: how many records came about so far.
         failed: sinks that failed, by plugin name, with the reason; each is told once and left out from then on.
     """
 
     def __init__(self, plugins: "PluginManager", attempt: int = 1, silent: bool = False) -> None:
         self.history = History()
         self.failed: dict[str, str] = {}
+        self.emitted = 0
         self.attempt, self._plugins, self._silent = attempt, plugins, silent
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
@@ -99,6 +101,7 @@ class Emitter:
         for array in arrays:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
+        self.emitted += 1
         self.flush(wait=False)
 
     def flush(self, *, wait: bool) -> None:

@@ -80,17 +80,22 @@ class TrainStep:
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
         try:
-            new, output = self._train_step(state, batch, ctx)
+            answer = self._train_step(state, batch, ctx)
+            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
+                name = self._train_step.__qualname__
+                raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
+            new, output = answer
         except Exception as error:
             error.add_note(f"while tracing the training step on a batch of {describe(batch)}")
             raise
         check_same_structure(_part(state), _part(new), "the training step")
         bad, culprit, self.terms = state.health.examine(output, new.module)
         new = self._after_update(new, output, ctx)
+        grads = output.grads
         extra = {
             f"{hook.plugin.name}/{name}": value
             for hook in self._plugins.implementations("step_metrics")
-            for name, value in self._call(hook, ctx, output=output, grads=output.grads, updates=output.updates).items()
+            for name, value in (self._call(hook, ctx, output=output, grads=grads, updates=output.updates) or {}).items()
         }
         metrics, running = metrics_of(output, extra, examples_in(batch, mask))
         return new, output, metrics, running, bad, culprit
@@ -100,7 +105,7 @@ class TrainStep:
         for hook in self._plugins.implementations("after_update"):
             name = hook.plugin.name
             changed = self._call(hook, ctx, module=module, own=slices.get(name), output=output)
-            if not isinstance(changed, tuple) or len(changed) != 2:
+            if changed is None or len(changed) != 2:
                 raise ModelError(
                     f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}"
                 )
@@ -128,7 +133,7 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
         raise ModelError(
             f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)"
         )
-    terms = {} if output.loss is None else {"loss": output.loss}
+    terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
         (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
         for hook in plugins.implementations("loss_terms")
@@ -139,13 +144,12 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
                 raise ModelError(
                     f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one of them"
                 )
-            terms[name] = value
+            terms[name] = jnp.asarray(value)
     for name, value in terms.items():
-        if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ModelError(
-                f"the loss term {name!r} of {type(module).__name__} is "
-                f"{jnp.result_type(value)}{list(jnp.shape(value))}: a loss is one floating-point number; average it "
-                "over the batch"
+                f"the loss term {name!r} is {value.dtype}{list(value.shape)}: a loss is one floating-point number; average "
+                "it over the batch"
             )
     if not terms and ctx.training:
         raise ModelError(

@@ -1,0 +1,199 @@
+"""The hooks `mesh`, `state_sharding` and `batch_sharding`, on four simulated devices.
+
+The number of devices is fixed when jax begins, so this file is also a program: it trains there and prints what it saw.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DEVICES = 4
+STEPS = 10
+
+
+class Net(fg.Module):
+    """Two layers: (8, 4) and (8,), with a scalar."""
+
+    first: jax.Array
+    second: jax.Array
+    scale: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.first = jax.random.normal(key, (8, 4))
+        self.second = jnp.ones(8) / 8
+        self.scale = jnp.ones(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        preds = self.scale * (jnp.tanh(batch["x"] @ self.first.T) @ self.second)
+        return fg.Output(jnp.mean((preds - batch["y"]) ** 2), preds=preds)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """A slice of the shape of the first layer."""
+
+    @fg.hookimpl
+    def plugin_state(self, module: Net) -> Any:
+        return module.first
+
+    @fg.hookimpl
+    def after_update(self, module: Net, own: Any) -> Any:
+        return module, 0.9 * own + 0.1 * module.first
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """Shards whatever divides by the devices on its first axis, and batches on theirs; notes what it was given."""
+
+    devices: jax.sharding.Mesh
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @fg.hookimpl
+    def mesh(self) -> jax.sharding.Mesh:
+        return self.devices
+
+    @fg.hookimpl
+    def state_sharding(self, state: fg.TrainState, mesh: jax.sharding.Mesh) -> Any:
+        self.seen["mesh"] = mesh is self.devices
+        self.seen["abstract"] = all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data") if divisible(leaf) else P()), state)
+
+    @fg.hookimpl
+    def batch_sharding(self, batch: Any, mesh: jax.sharding.Mesh) -> Any:
+        self.seen["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
+
+
+def divisible(leaf: Any) -> bool:
+    return bool(leaf.shape) and leaf.shape[0] % DEVICES == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Looking:
+    """Notes how states and batches are placed, and what a checkpointer is asked for."""
+
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any) -> Any:
+        def look(sharding: Any) -> None:
+            self.seen["batch part"] = list(sharding.shard_shape(batch["x"].shape))
+
+        jax.debug.inspect_array_sharding(batch["x"], callback=look)
+        return batch
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        def look(run: fg.Run) -> None:
+            self.seen[f"state at {run.step}"] = parts(run.state)
+
+        return [fg.Scheduled("look", fg.AtStart() | fg.At(3), look)]
+
+    @fg.hookimpl
+    def restore(self, like: fg.TrainState) -> None:
+        self.seen["state to restore"] = parts(like)
+
+
+def parts(state: Any) -> dict[str, list[int] | None]:
+    """The shape of each device's part of each array that divides by the devices; None without a sharding."""
+    found = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(path): leaf.sharding and list(leaf.sharding.shard_shape(leaf.shape))
+        for path, leaf in found
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and divisible(leaf)
+    }
+
+
+def report() -> dict[str, Any]:
+    """Trains with and without shardings, and fused."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(48, 4)).astype(np.float32)
+    data = fg.ArrayData({"x": x, "y": np.sin(x.sum(1))}, 16, shuffle=True)
+
+    def train(*plugins: Any, **settings: Any) -> fg.Result:
+        engine = fg.Engine(steps=STEPS, log_every=2, plugins=[*plugins, Average()], autoload=False, **settings)
+        return engine.fit(Net, data, resume=fg.Checkpoint("none", optional=True) if plugins else None)
+
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding, looking = Sharding(mesh), Looking()
+    results = {"plain": train(), "sharded": train(sharding, looking), "fused": train(Sharding(mesh), Looking(), fuse=3)}
+    return {
+        "devices": len(jax.devices()),
+        "asked": sharding.seen,
+        "seen": looking.seen,
+        "state at the end": {name: parts(result.state) for name, result in results.items()},
+        "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},
+        "weights": {name: np.asarray(result.module.first).tolist() for name, result in results.items()},
+        "averages": {name: np.asarray(result.state.plugins["average"]).tolist() for name, result in results.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def reported() -> dict[str, Any]:
+    flags = f"--xla_force_host_platform_device_count={DEVICES}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["devices"] == DEVICES
+    return found
+
+
+SHARDED = {
+    ".module.first": [2, 4],
+    ".module.second": [2],
+    ".opt_state[1][0].mu.first": [2, 4],
+    ".opt_state[1][0].mu.second": [2],
+    ".opt_state[1][0].nu.first": [2, 4],
+    ".opt_state[1][0].nu.second": [2],
+    ".plugins['average']": [2, 4],
+}
+
+
+def test_a_plugin_is_asked_with_shapes_and_its_mesh(reported: dict[str, Any]) -> None:
+    assert reported["asked"] == {
+        "mesh": True,
+        "abstract": True,
+        "batch": {"x": ["float32", 16, 4], "y": ["float32", 16]},
+    }
+
+
+@pytest.mark.parametrize("when", ["state at 0", "state at 3", "state to restore"])
+def test_the_state_is_placed_as_the_plugin_says(reported: dict[str, Any], when: str) -> None:
+    """Module, optimizer and slices: from the beginning, after steps, and for whoever restores it."""
+    assert reported["seen"][when] == SHARDED
+
+
+def test_the_state_stays_placed_to_the_end(reported: dict[str, Any]) -> None:
+    assert reported["state at the end"]["sharded"] == SHARDED
+    assert reported["state at the end"]["fused"] == SHARDED
+    assert reported["state at the end"]["plain"][".module.first"] == [8, 4]
+
+
+def test_batches_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None:
+    assert reported["seen"]["batch part"] == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["sharded", "fused"])
+@pytest.mark.parametrize("what", ["losses", "weights", "averages"])
+def test_the_numbers_are_those_of_one_device(reported: dict[str, Any], what: str, name: str) -> None:
+    np.testing.assert_allclose(reported[what][name], reported[what]["plain"], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    print(json.dumps(report()))
