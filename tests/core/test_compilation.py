@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CompilationError, DataError, ModelError
+from jax.core import Tracer
 from models import Act, Classifier, Counting, Evaluating, Events, assert_same_bits, classes, numbers, trained
 
 
@@ -129,7 +130,7 @@ def test_no_tracer_is_kept(fuse: int) -> None:
 
     def tracers() -> set[int]:
         gc.collect()
-        return {id(one) for one in gc.get_objects() if issubclass(type(one), jax.core.Tracer)}
+        return {id(one) for one in gc.get_objects() if issubclass(type(one), Tracer)}
 
     before, engine = tracers(), fg.Engine(steps=2, fuse=fuse, log_every=1)
     result = engine.fit(Counting, numbers([0]))

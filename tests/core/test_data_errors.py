@@ -130,12 +130,13 @@ def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
     assert float(result.module.weight) == -1 and result.metrics["train"]["loss"] == 1
 
 
-def test_a_batch_that_step_cannot_take_as_it_is() -> None:
+def test_the_same_in_the_step_loop() -> None:
     engine = fg.Engine(steps=1)
-    for batch in ([1.0], {"x": "text"}):
-        state = engine.init(Counting, numbers([0]))
-        with pytest.raises(DataError, match="batch"):
-            engine.step(state, batch)
+    state = engine.init(Counting, [[1.0, 2.0]])
+    state, _ = engine.step(state, [1.0, 2.0])
+    assert float(state.module.weight) == -1
+    with pytest.raises(DataError, match=r"\[0\].*encode it first"):
+        engine.step(state, ["text", 2.0])
 
 
 def test_a_source_that_reuses_its_buffers_says_copy() -> None:

@@ -130,6 +130,13 @@ def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pyte
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
+def test_a_name_from_the_environment_must_be_installed(install: Install, monkeypatch: pytest.MonkeyPatch):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    monkeypatch.setenv("FULGURITE_PLUGINS", "amce")
+    with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
+        fg.Engine()
+
+
 def test_taking_away_reaches_instances(install: Install):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     plugin = importlib.import_module("acme_sinks").Sink()

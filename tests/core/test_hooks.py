@@ -401,6 +401,15 @@ def test_adding_a_plugin_changes_no_other_random_number() -> None:
     assert not np.array_equal(two.state.plugins["noise:a"], two.state.plugins["noise:b"])
 
 
+def test_the_key_of_a_slice_is_the_plugins_own() -> None:
+    def slices(*plugins: Any) -> dict[str, Any]:
+        return engine(*plugins).init(Linear(), regression()).plugins
+
+    both, one = slices(Noise("b"), Noise("a")), slices(Noise("a"))
+    assert_same_bits(both["noise:a"], one["noise:a"])
+    assert not np.array_equal(both["noise:a"], both["noise:b"])
+
+
 def test_traced_hooks_do_the_same_in_fused_steps() -> None:
     plugins = [Noise("a"), Averaging(), plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)})]
     single, fused, split = (

@@ -67,3 +67,18 @@ def imports_under(folder: Path) -> Iterator[tuple[Path, int, str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}:{node.lineno}: a relative import; write it out"
                 yield path, node.lineno, (node.module or "").partition(".")[0]
+
+
+def test_any_module_may_be_imported_first():
+    names = [f"fulgurite.{path.stem}" for path in sorted(CORE.glob("*.py")) if path.stem != "__init__"]
+    program = "\n".join(
+        [
+            "import importlib, sys, jax, optax, equinox",
+            f"for name in {names}:",
+            "    for loaded in [one for one in sys.modules if one.split('.')[0] == 'fulgurite']:",
+            "        del sys.modules[loaded]",
+            "    importlib.import_module(name)",
+        ]
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -385,7 +385,7 @@ def test_accounts_say_where_the_time_went() -> None:
         def test(self, run: fg.Run) -> None:
             run.evaluate("test")
 
-    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers([0])).accounts
+    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).accounts
     calls = {
         "data": 8,
         "dispatch": 8,

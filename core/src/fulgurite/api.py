@@ -1,6 +1,6 @@
 """The public names."""
 
-from fulgurite import metrics as metrics
+import fulgurite.metrics as metrics
 from fulgurite.accounts import Accounts as Accounts
 from fulgurite.consensus import Consensus as Consensus
 from fulgurite.context import Context as Context

@@ -129,7 +129,7 @@ def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") 
     a term is addressed as `generator/l2`."""
 
 
-@hookspec("traced", gives="tuple")
+@hookspec("traced")
 def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
     """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the
     one slice that a plugin can write."""

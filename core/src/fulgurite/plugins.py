@@ -12,7 +12,8 @@ from typing import Any
 
 import pluggy
 
-from fulgurite import discovery, hooks
+import fulgurite.discovery as discovery
+import fulgurite.hooks as hooks
 from fulgurite.accounts import Accounts
 from fulgurite.discovery import Installed
 from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean

@@ -105,7 +105,7 @@ class TrainStep:
         for hook in self._plugins.implementations("after_update"):
             name = hook.plugin.name
             changed = self._call(hook, ctx, module=module, own=slices.get(name), output=output)
-            if changed is None or len(changed) != 2:
+            if not isinstance(changed, tuple) or len(changed) != 2:
                 raise ModelError(
                     f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}"
                 )
@@ -148,7 +148,7 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
     for name, value in terms.items():
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ModelError(
-                f"the loss term {name!r} is {value.dtype}{list(value.shape)}: a loss is one floating-point number; average "
+                f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}: a loss is one floating-point number; average "
                 "it over the batch"
             )
     if not terms and ctx.training:
