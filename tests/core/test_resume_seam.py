@@ -105,7 +105,7 @@ class Learner(Linear):
         self.weight = jax.random.normal(key, (3,))
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        noise = jax.random.normal(ctx.key(), batch["x"].shape)
+        noise = jax.random.uniform(ctx.key(), batch["x"].shape)
         return super().training_step({"x": batch["x"] + noise, "y": batch["y"]}, ctx)
 
     def configure_optimizers(self) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import PathError
-from models import Act, Classifier, Counting, assert_same_bits, classes, numbers, trained
+from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
@@ -139,7 +139,7 @@ def test_sinks_are_called_in_the_order_of_plugins() -> None:
 def test_exact_records_are_the_same_in_every_run() -> None:
     first, second = Sink(), Sink()
     for sink in (first, second):
-        engine(sink, steps=9, log_every=4).fit(Classifier, classes())
+        engine(sink, steps=9, log_every=4).fit(Linear(), regression())
     assert [record.step for record in first.exact] == [4, 8, 9]
     assert first.exact == second.exact
 
@@ -219,8 +219,8 @@ def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
 
 def test_a_sink_that_fails_changes_no_bit() -> None:
     with pytest.warns(UserWarning, match="failed"):
-        failed = engine(Failing(1), steps=5, log_every=1).fit(Classifier, classes())
-    assert_same_bits(trained(failed.state), trained(engine(steps=5).fit(Classifier, classes()).state))
+        failed = engine(Failing(1), steps=5, log_every=1).fit(Linear(), regression())
+    assert_same_bits(trained(failed.state), trained(engine(steps=5).fit(Linear(), regression()).state))
 
 
 def test_one_instance_that_fails_leaves_the_other() -> None:

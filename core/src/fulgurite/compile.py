@@ -132,5 +132,5 @@ class CompiledStep:
         flat = self._layout.split_traced(state)
         leaves, self._output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        self._outputs = Packing(leaves)
+        self._outputs = Packing(spec_of(leaves))
         return flat.arrays, flat.packed, self._outputs.pack(leaves)

@@ -93,8 +93,8 @@ class Context:
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)
         leak = ModelError(
             f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or with a value made "
-            f"there, which cannot leave it this way. Return it from the mapped function and add it outside:\n    hidden, {fix} = "
-            f"jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
+            "there, which cannot leave it this way. Return it from the mapped function and add it outside:\n    "
+            f"hidden, {fix} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
         )
         if self._trace != get_opaque_trace_state(convention="nnx"):
             raise leak

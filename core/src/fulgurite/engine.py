@@ -290,10 +290,11 @@ class Engine:
 
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
         made = eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
-        leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
-        key = treedef, tuple(map(hashable, leaves))
+        key = _key(made, batch, resident)
         if key not in self._programs:
-            self._programs[key] = Program(self, source, batch, resident)
+            program = self._programs[key] = Program(self, source, batch, resident)
+            # A module that makes functions gives other ones at each call; those in the state are those of `like`.
+            self._programs[_key((program.like.module, program.like.model_state), batch, resident)] = program
         return self._programs[key]
 
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
@@ -346,6 +347,11 @@ class Engine:
         if (steps is None) == (epochs is None):
             raise ConfigurationError("how long to train: give Engine or fit either steps= or epochs=")
         return steps, epochs
+
+
+def _key(made: Any, batch: Any, resident: Any) -> Any:
+    leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
+    return treedef, tuple(map(hashable, leaves))
 
 
 def _first(feed: Feed, origin: int) -> Any:

@@ -187,6 +187,10 @@ class Loop:
             if items[-1].epoch_end:
                 self._end_epoch()
                 target = self._next_due(self.step - 1)
+            elif self._epochs is not None and self.step == self.span.end:
+                # The last epoch is longer than the one from which its end was guessed.
+                self.span = replace(self.span, end=self.step + 1)
+                target = self._next_due(self.step - 1)
             due = self._due_flags if self.step == target else self._nothing_due
             self._flat, _ = self._compiled(self._flat, [item.batch for item in items], due, self._resident)
             sent = perf_counter()

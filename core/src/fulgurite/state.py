@@ -59,7 +59,7 @@ def source_of(model: Any) -> Source:
     if isinstance(model, eqx.Module) or _is_pair(model):
         pair: Any = model if isinstance(model, tuple) else (model, None)
         check_aliases(pair[0])
-        check_not_consumed(pair)
+        check_not_consumed({"module": pair[0], "model_state": pair[1]})
         arrays, static = eqx.partition(pair, _is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
     if not callable(model):

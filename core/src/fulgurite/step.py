@@ -148,8 +148,8 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
     for name, value in terms.items():
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ModelError(
-                f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}: a loss is one floating-point number; average "
-                "it over the batch"
+                f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}: a loss is "
+                "one floating-point number; average it over the batch"
             )
     if not terms and ctx.training:
         raise ModelError(
@@ -174,5 +174,5 @@ def examples_in(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
     return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
 
 
-def _part(state: TrainState) -> tuple[Any, ...]:
-    return state.module, state.model_state, state.opt_state, state.key, state.plugins
+def _part(state: TrainState) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in ("module", "model_state", "opt_state", "key", "plugins")}

@@ -91,8 +91,8 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
         **output.metrics,
     }
     if output.loss is not None:
-        given = {"loss": output.loss, **given}
-        extra = {"batch_loss": Last.of(output.loss), "loss_average": MovingAverage.of(output.loss), **extra}
+        average = MovingAverage.of(output.loss)
+        given = {"loss": output.loss, "batch_loss": Last.of(output.loss), "loss_average": average, **given}
     metrics: dict[str, Metric] = {}
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():

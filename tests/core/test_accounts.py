@@ -1,0 +1,43 @@
+"""Where the time went, and how fast training goes."""
+
+import math
+import time
+
+import pytest
+from fulgurite.accounts import Accounts, Rate
+
+
+def test_case_18_steps_per_second():
+    rate = Rate()
+    assert rate(10, 1000.0) is None
+    assert rate(133, 1010.0) == pytest.approx(12.3)
+
+
+def test_no_rate_without_time():
+    rate = Rate()
+    rate(10, 1000.0)
+    assert rate(20, 1000.0) is None
+    assert rate(30, 1001.0) == 10
+
+
+def test_time_in_a_nested_account_counts_there_alone():
+    accounts = Accounts()
+    with accounts.time("outer"), accounts.time("inner"):
+        time.sleep(0.02)  # a lower bound: however slow the machine is, this passes
+    assert accounts.seconds["inner"] >= 0.02 > accounts.seconds["outer"]
+    assert accounts.calls == {"inner": 1, "outer": 1}
+
+
+def test_a_failed_block_is_booked_as_well():
+    accounts = Accounts()
+    with pytest.raises(KeyError), accounts.time("failing"):
+        raise KeyError
+    assert accounts.calls["failing"] == 1
+
+
+def test_the_median_step_is_that_of_the_stretches():
+    accounts = Accounts()
+    assert math.isnan(accounts.median_step)
+    for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):
+        accounts.stretch(steps, seconds)
+    assert accounts.median_step == 0.2
