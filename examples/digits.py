@@ -1,7 +1,7 @@
 """Handwritten digits: a complete program that trains on real data.
 
-    python examples/digits.py                      # a few seconds on two cores
-    python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
+python examples/digits.py                      # a few seconds on two cores
+python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
 """
 
 from dataclasses import dataclass

@@ -12,6 +12,15 @@ import numpy as np
 import optax
 
 
+class Kept(fg.metrics.Gathered):
+    """The examples themselves, as a tree of arrays."""
+
+    values: Any
+
+    def compute(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf[self.mask], self.values)
+
+
 class Counting(fg.Module):
     """One weight that every update makes smaller by exactly 1, whatever the batch: it counts updates."""
 

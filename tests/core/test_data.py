@@ -116,6 +116,27 @@ def test_batches_made_on_the_device_have_the_same_bits(shuffle: bool, remainder:
         assert (ours.dtype, ours.shape, np.asarray(ours).tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
 
 
+def test_arrays_become_what_jax_makes_of_them_once() -> None:
+    wide = {"f": np.float64, "i": np.int64, "u": np.uint64, "c": np.complex128}
+    narrow = {"f": np.float32, "i": np.int32, "u": np.uint32, "c": np.complex64}
+    arrays = {name: np.arange(6).astype(dtype) for name, dtype in wide.items()}
+
+    def dtypes(batch: Any) -> Any:
+        return {name: leaf.dtype for name, leaf in batch.items()}
+
+    data = ArrayData(arrays, 4)
+    assert [dtypes(batch) for batch in data] == [dtypes(data.arrays)] * 2 == [narrow] * 2
+    assert [batch["i"].tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
+    assert all(np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays)
+    assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).value) == narrow
+    assert dtypes(ArrayData(arrays, 4, on_device=True).resident) == narrow
+    assert np.shares_memory(next(iter(ArrayData(data.arrays, 4)))["f"], data.arrays["f"])
+    with jax.enable_x64(True):
+        batch = next(iter(ArrayData(arrays, 4)))
+        assert dtypes(batch) == wide
+        assert all(np.shares_memory(batch[name], arrays[name]) for name in arrays)
+
+
 def test_dtypes_and_padding_of_every_kind() -> None:
     arrays = {"b": np.ones(3, bool), "h": np.ones((3, 2), jnp.bfloat16), "c": np.ones(3, np.complex64)}
     last = list(ArrayData(arrays, 2, remainder="pad"))[-1].value

@@ -11,8 +11,19 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError, ModelError, PluginError
-from models import Act, Classifier, Counting, Evaluating, Linear, classes, made, numbers, regression
+from models import Act, Classifier, Counting, Evaluating, Kept, Linear, classes, made, numbers, regression
 from sklearn.metrics import average_precision_score
+
+
+class Precision(fg.metrics.Gathered):
+    """The average precision, over all examples at once."""
+
+    scores: Any
+    labels: Any
+
+    def compute(self) -> Any:
+        labels = self.labels[self.mask]
+        return average_precision_score(labels, self.scores[self.mask]) if labels.any() else np.nan
 
 
 class Measuring(fg.Module):
@@ -40,10 +51,8 @@ class Measuring(fg.Module):
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         output = self.training_step(batch, ctx)
-        gathered = {
-            "precision": fg.metrics.AveragePrecision.of(output.preds, batch["y"], ctx.mask),
-            "all": fg.metrics.Collect.of({"logit": output.preds}, ctx.mask),
-        }
+        mask = jnp.ones(len(batch["y"]), bool) if ctx.mask is None else ctx.mask
+        gathered = {"precision": Precision(mask, output.preds, batch["y"]), "all": Kept(mask, {"logit": output.preds})}
         return output.replace(metrics=output.metrics | gathered)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -145,7 +154,7 @@ def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> 
 
 def test_metrics_of_the_caller() -> None:
     def both(preds: Any, batch: Any) -> Any:
-        return fg.metrics.Collect.of(jnp.stack([preds, batch["y"]], -1))
+        return Kept(jnp.ones(len(preds), bool), jnp.stack([preds, batch["y"]], -1))
 
     arrays = examples()
     metrics = {"off": lambda preds, batch: jnp.abs(preds - batch["y"]), "largest": both}

@@ -10,8 +10,6 @@ import pytest
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import (
     Accuracy,
-    AveragePrecision,
-    Collect,
     Gathered,
     Last,
     Max,
@@ -25,7 +23,7 @@ from fulgurite.metrics import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, top_k_accuracy_score
+from sklearn.metrics import top_k_accuracy_score
 
 OF_VALUES = [Mean, Sum, Min, Max, Std]
 NAN, INF = math.nan, math.inf
@@ -312,8 +310,22 @@ def test_a_weight_that_is_no_share_is_refused(weight: float):
         MovingAverage.of(1.0, weight=weight)
 
 
+class Kept(Gathered):
+    """The examples themselves, as a user writes it."""
+
+    values: Any
+
+    @staticmethod
+    def of(values: Any, mask: Any = None) -> "Kept":
+        length = len(jax.tree.leaves(values)[0])
+        return Kept(jnp.ones(length, bool) if mask is None else mask, values)
+
+    def compute(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf[self.mask], self.values)
+
+
 def test_case_26_gathered_states_are_concatenated():
-    first, second = Collect.of(jnp.arange(6.0).reshape(3, 2)), Collect.of(jnp.arange(6.0, 12).reshape(3, 2))
+    first, second = Kept.of(jnp.arange(6.0).reshape(3, 2)), Kept.of(jnp.arange(6.0, 12).reshape(3, 2))
     merged = first.merge(second)
     assert merged.compute().shape == (6, 2)
     assert merged.compute().tolist() == np.arange(12).reshape(6, 2).tolist()
@@ -323,65 +335,31 @@ def test_case_26_gathered_states_are_concatenated():
     assert bits(first.merge(second, first)) == bits(first.merge(second).merge(first))
 
 
-def test_collect_keeps_trees_and_leaves_out_what_is_masked():
+def test_gathered_trees_are_merged_leaf_by_leaf():
     @jax.jit
-    def step(start: Any) -> Collect:
+    def step(start: Any) -> Kept:
         values = {"index": start + jnp.arange(3), "pair": (jnp.ones((3, 2, 2)), jnp.array([True, False, True]))}
-        return Collect.of(values, jnp.array([True, True, False]))
+        return Kept.of(values, jnp.array([True, True, False]))
 
-    collected = step(0).merge(step(10)).compute()
-    assert collected["index"].tolist() == [0, 1, 10, 11]
-    assert collected["index"].dtype == np.int32
-    assert collected["pair"][0].shape == (4, 2, 2)
-    assert collected["pair"][1].tolist() == [True, False, True, False]
-    assert Collect.of(np.ones(3)).empty().compute().shape == (0,)
+    merged = step(0).merge(step(10)).compute()
+    assert merged["index"].tolist() == [0, 1, 10, 11]
+    assert merged["index"].dtype == np.int32
+    assert merged["pair"][0].shape == (4, 2, 2)
+    assert merged["pair"][1].tolist() == [True, False, True, False]
+    assert step(0).empty().compute()["pair"][0].shape == (0, 2, 2)
 
 
 def test_what_cannot_be_gathered_together_is_an_error():
-    with pytest.raises(ModelError, match=r"Collect gathers .*float32\[2\].*float32\[3\]"):
-        Collect.of(jnp.ones((4, 2))).merge(Collect.of(jnp.ones((4, 3))))
+    with pytest.raises(ModelError, match=r"Kept gathers .*float32\[2\].*float32\[3\]"):
+        Kept.of(jnp.ones((4, 2))).merge(Kept.of(jnp.ones((4, 3))))
     with pytest.raises(ModelError, match=r"float32.*int32"):
-        Collect.of(jnp.ones(4)).merge(Collect.of(jnp.ones(4, int)))
-    for make in (
-        lambda: Collect.of({"a": jnp.ones(3), "b": jnp.ones(4)}),
-        lambda: Collect.of(jnp.ones(3), jnp.ones(4, bool)),
-        lambda: Collect.of({}),
-        lambda: Collect.of(jnp.ones((3, 2)), jnp.ones((3, 2), bool)),
-        lambda: AveragePrecision.of(jnp.ones(3), jnp.ones(4, int)),
-    ):
-        with pytest.raises(ConfigurationError, match="begin with axes of"):
-            make()
-
-
-def test_case_27_average_precision_in_either_order():
-    a = AveragePrecision.of(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
-    b = AveragePrecision.of(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
-    # Down the scores: .8 is right (recall 1/2, precision 1), .4 is wrong, .35 is right (recall 1, precision 2/3).
-    expected = 0.5 * 1 + 0.5 * 2 / 3
-    np.testing.assert_allclose([a.merge(b).compute(), b.merge(a).compute()], expected, rtol=1e-12)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.booleans()), min_size=1, max_size=30))
-def test_average_precision_with_ties_is_that_of_scikit_learn(examples: list[tuple[int, bool, bool]]):
-    scores, labels, mask = map(np.array, zip(*examples, strict=True))
-    found = AveragePrecision.of(jnp.asarray(scores, jnp.float32), labels, mask).compute()
-    if labels[mask].any():
-        np.testing.assert_allclose(found, average_precision_score(labels[mask], scores[mask]), rtol=1e-12)
-    else:
-        assert math.isnan(found)
-
-
-def test_average_precision_of_what_is_no_number_or_label():
-    assert math.isnan(AveragePrecision.of(jnp.array([NAN, 1.0]), jnp.array([0, 1])).compute())
-    assert AveragePrecision.of(jnp.array([NAN, 1.0]), jnp.array([0, 1]), jnp.array([False, True])).compute() == 1
-    with pytest.raises(ConfigurationError, match=r"labels \[-1 +1\]; they must be 0 or 1"):
-        AveragePrecision.of(jnp.array([0.0, 1.0]), jnp.array([-1, 1])).compute()
+        Kept.of(jnp.ones(4)).merge(Kept.of(jnp.ones(4, int)))
 
 
 def test_the_three_kinds_are_told_by_type():
     assert issubclass(Std, Metric) and not issubclass(Std, Running | Gathered)
     assert issubclass(Last, Running) and not issubclass(Last, Metric | Gathered)
-    assert issubclass(Collect, Gathered) and not issubclass(Collect, Metric | Running)
+    assert issubclass(Kept, Gathered) and not issubclass(Kept, Metric | Running)
     for kind in (Metric, Running, Gathered):
         assert issubclass(kind, eqx.Module)
         with pytest.raises(TypeError, match="abstract"):

@@ -221,7 +221,6 @@ def test_what_a_clock_or_process_decides_is_not_exact() -> None:
 def test_the_loop_knows_the_earliest_deadline() -> None:
     span = Span(0, 100)
     armed = (Period(10) | Period(4) | Every(50)).start(0, now=100.0)
-    assert armed.has_clock
     assert armed.deadline() == 104
     assert not armed.due(1, span, 103.9)
     assert armed.due(2, span, 104.0)
@@ -235,7 +234,6 @@ def test_the_loop_knows_the_earliest_deadline() -> None:
     assert armed.deadline() == 115
 
     steps_alone = Every(4).start(0, 0.0)
-    assert not steps_alone.has_clock
     assert steps_alone.deadline() is None
 
 

@@ -1,6 +1,6 @@
 """The public names."""
 
-import fulgurite.metrics as metrics
+import fulgurite.metrics as metrics  # noqa: F401
 from fulgurite.accounts import Accounts as Accounts
 from fulgurite.consensus import Consensus as Consensus
 from fulgurite.context import Context as Context

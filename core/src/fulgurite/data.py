@@ -32,9 +32,8 @@ class Masked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Indexed:
-    """A batch of data that is on the device, where `ArrayData.gather` makes it: the examples, int32 `(batch,)`, and the
-    mask of a source that pads, or None. The index of padding is the number of examples, which is out of bounds.
-    """
+    """A batch for `ArrayData.gather`: the examples, int32 `(batch,)`, and the mask of a source that pads, or None. The
+    index of padding is the number of examples, which is out of bounds."""
 
     indices: Any
     mask: Any
@@ -42,11 +41,8 @@ class Indexed:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A source that can go on in the middle of an epoch.
-
-    `state` is a JSON value for the place right after the batch yielded last; after `restore`, the next `iter()` goes on
-    from there.
-    """
+    """A source that can go on in the middle of an epoch. `state` is a JSON value for the place right after the batch
+    yielded last; after `restore`, the next `iter()` goes on from there."""
 
     def state(self) -> Any: ...
 
@@ -55,17 +51,12 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayData:
-    """Arrays in memory, cut into batches. It is immutable and holds no place: any batch of any epoch can be had.
+    """Arrays `(examples, ...)` of numbers or bools in memory, cut into batches of `batch_size` over all processes: an
+    immutable source without a place, which can give any batch of any epoch.
 
-    Attributes:
-        arrays: pytree of arrays `(examples, ...)` of numbers or bools, not copied. Bad ones are a `DataError`.
-        batch_size: examples a batch, over all processes.
-        shuffle: whether each epoch has an order of its own; else it is that of the arrays.
-        seed: of the orders, instead of the one that `epoch` is given.
-        remainder: of examples that do not fill a batch: ``"keep"`` makes a smaller one, ``"drop"`` none, and ``"pad"``
-            fills it up with zeros; every batch is then `Masked`.
-        on_device: whether batches are `Indexed`, to be gathered from `resident` on the device.
-    """
+    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle` gives each epoch an
+    order of its own, by `seed` or else by that of `epoch`. Examples that do not fill a batch make a smaller one (keep),
+    none (drop), or one with zeros (pad), where every batch is `Masked`. With `on_device` batches are `Indexed`."""
 
     arrays: Any = field(repr=False)
     batch_size: int
@@ -75,8 +66,6 @@ class ArrayData:
     remainder: Literal["keep", "drop", "pad"] = "keep"
     on_device: bool = False
     examples: int = field(init=False)
-    _leaves: tuple[np.ndarray, ...] = field(init=False, repr=False)
-    _structure: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
@@ -84,11 +73,8 @@ class ArrayData:
         if self.remainder not in ("keep", "drop", "pad"):
             raise ConfigurationError(f"ArrayData: remainder is {self.remainder!r}; choose 'keep', 'drop' or 'pad'.")
         _words(self.seed or 0)
-        leaves, structure = jax.tree_util.tree_flatten_with_path(self.arrays)
-        arrays = {f"data{keystr(path)}": np.asarray(as_array(path, leaf)) for path, leaf in leaves}
-        object.__setattr__(self, "examples", _common_length(arrays))
-        object.__setattr__(self, "_leaves", tuple(arrays.values()))
-        object.__setattr__(self, "_structure", structure)
+        object.__setattr__(self, "arrays", jax.tree_util.tree_map_with_path(_stored, self.arrays))
+        object.__setattr__(self, "examples", _common_length(self.arrays))
         if not len(self):
             raise DataError(f"ArrayData: {self.examples} examples make no batch of {self.batch_size}.")
 
@@ -102,18 +88,14 @@ class ArrayData:
         return self.epoch(0, seed=0)
 
     def epoch(self, number: int, *, seed: Seed, start: int = 0, process: tuple[int, int] = (0, 1)) -> Iterator[Any]:
-        """The batches of epoch `number` from batch `start` on, in an order that seed and epoch alone decide.
-
-        `seed` (ints that are not negative) is for a source that has none of its own. `process` is the index and number
-        of the processes that share each batch: each gets an equal part of it, in one piece.
-        """
+        """The batches of epoch `number` from batch `start` on, in an order that seed and epoch alone decide. `process`:
+        the index and number of the processes that share each batch: each gets an equal part of it, in one piece."""
         index, count = process
         rest = self.examples % self.batch_size if self.remainder == "keep" else 0
         if not 0 <= index < count or self.batch_size % count or rest % count:
-            raise ConfigurationError(
-                f"ArrayData: process {index} of {count} cannot have an equal part of each batch: batch_size is "
-                f"{self.batch_size}, and {rest} examples are left for a last one (choose remainder='drop' or 'pad')."
-            )
+            why = f"batch_size is {self.batch_size}, and {rest} examples are left for a last one"
+            what = f"ArrayData: process {index} of {count} cannot have an equal part of each batch: {why}"
+            raise ConfigurationError(f"{what} (choose remainder='drop' or 'pad').")
         order = None
         if self.shuffle:
             entropy = np.random.SeedSequence([*_words(seed if self.seed is None else self.seed), number])
@@ -121,42 +103,26 @@ class ArrayData:
         return self._batches(order, start, index, count)
 
     def _batches(self, order: np.ndarray | None, start: int, index: int, count: int) -> Iterator[Any]:
-        leaves, unflatten, padding = self._leaves, self._structure.unflatten, 0
-        if self.on_device:
-            indices = np.arange(self.examples) if order is None else order
-            leaves, order, padding = (indices.astype(np.int32),), None, self.examples
-
-        def rows(low: int, high: int) -> list[np.ndarray]:
-            if order is None:
-                return [leaf[low:high] for leaf in leaves]
-            chosen = order[low:high]
-            return [leaf.take(chosen, 0) for leaf in leaves]
-
-        def batch(parts: list[np.ndarray], present: np.ndarray) -> Any:
-            mask = present if self.remainder == "pad" else None
+        arrays = np.arange(self.examples, dtype=np.int32) if self.on_device else self.arrays
+        leaves, structure = jax.tree.flatten(arrays)
+        padding = self.examples if self.on_device else 0
+        for number in range(start, len(self)):
+            left = self.examples - number * self.batch_size
+            share = (self.batch_size if self.remainder == "pad" else min(self.batch_size, left)) // count
+            low = number * self.batch_size + index * share
+            high = low + share
+            parts = [leaf[low:high] if order is None else leaf.take(order[low:high], 0) for leaf in leaves]
+            batch = structure.unflatten([_padded(part, share, padding) for part in parts])
+            mask = np.arange(low, high) < self.examples if self.remainder == "pad" else None
             if self.on_device:
-                return Indexed(parts[0], mask)
-            return unflatten(parts) if mask is None else Masked(unflatten(parts), mask)
-
-        full, rest = divmod(self.examples, self.batch_size)
-        share = self.batch_size // count
-        everyone = np.ones(share, bool)
-        for low in range(start * self.batch_size + index * share, full * self.batch_size, self.batch_size):
-            yield batch(rows(low, low + share), everyone)
-        if start < len(self) > full:
-            share = rest // count if self.remainder == "keep" else share
-            low = full * self.batch_size + index * share
-            present = np.arange(low, low + share) < self.examples
-
-            def filled(part: np.ndarray) -> np.ndarray:
-                return np.concatenate([part, np.full((share - len(part), *part.shape[1:]), padding, part.dtype)])
-
-            yield batch([filled(part) for part in rows(low, low + share)], present)
+                yield Indexed(batch, mask)
+            else:
+                yield batch if mask is None else Masked(batch, mask)
 
     @cached_property
     def resident(self) -> Any:
         """The pytree of all arrays on the default device."""
-        return self._structure.unflatten([jnp.asarray(leaf) for leaf in self._leaves])
+        return jax.tree.map(jnp.asarray, self.arrays)
 
     @staticmethod
     def gather(resident: Any, indexed: Indexed) -> Any:
@@ -168,13 +134,8 @@ class ArrayData:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A source with options.
-
-    Attributes:
-        source: any iterable of pytrees of arrays.
-        copy: whether each array is copied, for a source that writes to one again after yielding it.
-        prefetch: batches that a background thread keeps ready; 0 for no thread.
-    """
+    """Any iterable of pytrees of arrays, with options: `copy` each array, because the source writes to one again after
+    yielding it; `prefetch` so many batches by a background thread, or 0 without one."""
 
     source: Any
     _: KW_ONLY
@@ -190,9 +151,8 @@ class Data:
 
 def as_data(source: Any) -> Data:
     """`source`, with the default options if it has none: no thread for what is in memory."""
-    if isinstance(source, Data):
-        return source
-    return Data(source, prefetch=0 if isinstance(source, ArrayData | list | tuple) else 2)
+    prefetch = 0 if isinstance(source, ArrayData | list | tuple) else 2
+    return source if isinstance(source, Data) else Data(source, prefetch=prefetch)
 
 
 def part_of(data: Any, part: str, name: str | None = None) -> Any:
@@ -225,8 +185,19 @@ def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
     raise DataError(f"{what}, but batches hold arrays of numbers or bools: encode it first.")
 
 
-def _common_length(arrays: dict[str, np.ndarray]) -> int:
-    lengths = {where: array.shape[0] if array.ndim else 0 for where, array in arrays.items()}
+def _stored(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+    array = np.asarray(as_array(path, leaf))
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _padded(part: np.ndarray, length: int, value: int) -> np.ndarray:
+    missing = length - len(part)
+    return np.concatenate([part, np.full((missing, *part.shape[1:]), value, part.dtype)]) if missing else part
+
+
+def _common_length(arrays: Any) -> int:
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    lengths = {f"data{keystr(path)}": len(leaf) if leaf.ndim else 0 for path, leaf in leaves}
     first, length = next(iter(lengths.items()), ("", 0))
     for where, other in lengths.items():
         if other != length or not other:

@@ -28,7 +28,6 @@ from fulgurite.errors import (
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Subject
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
-from fulgurite.layout import hashable
 from fulgurite.loop import Loop
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager, merge
@@ -36,7 +35,7 @@ from fulgurite.program import Program
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
 from fulgurite.signals import StopRequests
-from fulgurite.state import Source, TrainState, check_not_consumed, source_of
+from fulgurite.state import Source, TrainState, check_not_consumed, hashable, source_of
 from fulgurite.step import forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
@@ -289,7 +288,7 @@ class Engine:
         return Streams(key, self._streams.values())
 
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
-        made = eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
+        made = source.given or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
         key = _key(made, batch, resident)
         if key not in self._programs:
             program = self._programs[key] = Program(self, source, batch, resident)

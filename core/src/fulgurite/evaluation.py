@@ -17,11 +17,11 @@ from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError
 from fulgurite.feed import Feed
-from fulgurite.layout import hashable
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager
+from fulgurite.state import hashable
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
 from fulgurite.window import as_number, flattened

@@ -17,7 +17,6 @@ from fulgurite.errors import ConfigurationError, DataError
 
 Place = dict[str, Any]
 Share = tuple[int, int]
-_CLOSE_SECONDS = 5.0
 
 
 class Item(NamedTuple):
@@ -32,29 +31,17 @@ Items = Generator[Item, None, None]
 
 
 class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
-    """The items of a source, epoch after epoch.
+    """The items of a source, at most `limit` an epoch and `epochs` epochs in all. `seed` and `process` are for
+    `ArrayData`; any other source yields what is for its own process.
 
-    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that is not in
-    memory is read by a thread; its exceptions arrive as they are, after the batches before them.
+    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that is not in memory is
+    read by a thread; its exceptions arrive as they are, after the batches before them.
 
-    From a position, `ArrayData` seeks and a `Stateful` source is restored. Another source that can be iterated again is
-    *replayed*: a new pass begins, without its first batches. That is exact if all passes over the source are alike.
+    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there is no limit. Another
+    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`.
 
-    Arguments:
-        data: `Data`, or any source of batches.
-        seed: for `ArrayData`.
-        position: of the item to go on after.
-        limit: at most so many batches an epoch.
-        epochs: the feed ends before this epoch; None for never.
-        process: for `ArrayData`. Any other source yields what is for its own process.
-
-    Attributes:
-        epoch_length: batches an epoch: those of the last one that ended, before that what `len()` says, or None.
-        resumable: whether a position can be gone on from: not with an iterator that is not `Stateful`, nor with a
-            `Stateful` source under a limit.
-
-    Raises `DataError` for a position that does not fit the data, an empty epoch, and anything but numbers in a batch.
-    """
+    `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A `DataError` is raised
+    for a position that does not fit the data, an empty epoch, and anything but numbers in a batch."""
 
     def __init__(
         self,
@@ -147,14 +134,13 @@ def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     """Each item with whether it is the last one. An exception from looking ahead waits for the item before it."""
     following = next(items, None)
     while following is not None:
-        item, failure = following, None
+        item = following
         try:
             following = next(items, None)
-        except Exception as error:
-            failure = error
+        except Exception:
+            yield item, False
+            raise
         yield item, following is None
-        if failure is not None:
-            raise failure
 
 
 def _arrays(batch: Any, copy: bool) -> Any:
@@ -201,4 +187,4 @@ def _prefetched(items: Items, depth: int) -> Items:
     finally:
         stopped.set()
         free.release()
-        thread.join(_CLOSE_SECONDS)
+        thread.join(timeout=5.0)

@@ -68,5 +68,5 @@ def _probe(leaf: Array) -> Float[Array, ""]:
     Written as a product with a vector of zeros, which CPU backends vectorize; they add up a sum of floats one by one.
     """
     if leaf.ndim >= 2:
-        leaf = jnp.zeros(leaf.shape[0], leaf.dtype) @ leaf.reshape(leaf.shape[0], -1)
+        leaf = leaf.reshape(-1, leaf.shape[-1]) @ jnp.zeros(leaf.shape[-1], leaf.dtype)
     return jnp.sum(leaf * 0).astype(jnp.float32)

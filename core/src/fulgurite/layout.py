@@ -147,17 +147,6 @@ class Layout:
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-def hashable(leaf: Any) -> Any:
-    """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return leaf.shape, str(leaf.dtype)
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return type(leaf), leaf
-
-
 def _vector_dtype(struct: Any) -> Any:
     return jnp.dtype(jnp.int32) if struct.dtype == jnp.bool_ else jnp.dtype(struct.dtype)
 

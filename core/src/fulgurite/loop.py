@@ -26,9 +26,10 @@ from fulgurite.triggers import Armed, Span, is_exact
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
-# Two steps in flight keep the device busy. jax 0.10.2 on CPU, with several devices in each of several processes, was
-# seen to deadlock with many; and every one of them holds its batch.
-IN_FLIGHT = 2
+# Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more than 4), and no
+# more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock with many of them where several
+# processes have several devices each.
+IN_FLIGHT = 4
 
 
 class Loop:
@@ -73,7 +74,8 @@ class Loop:
         self._epoch_ended = "epoch_end" in self._pending
         self._in_flight: deque[Any] = deque()
         self._armed: dict[str, Armed] = {}
-        self._emitted = 0
+        self._clocks: dict[str, Armed] = {}
+        self._emitted, self._now = 0, -math.inf
         self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
 
@@ -133,6 +135,7 @@ class Loop:
 
     def _fit(self) -> None:
         self._armed = {task.name: task.trigger.start(self.step, monotonic()) for task in self._tasks}
+        self._clocks = {name: armed for name, armed in self._armed.items() if armed.deadline() is not None}
         inexact = {task.name for task in self._tasks if not is_exact(task.trigger)}
         self._log_stream: RecordStream = (
             "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
@@ -192,13 +195,13 @@ class Loop:
                 self.span = replace(self.span, end=self.step + 1)
                 target = self._next_due(self.step - 1)
             due = self._due_flags if self.step == target else self._nothing_due
+            if len(self._in_flight) == IN_FLIGHT:
+                self._in_flight.popleft().block_until_ready()
+            free = perf_counter()
             self._flat, _ = self._compiled(self._flat, [item.batch for item in items], due, self._resident)
             sent = perf_counter()
             self._in_flight.append(self._flat.packed[0])
-            if len(self._in_flight) > IN_FLIGHT:
-                self._in_flight.popleft().block_until_ready()
-            waited = perf_counter()
-            data, dispatch, wait = data + taken - asked, dispatch + sent - taken, wait + waited - sent
+            data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
             if self.emitter.waiting:
                 self.emitter.flush(wait=False)
             if items[-1].epoch_end or self.step >= target or self._called():
@@ -211,13 +214,15 @@ class Loop:
 
     def _take(self, target: float) -> list[Item]:
         """The batches of the next dispatch: as many as fit before `target`, all of the same shapes, of one epoch."""
-        items: list[Item] = []
+        items = [self._held or self._next_batch(self.step)]
+        self._held = None
+        if self._compiled.fuse == 1:
+            return items
         meeting = self._consensus.next_meeting(self.step)
         room = min(self._compiled.fuse, target - self.step, math.inf if meeting is None else meeting - self.step)
-        while len(items) < room and not (items and items[-1].epoch_end):
-            item = self._held or self._next_batch(self.step + len(items))
-            self._held = None
-            if items and _shapes(item.batch) != _shapes(items[0].batch):
+        while len(items) < room and not items[-1].epoch_end:
+            item = self._next_batch(self.step + len(items))
+            if _shapes(item.batch) != _shapes(items[0].batch):
                 self._held = item
                 break
             items.append(item)
@@ -258,12 +263,13 @@ class Loop:
 
     def _called(self) -> bool:
         """Whether a clock or a request to stop wants attention, agreed by all processes."""
-        now = monotonic()
-        wishes = {f"task:{name}" for name, armed in self._armed.items() if (armed.deadline() or math.inf) <= now}
+        if not self._clocks and self._signals.requested is None and self._consensus is LOCAL:
+            return False
+        self._now = monotonic()
+        wishes = {f"task:{name}" for name, armed in self._clocks.items() if (armed.deadline() or math.inf) <= self._now}
         if self._signals.requested:
             wishes.add(f"stop:{self._signals.requested}")
-        if wishes or self._consensus is not LOCAL:
-            self._agreed = self._consensus.agree(self.step, frozenset(wishes))
+        self._agreed = self._consensus.agree(self.step, frozenset(wishes))
         return bool(self._agreed)
 
     def _stop_wanted(self) -> bool:
@@ -313,8 +319,11 @@ class Loop:
     def _is_due(self, task: Task, only: tuple[str, ...]) -> bool:
         if only:
             return task.name in only
-        agreed = f"task:{task.name}" in self._agreed
-        return self._armed[task.name].due(self.step, self.span, math.inf if agreed else -math.inf)
+        armed, now = self._armed[task.name], -math.inf
+        if f"task:{task.name}" in self._agreed:
+            # Where processes agreed, the clock of this one may be a little late.
+            now = max(self._now, armed.deadline() or self._now)
+        return armed.due(self.step, self.span, now)
 
     def _perform(self, task: Task) -> None:
         if task.scheduled.action is None:

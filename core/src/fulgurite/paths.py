@@ -95,7 +95,7 @@ class Pattern:
         """The pattern that `text` writes; a PathError if it is none."""
         if not text:
             raise PathError("an empty pattern matches nothing; write ** for everything")
-        return Pattern(text, tuple(_expression(kind, value, text) for kind, value in _tokens(text)))
+        return Pattern(text, tuple(_expression(kind, value) for kind, value in _tokens(text)))
 
     def matches(self, path: Path) -> bool:
         """Whether this is the whole path."""
@@ -108,11 +108,9 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Selector:
-    """Chooses arrays of a tree; made by `select` and `exclude`, joined by `|` and `&`, `~` is every other array.
-
-    `selector(tree)` is the same tree with True for each array chosen and False for every other leaf. To choose nothing
-    is a PathError, for the whole and for each pattern and function in it.
-    """
+    """Made by `select` and `exclude`, joined by `|` and `&`; `~` is every other array. `selector(tree)` is that tree
+    with True for each array chosen and False for every other leaf. To choose nothing is a PathError, for the whole and
+    for each pattern and function in it."""
 
     text: str
     choose: Choice
@@ -180,19 +178,19 @@ def _some(chosen: list[bool], text: str, tree: PyTree) -> list[bool]:
 
 
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'  # of JSON
-_TOKEN = re.compile(rf'(?P<dot>\.?)(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]')
+_TOKEN = re.compile(rf'\.(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]')
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
     """The segments of a path or pattern as (kind, text), kind one of name, quoted, index."""
-    position = 0
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None or (token["name"] and bool(token["dot"]) != (position > 0)):
-            raise PathError(f'cannot read {text!r} from {text[position:]!r} on; a path is like a.layers[0]["odd key"]')
+    rest = text if text.startswith("[") or not text else f".{text}"
+    while rest:
+        token = _TOKEN.match(rest)
+        if token is None:
+            raise PathError(f'cannot read {text!r} from {rest!r} on; a path is like a.layers[0]["odd key"]')
         kind = token.lastgroup or ""
         yield kind, json.loads(token[kind]) if kind == "quoted" else token[kind]
-        position = token.end()
+        rest = rest[token.end() :]
 
 
 def _segment(kind: str, value: str, text: str) -> Segment:
@@ -210,7 +208,7 @@ def _plain(segment: Segment) -> str:
     return f".{segment}" if isinstance(segment, str) else f"[{segment}]"
 
 
-def _expression(kind: str, value: str, text: str) -> re.Pattern[str] | None:
+def _expression(kind: str, value: str) -> re.Pattern[str] | None:
     """What one segment, as `_plain` gives it, must match."""
     if kind == "name" and value in ("*", "**"):
         return re.compile(".*", re.DOTALL) if value == "*" else None

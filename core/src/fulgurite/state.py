@@ -46,11 +46,12 @@ class TrainState(eqx.Module):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module and its state come from: `build(arrays, key)`, traced, gives both; `arrays` are those of a module
-    that was given."""
+    """Where a module and its state come from: `build(arrays, key)`, traced, gives both. `given` is the pair and
+    `arrays` are its arrays, unless it is yet to be made."""
 
     arrays: PyTree
     build: Callable[[PyTree, Key[Array, ""]], tuple[Any, "eqx.nn.State | None"]]
+    given: Any = None
 
 
 def source_of(model: Any) -> Source:
@@ -61,7 +62,7 @@ def source_of(model: Any) -> Source:
         check_aliases(pair[0])
         check_not_consumed({"module": pair[0], "model_state": pair[1]})
         arrays, static = eqx.partition(pair, _is_array)
-        return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)))
+        return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)), pair)
     if not callable(model):
         raise ModelError(
             "a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and "
@@ -106,13 +107,14 @@ def check_aliases(module: PyTree) -> None:
 
 def check_not_consumed(state: PyTree) -> None:
     """A state or module whose arrays were donated to a later step is an error that says so."""
+    if not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        return
     what = "train state" if isinstance(state, TrainState) else "model"
-    for path, leaf in leaves_with_paths(state):
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise StateError(
-                f"this {what} was consumed: its {path} belongs to a later step now. `step` and `fit` take over the "
-                "state that they are given, module included; go on with what they return"
-            )
+    gone = [path for path, leaf in leaves_with_paths(state) if isinstance(leaf, jax.Array) and leaf.is_deleted()]
+    raise StateError(
+        f"this {what} was consumed: its {gone[0]} belongs to a later step now. `step` and `fit` take over the state "
+        "that they are given, module included; go on with what they return"
+    )
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
@@ -120,16 +122,27 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
 
     A slice that changed its shape would compile the step anew without a word.
     """
-    old, new = leaves_with_paths(before), leaves_with_paths(after)
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        paths = sorted({path for path, _ in old} ^ {path for path, _ in new})
+    (old, treedef), (new, other) = jax.tree.flatten(before), jax.tree.flatten(after)
+    if treedef != other:
+        paths = sorted({path for path, _ in leaves_with_paths(before)} ^ {path for path, _ in leaves_with_paths(after)})
         at = f" at {', '.join(paths[:3])}" if paths else " (the type or static fields of a node)"
         raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
-    for (path, a), (_, b) in zip(old, new, strict=True):
-        if _spec(a) != _spec(b):
-            raise ModelError(
-                f"{where} changed {path} from {_spec(a)} to {_spec(b)}; shape, dtype and other leaves must stay"
-            )
+    for place, (a, b) in enumerate(zip(old, new, strict=True)):
+        if hashable(a) != hashable(b):
+            path = leaves_with_paths(before)[place][0]
+            change = f"{where} changed {path} from {_spec(a)} to {_spec(b)}"
+            raise ModelError(f"{change}; shape, dtype and other leaves must stay")
+
+
+def hashable(leaf: Any) -> Any:
+    """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf.shape, leaf.dtype
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf
 
 
 def _is_array(leaf: Any) -> bool:
