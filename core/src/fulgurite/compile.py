@@ -28,9 +28,8 @@ class CompiledStep:
 
     Several steps run in a loop whose trip count is an argument, over a buffer of `fuse` batches. A trigger that splits
     a dispatch therefore needs no other executable, and the bits do not depend on where it splits. What is due at a
-    step is
-    an argument too: work wanted only there is behind `lax.cond` on it. With `fuse=1` there is no loop, because XLA on
-    CPU runs a convolution inside of one on a single thread.
+    step is an argument, too: work wanted only there is behind `lax.cond` on it. With `fuse=1` there is no loop, because
+    XLA on CPU runs a convolution inside of one on a single thread.
 
     Arguments:
         step: the traced step, for states of `layout`.

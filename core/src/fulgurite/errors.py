@@ -1,7 +1,7 @@
 """Every exception that Fulgurite raises on purpose.
 
-A message says what was wrong, where it came from, and what to do. Whoever wants to catch anything of ours
-catches `FulguriteError`; whoever wants one kind catches that class.
+A message says what was wrong, where it came from, and what to do. Whoever wants to catch anything of ours catches
+`FulguriteError`; whoever wants one kind catches that class.
 """
 
 from collections.abc import Iterable
