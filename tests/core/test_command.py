@@ -137,6 +137,16 @@ def test_packages_add_commands(packages: dict[str, str]):
     assert run("nothing", **packages).stderr == LIGHT
 
 
+def test_a_command_that_there_is_already_is_an_error(packages: dict[str, str], tmp_path: Path):
+    dist = tmp_path / "other-2.0.dist-info"
+    dist.mkdir()
+    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    (dist / "entry_points.txt").write_text("[fulgurite.commands]\nfit = demo_commands:greet\n")
+    done = run("plugins", **packages)
+    assert "code 2" in done.stderr
+    assert "error: other 2.0 brings a command 'fit', which there is already" in done.stderr
+
+
 def test_an_unknown_command_ends_with_2():
     done = run("fitt")
     assert "invalid choice: 'fitt'" in done.stderr

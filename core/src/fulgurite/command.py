@@ -5,7 +5,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     functions `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Any] = {"fit": _fit, "plugins": _plugins}
-    added = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for entry in entry_points(group=GROUP):
+        if entry.name in commands:
+            source = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+            print(f"error: {source} brings a command {entry.name!r}, which there is already", file=sys.stderr)
+            return 2
+        commands[entry.name] = entry
     parser = argparse.ArgumentParser("fulgurite", description="Trains Equinox models on JAX, with plugins.")
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
-    parser.add_argument("command", choices=[*commands, *added], help="what to do; COMMAND --help tells more")
+    parser.add_argument("command", choices=list(commands), help="what to do; COMMAND --help tells more")
     if not arguments:
         parser.print_help()
         return 0
-    command = parser.parse_args(arguments[:1]).command
-    return (commands.get(command) or added[command].load())(arguments[1:]) or 0
+    command = commands[parser.parse_args(arguments[:1]).command]
+    return (command.load() if isinstance(command, EntryPoint) else command)(arguments[1:]) or 0
 
 
 def load_experiment(path: str) -> Callable[..., Any]:
