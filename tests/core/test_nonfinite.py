@@ -1,5 +1,6 @@
 """A loss, gradient or update that is not finite: who is named, and that nothing acts on that state."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -277,3 +278,11 @@ def test_parameters_that_are_not_finite_from_the_beginning_are_left_alone() -> N
 
     result = fg.Engine(steps=3).fit(WithMask, numbers([0, 0]))
     assert float(result.module.weight) == -3 and np.isneginf(result.module.mask[0, 1])
+
+
+def test_a_state_that_another_engine_made_is_checked_as_well() -> None:
+    state = fg.Engine(steps=1, nonfinite="ignore").init(Counting(), numbers([0]))
+    broken = state.replace(health=dataclasses.replace(state.health, step=jnp.int32(3)))
+    fg.Engine(steps=1).check_finite(state)
+    with pytest.raises(NonFiniteError, match="step 3"):
+        fg.Engine(steps=1).check_finite(broken)

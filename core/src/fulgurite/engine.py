@@ -21,6 +21,7 @@ from fulgurite.errors import (
     ConfigurationError,
     DataError,
     ModelError,
+    NonFiniteError,
     PluginError,
     StateError,
     did_you_mean,
@@ -210,6 +211,8 @@ class Engine:
         """Raises `NonFiniteError` if a step up to this state was not finite. Waits for the device."""
         if self._stepping is not None:
             self._stepping.check_finite(state.health)
+        elif self.nonfinite == "raise" and state.health.step >= 0:
+            raise NonFiniteError(int(state.health.step), "an update that another engine made")
 
     def batches(self, data: Any, *, steps: int | None = None, epochs: int | None = None) -> Iterator[Any]:
         """The batches that `fit` would take, in its order: for the engine's steps or epochs, else for one epoch."""

@@ -26,7 +26,7 @@ from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
 from fulgurite.window import as_number, flattened
 
-# As in training: enough to keep the device busy, and no more batches held than that.
+# Enough to keep the device busy; each holds its batch.
 IN_FLIGHT = 2
 
 
