@@ -1,0 +1,1 @@
+"""Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other runs."""

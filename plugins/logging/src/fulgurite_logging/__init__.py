@@ -1,0 +1,1 @@
+"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once."""

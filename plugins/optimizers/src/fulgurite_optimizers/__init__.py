@@ -1,0 +1,1 @@
+"""Several optimizers in one step for Fulgurite: GANs, frozen parts, accumulation, constraints."""

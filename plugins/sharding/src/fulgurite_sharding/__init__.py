@@ -1,0 +1,1 @@
+"""Meshes for Fulgurite: data, parameters and optimizer state over devices and processes."""
