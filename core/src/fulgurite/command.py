@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.discovery import installed
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, ProcessError
+from fulgurite.processes import connect
 
 GROUP = "fulgurite.commands"
 
@@ -55,8 +56,9 @@ def _fit(arguments: list[str]) -> int:
     parser.add_argument("program", metavar="PROGRAM", help="a Python file that defines `experiment`")
     path = parser.parse_args(arguments[:1]).program
     try:
+        connect()
         experiment = load_experiment(path)
-    except ConfigurationError as error:
+    except (ConfigurationError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     from fulgurite.experiment import main as run
 

@@ -145,12 +145,13 @@ class Engine:
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
         _check_counts(fuse=fuse)
+        self._check_processes()
         steps, epochs = self._length(steps, epochs)
         data = part_of(data, "train")
         self.plugins.accounts = Accounts()
         origin = 0 if state is None else _given(model, state)
         source = source_of(model if state is None else (state.module, state.model_state))
-        with StopRequests() as signals, ExitStack() as stack:
+        with StopRequests(self.consensus.signals) as signals, ExitStack() as stack:
             feed = stack.enter_context(self._feed(data, origin))
             program = self._program(source, _first(feed, origin), resident_of(data))
             snapshot = None if resume is None else self._restored(resume, program)
@@ -336,6 +337,13 @@ class Engine:
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
+
+    def _check_processes(self) -> None:
+        if jax.process_count() > 1 and (self.mesh is None or self.consensus is LOCAL):
+            raise ConfigurationError(
+                f"this is one of {jax.process_count()} processes, and no plugin makes them train one model: add one "
+                "that gives a mesh over all devices and a consensus, such as DataParallel() of fulgurite-sharding"
+            )
 
     def _limit(self, limit: int | None) -> int | None:
         return min((count for count in (limit, self.dev_run) if count is not None), default=None)

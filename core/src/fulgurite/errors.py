@@ -44,6 +44,10 @@ class CheckpointError(FulguriteError):
     """A run directory or checkpoint that is missing, damaged, locked, or does not fit."""
 
 
+class ProcessError(FulguriteError):
+    """Another process that never arrived, did not answer in time, or failed at what it does for all."""
+
+
 class NonFiniteError(FulguriteError, FloatingPointError):
     """A loss term, gradient or update that is NaN or infinite.
 

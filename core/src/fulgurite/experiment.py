@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import ConfigurationError, ProcessError, did_you_mean
+from fulgurite.processes import connect
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -46,10 +47,11 @@ def main(
     parser.add_argument("--run", metavar="DIR", help="the run's directory, where plugins write")
     options = parser.parse_intermixed_args(argv)
     try:
+        connect()
         made = build(experiment, options.overrides)
         if options.run is not None:
             made.engine.set_run(options.run)
-    except ConfigurationError as error:
+    except (ConfigurationError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     result = made.engine.fit(made.model, made.data() if inspect.isfunction(made.data) else made.data)
     if result.stopped in EXIT_CODES:

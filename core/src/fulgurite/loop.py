@@ -123,6 +123,10 @@ class Loop:
                 saver(self.step, run=self.run)
             self.between_steps = outer
 
+    def request_stop(self, reason: str) -> None:
+        """Notes that this process wishes to stop."""
+        self._signals.requested = self._signals.requested or reason
+
     def evaluate(self, name: str) -> dict[str, Any]:
         """Runs the evaluation `name`; emits and returns its metrics."""
         with self._accounts.time(f"evaluate.{name}"):
@@ -218,8 +222,7 @@ class Loop:
         self._held = None
         if self._compiled.fuse == 1:
             return items
-        meeting = self._consensus.next_meeting(self.step)
-        room = min(self._compiled.fuse, target - self.step, math.inf if meeting is None else meeting - self.step)
+        room = min(self._compiled.fuse, target - self.step)
         while len(items) < room and not items[-1].epoch_end:
             item = self._next_batch(self.step + len(items))
             if _shapes(item.batch) != _shapes(items[0].batch):
@@ -269,7 +272,8 @@ class Loop:
         wishes = {f"task:{name}" for name, armed in self._clocks.items() if (armed.deadline() or math.inf) <= self._now}
         if self._signals.requested:
             wishes.add(f"stop:{self._signals.requested}")
-        self._agreed = self._consensus.agree(self.step, frozenset(wishes))
+        # What was agreed on holds until it is acted on, however often an evaluation asks in between.
+        self._agreed |= self._consensus.agree(self.step, frozenset(wishes))
         return bool(self._agreed)
 
     def _stop_wanted(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import pluggy
 
 import fulgurite.discovery as discovery
@@ -102,7 +103,10 @@ class PluginManager:
         self.kinds |= found
 
     def implementations(self, hook: str) -> tuple[Implementation, ...]:
-        """The implementations of `hook` in the order in which they are called."""
+        """The implementations of `hook` in the order in which they are called. Of several processes only the first
+        has sinks."""
+        if self.kinds.get(hook) == "sink" and jax.process_index() > 0:
+            return ()
         return self._implementations.get(hook, ())
 
     def call(self, hook: str, step: int | None = None, /, **arguments: Any) -> list[tuple[Registered, Any]]:

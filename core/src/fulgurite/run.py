@@ -165,6 +165,11 @@ class Run:
         program, configuration, seed and data."""
         self._loop.emitter.emit(Record(kind, source, self.step, values, stream))
 
+    def request_stop(self, reason: str) -> None:
+        """Asks that training stops before its planned end, as a signal does, once all processes have agreed: for what
+        this process sees by itself, such as a file. What follows from metrics returns `Stop`."""
+        self._loop.request_stop(reason)
+
     def evaluate(self, name: str) -> dict[str, Any]:
         """Runs the evaluation `name` on the state as it is; emits its metrics and returns them."""
         return self._loop.evaluate(name)

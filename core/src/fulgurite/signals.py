@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -9,19 +10,20 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
-    """Notes the first SIGINT or SIGTERM while it is entered; a second one acts as if nobody had listened.
+    """Notes the first of `signals` while it is entered; a second one acts as if nobody had listened.
 
     Training reads `requested` between steps and between evaluation batches. Outside of the main thread, where Python
     does not deliver signals, it does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
         self.requested: str | None = None
+        self._signals = tuple(signals)
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
+            for number in self._signals:
                 self._former[number] = signal.signal(number, self._note)
         return self
 
