@@ -1,5 +1,6 @@
 """The public names."""
 
+import fulgurite.media as media  # noqa: F401
 import fulgurite.metrics as metrics  # noqa: F401
 from fulgurite.accounts import Accounts as Accounts
 from fulgurite.consensus import Consensus as Consensus

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array
 
 from fulgurite.annotations import describe, spec_of
 from fulgurite.data import ArrayData, Indexed
@@ -21,6 +22,13 @@ from fulgurite.step import TrainStep
 # 0.10.2); MLP 784-256-10 gains, 0.97 against 1.00.
 _SMALL_STATE = 2**20
 _SMALL_STATE_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+
+
+class Results(NamedTuple):
+    """What leaves a step besides its state: scalars and small arrays packed, and the arrays of media."""
+
+    packed: Vectors
+    media: list[Array]
 
 
 class CompiledStep:
@@ -56,13 +64,14 @@ class CompiledStep:
         self._executables: dict[Any, jax.stages.Compiled] = {}
         self._outputs = Packing([])
         self._output_tree: Any = None
+        self._media_tree: Any = None
 
     def __call__(
         self, flat: Flat, batches: Sequence[Any], due: np.ndarray, resident: Any = None
-    ) -> tuple[Flat, Vectors]:
-        """The state after one step for each of `batches` (of equal shapes, `fuse` at most), and the last step's output,
-        packed. Consumes `flat`; `due` are the flags of what is due after the last of the steps; `resident` are the
-        arrays on the device that indexed batches are gathered from."""
+    ) -> tuple[Flat, Results]:
+        """The state after one step for each of `batches` (of equal shapes, `fuse` at most), and the last step's output
+        for `output` and `media`. Consumes `flat`; `due` are the flags of what is due after the last of the steps;
+        `resident` are the arrays on the device that indexed batches are gathered from."""
         leaves, treedef = jax.tree.flatten(batches[0])
         key = treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         buffer = batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches)
@@ -73,9 +82,13 @@ class CompiledStep:
         arrays, packed, output = executable(*arguments)
         return Flat(arrays, packed), output
 
-    def output(self, vectors: Vectors) -> Output:
+    def output(self, results: Results) -> Output:
         """The output of a step: loss, metrics and losses."""
-        return Output(*jax.tree.unflatten(self._output_tree, self._outputs.unpack(vectors)))
+        return Output(*jax.tree.unflatten(self._output_tree, self._outputs.unpack(results.packed)))
+
+    def media(self, results: Results) -> dict[str, Any]:
+        """The media of a step, zeros unless it was one that shows them."""
+        return jax.tree.unflatten(self._media_tree, results.media)
 
     def _buffered(self, *leaves: Any) -> Any:
         if isinstance(leaves[0], jax.Array):
@@ -135,4 +148,5 @@ class CompiledStep:
         leaves, self._output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         self._outputs = Packing(spec_of(leaves))
-        return flat.arrays, flat.packed, self._outputs.pack(leaves)
+        media, self._media_tree = jax.tree.flatten(output.media)
+        return flat.arrays, flat.packed, Results(self._outputs.pack(leaves), media)

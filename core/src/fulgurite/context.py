@@ -9,6 +9,7 @@ from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
+from fulgurite.media import SHOW
 from fulgurite.streams import Phase, Streams, fold_name
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ class Context:
         if name not in self._due:
             raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self._due)}")
         return self._due[name]
+
+    @property
+    def showing(self) -> Bool[Array, ""] | None:
+        """Whether the media of this step are shown, as `due` tells it; None if they never are."""
+        return self._due.get(SHOW)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
         """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged.

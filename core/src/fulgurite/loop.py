@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from fulgurite.accounts import Rate
+from fulgurite.compile import Results
 from fulgurite.consensus import LOCAL
 from fulgurite.errors import DataError, PluginError
 from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
+from fulgurite.media import SHOW
 from fulgurite.plugins import blame
 from fulgurite.program import Program
 from fulgurite.records import Emitter, Record, RecordStream
@@ -76,6 +78,7 @@ class Loop:
         self._armed: dict[str, Armed] = {}
         self._clocks: dict[str, Armed] = {}
         self._emitted, self._now = 0, -math.inf
+        self._newest: tuple[Results | None, Any] = None, None
         self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
 
@@ -136,6 +139,12 @@ class Loop:
         self.emitter.emit(Record("scalars", name, self.step, metrics, stream))
         self._event("on_evaluate_end", name=name, metrics=metrics)
         return metrics
+
+    def show(self) -> None:
+        """Emits the media of the newest step, if it was known beforehand that they are shown."""
+        results, due = self._newest
+        if results is not None and due[self.program.step.tasks.index(SHOW)]:
+            self.run.emit("media", "train", self._compiled.media(results))
 
     def _fit(self) -> None:
         self._armed = {task.name: task.trigger.start(self.step, monotonic()) for task in self._tasks}
@@ -202,7 +211,7 @@ class Loop:
             if len(self._in_flight) == IN_FLIGHT:
                 self._in_flight.popleft().block_until_ready()
             free = perf_counter()
-            self._flat, _ = self._compiled(self._flat, [item.batch for item in items], due, self._resident)
+            self._flat, results = self._compiled(self._flat, [item.batch for item in items], due, self._resident)
             sent = perf_counter()
             self._in_flight.append(self._flat.packed[0])
             data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
@@ -215,6 +224,7 @@ class Loop:
             accounts.add(name, seconds, self.step - first)
         accounts.stretch(self.step - first, data + dispatch + wait)
         self._epoch_ended = items[-1].epoch_end
+        self._newest = results, due
 
     def _take(self, target: float) -> list[Item]:
         """The batches of the next dispatch: as many as fit before `target`, all of the same shapes, of one epoch."""

@@ -29,6 +29,8 @@ class Output(eqx.Module):
             the forward pass: every term that there is.
         preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled step.
         model_state: the new `eqx.nn.State`, for models that carry one.
+        media: what to show, by name: one of `fg.media`, or a function without arguments that makes it only where it is
+            shown. After the forward pass: zeros but where it is.
         grads: the gradients as the optimizer receives them; set by the update rule.
         updates: what the optimizer returned; set by the update rule.
     """
@@ -38,6 +40,7 @@ class Output(eqx.Module):
     losses: dict[str, Float[Array, ""]] = eqx.field(default_factory=dict)
     preds: PyTree = None
     model_state: eqx.nn.State | None = None
+    media: dict[str, Any] = eqx.field(default_factory=dict)
     grads: PyTree = None
     updates: PyTree = None
 

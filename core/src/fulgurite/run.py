@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import equinox as eqx
+import jax
 
 from fulgurite.accounts import Accounts
 from fulgurite.errors import ConfigurationError, StateError
@@ -162,8 +163,15 @@ class Run:
 
     def emit(self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
         """Hands a record of this step to the sinks, behind those already emitted; `exact` only for what follows from
-        program, configuration, seed and data."""
-        self._loop.emitter.emit(Record(kind, source, self.step, values, stream))
+        program, configuration, seed and data. Device arrays in it are copied to the host in the background."""
+        step, arrays = self.step, [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+        self._loop.emitter.later(
+            arrays, lambda: Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
+        )
+
+    def show(self) -> None:
+        """Emits the media that the newest step gave; the action of the scheduled `media.show`."""
+        self._loop.show()
 
     def request_stop(self, reason: str) -> None:
         """Asks that training stops before its planned end, as a signal does, once all processes have agreed: for what

@@ -13,6 +13,7 @@ from fulgurite.context import Context
 from fulgurite.data import Masked
 from fulgurite.errors import ModelError
 from fulgurite.health import Policy
+from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
 from fulgurite.module import Output
 from fulgurite.plugins import Implementation, PluginManager, merge
@@ -158,7 +159,8 @@ def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Con
         )
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
     model_state = ctx.model_state if output.model_state is None else output.model_state
-    return output.replace(loss=total, losses=terms, model_state=model_state)
+    media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)
+    return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
 
 
 def unmasked(batch: Any) -> tuple[Any, Any]:

@@ -1,0 +1,105 @@
+"""What a step or an evaluation shows besides numbers: pictures, histograms, texts and figures.
+
+A step gives them by name in `fg.Output(media=...)`, each made already or as a function without arguments that makes it:
+
+    media={"samples": lambda: fg.media.Images.of(self.draw(ctx.key()))}
+
+Such a function is traced behind `jax.lax.cond`, so that its work is done only at the steps that show it: those of the
+scheduled action `media.show`, which `fulgurite-logging` brings. Without that action nothing of it is compiled.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped, UInt8
+
+from fulgurite.errors import ModelError
+
+SHOW = "media.show"
+"""The scheduled action whose steps show what steps give as media."""
+
+
+class Media(eqx.Module):
+    """Something to be shown. Its arrays are on the device in a step and NumPy arrays in a record."""
+
+
+class Images(Media):
+    """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8; one picture is `n = 1`."""
+
+    pixels: UInt8[Array, "n height width channels"]
+
+    @staticmethod
+    def of(pixels: Shaped[Array, "..."]) -> "Images":
+        """Of `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`: uint8, or floats and
+        booleans in [0, 1], which are clipped to it."""
+        pixels = jnp.asarray(pixels)
+        shape = pixels.shape
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        if pixels.ndim == 3:
+            pixels = pixels[None]
+        if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
+            raise ModelError(
+                f"fg.media.Images: an array of shape {shape} is no picture; give (height, width), (height, "
+                "width, channels) or (n, height, width, channels) with 1, 3 or 4 channels"
+            )
+        if pixels.dtype != jnp.uint8:
+            unit = jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
+            pixels = jnp.round(255 * unit).astype(jnp.uint8)
+        return Images(pixels)
+
+
+class Histogram(Media):
+    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+
+    counts: Int[Array, " bins"]
+    edges: Float[Array, " bins+1"]
+
+    @staticmethod
+    def of(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
+        """Of all finite numbers in an array or a tree of arrays, in `bins` equal bins between the least and the
+        greatest."""
+        flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(values)])
+        finite = jnp.isfinite(flat)
+        low = jnp.min(flat, where=finite, initial=jnp.inf)
+        high = jnp.max(flat, where=finite, initial=-jnp.inf)
+        low, high = jnp.where(finite.any(), low, 0.0), jnp.where(finite.any(), high, 0.0)
+        counts, edges = jnp.histogram(jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32))
+        return Histogram(counts.astype(jnp.int32), edges)
+
+
+class Text(Media):
+    """A text, known when the step is traced."""
+
+    text: str = eqx.field(static=True)
+
+
+class Figure(Media):
+    """A figure, drawn on the host: `draw(values)` gives a `matplotlib.figure.Figure`.
+
+    Attributes:
+        draw: called by the sinks that show figures.
+        values: a tree of arrays, NumPy arrays by the time that `draw` sees them.
+    """
+
+    draw: Callable[[Any], Any] = eqx.field(static=True)
+    values: PyTree[Shaped[Array, "..."]]
+
+
+def shown(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:
+    """The media of a step where `due`, else the same structure of zeros; traced."""
+
+    def make() -> dict[str, Media]:
+        made = {name: one if isinstance(one, Media) else one() for name, one in given.items()}
+        for name, one in made.items():
+            if not isinstance(one, Media):
+                raise ModelError(
+                    f"media {name!r} is {type(one).__name__}; give one of fg.media, or a function that does"
+                )
+        return jax.tree.map(jax.lax.stop_gradient, made)
+
+    like = jax.eval_shape(make)
+    return jax.lax.cond(due, make, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))

@@ -1,0 +1,109 @@
+"""Media of a step: made only at the steps that show them, and the same numbers as NumPy's."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import ModelError
+from models import Linear, regression
+
+
+@dataclass(frozen=True, eq=False)
+class Show:
+    """Shows media at a trigger and keeps the records; called `media`."""
+
+    trigger: fg.Trigger | int
+    records: list[fg.Record] = field(default_factory=list)
+    plugin_name = "media"
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("show", self.trigger, fg.Run.show)]
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+
+class Showing(Linear):
+    """Counts on the host how often its media are made when the step runs."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def histogram() -> fg.media.Histogram:
+            jax.debug.callback(MADE.append, ctx.step)
+            return fg.media.Histogram.of({"weight": self.weight}, bins=4)
+
+        output = super().training_step(batch, ctx)
+        return output.replace(media={"weight": histogram, "x": fg.media.Images.of(batch["x"]), "note": NOTE})
+
+
+MADE: list[Any] = []
+NOTE = fg.media.Text("a note")
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
+    MADE.clear()
+    show, batches = Show(5), list(regression(40, 4))
+    engine = fg.Engine(steps=10, plugins=[show], autoload=False, fuse=fuse, log_every=2)
+    result = engine.fit(Showing, fg.Data(batches))
+    jax.effects_barrier()
+    assert sorted(int(step) for step in MADE) == [4, 9]
+    assert [(one.kind, one.source, one.step, one.stream) for one in show.records] == [
+        ("media", "train", 5, "exact"),
+        ("media", "train", 10, "exact"),
+    ]
+    for step, record in zip((5, 10), show.records, strict=True):
+        weight = np.asarray(fg.Engine(steps=step - 1, autoload=False).fit(Showing, fg.Data(batches)).module.weight)
+        counts, edges = np.histogram(weight, 4)
+        assert isinstance(record.values["weight"].counts, np.ndarray)
+        np.testing.assert_array_equal(record.values["weight"].counts, counts)
+        np.testing.assert_allclose(record.values["weight"].edges, edges, rtol=1e-5)
+        pixels = np.round(255 * np.clip(batches[step - 1]["x"], 0, 1)).astype(np.uint8)
+        np.testing.assert_array_equal(record.values["x"].pixels, pixels[None, :, :, None])
+        assert record.values["note"] == NOTE
+    assert not result.failed
+
+
+def test_without_a_plugin_that_shows_them_media_are_not_made():
+    MADE.clear()
+    engine = fg.Engine(steps=5, autoload=False)
+    engine.fit(Showing, fg.Data(regression(20, 4)))
+    jax.effects_barrier()
+    assert MADE == []
+
+
+def test_media_do_not_change_the_training():
+    batches = regression(40, 4)
+    shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(Showing, fg.Data(batches))
+    plain = fg.Engine(steps=10, autoload=False).fit(Linear, fg.Data(batches))
+    np.testing.assert_array_equal(shown.module.weight, plain.module.weight)
+
+
+def test_a_histogram_leaves_out_what_is_not_finite():
+    histogram = fg.media.Histogram.of([jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2)
+    assert histogram.counts.tolist() == [2, 2] and histogram.edges.tolist() == [0, 2, 4]
+    empty = fg.media.Histogram.of(jnp.array([jnp.nan]), bins=2)
+    assert empty.counts.tolist() == [0, 0] and np.isfinite(empty.edges).all()
+
+
+@pytest.mark.parametrize("shape, expected", [((2, 3), (1, 2, 3, 1)), ((2, 3, 4), (1, 2, 3, 4)), ((5, 2, 3, 3),) * 2])
+def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
+    pixels = fg.media.Images.of(jnp.full(shape, 2.0)).pixels
+    assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
+
+
+def test_what_is_no_picture_or_no_medium_is_named():
+    with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
+        fg.media.Images.of(jnp.zeros((2, 3, 5)))
+
+    class Wrong(Linear):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(media={"x": lambda: jnp.zeros(3)})
+
+    with pytest.raises(ModelError, match="media 'x'"):
+        fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.Data(regression(20, 4)))
