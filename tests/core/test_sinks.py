@@ -252,3 +252,113 @@ def test_a_required_sink_that_fails_ends_the_run() -> None:
     assert told == [caught.value]
     (note,) = caught.value.__notes__
     assert note.startswith("plugin 'required' (") and note.endswith("), hook log_scalars, step 2")
+
+
+# --- opening and closing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Notes when it is opened, gets a record, and is closed."""
+
+    told: list[str]
+    trouble: Exception | None = None
+    at: str = ""
+
+    def note(self, what: str) -> None:
+        self.told.append(what)
+        if self.trouble and what.startswith(self.at):
+            raise self.trouble
+
+    @fg.hookimpl
+    def open_log(self, run: fg.Run) -> None:
+        self.note(f"open at {run.step}")
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        if record.stream == "exact":
+            self.note(f"record {record.step}")
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.note("text")
+
+    @fg.hookimpl
+    def close_log(self) -> None:
+        self.note("close")
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        run.emit("text", "opened", {"note": "hello"})
+
+    @fg.hookimpl
+    def on_exception(self, exception: BaseException) -> None:
+        self.told.append(f"exception {type(exception).__name__}")
+
+    @fg.hookimpl
+    def on_fit_end(self, result: fg.Result) -> None:
+        self.told.append("end")
+
+
+def test_a_log_is_opened_before_the_first_record_and_closed_after_the_last() -> None:
+    told: list[str] = []
+    engine(Opened(told), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert told == ["open at 0", "text", "record 2", "record 4", "close", "end"]
+
+
+def test_a_log_is_closed_with_all_records_when_training_fails() -> None:
+    told: list[str] = []
+
+    def fail(run: fg.Run) -> None:
+        raise Trouble("at 3")
+
+    with pytest.raises(Trouble):
+        engine(Opened(told), Act(fg.At(3), fail), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert told == ["open at 0", "text", "record 2", "exception Trouble", "close"]
+
+
+def test_a_window_that_waits_is_logged_when_the_data_fail() -> None:
+    told: list[str] = []
+    with pytest.raises(fg.errors.DataError, match="after 5 steps"):
+        engine(Opened(told), steps=9, log_every=5).fit(Counting(), iter(numbers(*[[0]] * 5)))
+    assert told == ["open at 0", "text", "record 5", "exception DataError", "close"]
+
+
+def test_a_trial_opens_no_log() -> None:
+    told: list[str] = []
+    engine(Opened(told), steps=4, dev_run=2).fit(Counting(), numbers([0]))
+    assert told == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ("open", ["open at 0", "close", "end"]),
+        ("close", ["open at 0", "text", "record 2", "record 4", "close", "end"]),
+    ],
+)
+def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[str]) -> None:
+    sink = Opened([], OSError("no space"), at)
+    with pytest.warns(UserWarning, match="sink 'opened' failed") as warned:
+        result = engine(sink, steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert len(warned) == 1
+    assert result.failed["opened"].startswith("OSError: no space (plugin 'opened' (")
+    assert sink.told == told
+
+
+def test_a_log_that_refuses_its_place_ends_the_run() -> None:
+    told: list[str] = []
+    refusal = fg.errors.ConfigurationError("no directory")
+    with pytest.raises(fg.errors.ConfigurationError, match="no directory"):
+        engine(Opened(told, refusal, "open"), steps=4).fit(Counting(), numbers([0]))
+    assert told == ["open at 0", "exception ConfigurationError", "close"]
+
+
+def test_a_record_after_the_last_is_an_error() -> None:
+    class Late:
+        @fg.hookimpl
+        def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+            run.emit("scalars", "late", {"a": 1})
+
+    with pytest.raises(fg.errors.StateError, match="before `on_fit_end`"):
+        engine(Late(), steps=1).fit(Counting(), numbers([0]))

@@ -50,3 +50,5 @@ from fulgurite.update import GradientUpdate as GradientUpdate
 from fulgurite.update import Phase as Phase
 from fulgurite.update import UpdateRule as UpdateRule
 from fulgurite.update import gradient as gradient
+from fulgurite.writer import Backend as Backend
+from fulgurite.writer import Writer as Writer

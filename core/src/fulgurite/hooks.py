@@ -190,6 +190,12 @@ def on_fit_end(run: "Run", result: "Result") -> None:
 
 
 @hookspec("sink")
+def open_log(run: "Run") -> None:
+    """Records are about to come: opens what they are written to. Before any other event of the run but `on_restore`. A
+    `FulguriteError` ends the run: it says what is wrong with the place."""
+
+
+@hookspec("sink")
 def log_scalars(record: "Record") -> None:
     """Numbers by name."""
 
@@ -217,6 +223,12 @@ def durable(step: int) -> "Future[Any]":  # type: ignore[return]
 @hookspec("sink")
 def rewind(position: Any) -> None:
     """Drops everything after `position`, before training goes on from the checkpoint that holds it."""
+
+
+@hookspec("sink")
+def close_log() -> None:
+    """No more records come: writes everything out and lets go of it, in bounded time. At the end of every fit, however
+    it ended: before `on_fit_end`, after `on_exception`."""
 
 
 # --- persistence ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Loop:
         self.step = int(state.step)
         self._directory = engine.run if engine.dev_run is None else None
         attempt = self._directory.begin() if self._directory else 1
-        self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None)
+        self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None or jax.process_index() > 0)
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
         self.stopped: str | None = None
         self.between_steps = False
@@ -86,15 +87,20 @@ class Loop:
         """Trains, and tells the plugins how it ended."""
         try:
             self._fit()
+            self.emitter.close(self.step)
             result = self._result()
             self._event("on_fit_end", result=result)
             return result
         except BaseException as error:
             self.between_steps = True
-            for hook in self.engine.plugins.implementations("on_exception"):
+            hooks = self.engine.plugins.implementations("on_exception")
+            told = [partial(hook, self.step, run=self.run, exception=error) for hook in hooks]
+            for call in (partial(self.emitter.flush, wait=True), *told, partial(self.emitter.close, self.step)):
                 try:
-                    hook(self.step, run=self.run, exception=error)
+                    call()
                 except Exception as further:
+                    if (type(further), str(further)) == (type(error), str(error)):
+                        continue
                     notes = "; ".join(getattr(further, "__notes__", []))
                     error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
             raise
@@ -160,6 +166,7 @@ class Loop:
         ]
         if self._resumed is not None:
             self._event("on_restore", step=self.step)
+        self.emitter.open(self.run)
         for notice in self._notices:
             self.run.emit("text", "fulgurite", {"notice": notice}, stream="telemetry")
         self._event("on_fit_start")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fulgurite.errors import PathError, did_you_mean
+from fulgurite.errors import FulguriteError, PathError, StateError, did_you_mean
 
 if TYPE_CHECKING:
-    from fulgurite.plugins import PluginManager
+    from fulgurite.plugins import Implementation, PluginManager
+    from fulgurite.run import Run
 
 RecordKind = Literal["scalars", "media", "text", "config"]
 RecordStream = Literal["exact", "telemetry"]
@@ -90,7 +91,20 @@ class Emitter:
         self.failed: dict[str, str] = {}
         self.emitted = 0
         self.attempt, self._plugins, self._silent = attempt, plugins, silent
+        self._closed: set[str] | None = None
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
+
+    def open(self, run: "Run") -> None:
+        """Has the sinks open what they write to."""
+        for sink in () if self._silent else self._plugins.implementations("open_log"):
+            self._call(sink, run.step, run=run)
+
+    def close(self, step: int) -> None:
+        """Has the sinks write out everything. Nothing comes after it."""
+        self._closed = self._closed or set()
+        for sink in () if self._silent else self._plugins.implementations("close_log"):
+            self._closed.add(sink.plugin.name)
+            self._call(sink, step)
 
     def emit(self, record: Record) -> None:
         """Hands a record on, behind those that wait."""
@@ -98,6 +112,8 @@ class Emitter:
 
     def later(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
         """Hands on what `finish` makes once `arrays` are computed; None is nothing."""
+        if self._closed is not None:
+            raise StateError("the run has ended and its sinks are closed: emit records before `on_fit_end`")
         for array in arrays:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
@@ -121,16 +137,23 @@ class Emitter:
         elif record.kind == "scalars":
             self.history.records.append(record)
         for sink in () if self._silent else self._plugins.implementations(f"log_{record.kind}"):
-            name = sink.plugin.name
+            if sink.plugin.name not in self.failed.keys() | (self._closed or ()):
+                self._call(sink, record.step, record=record)
+
+    def _call(self, sink: "Implementation", step: int, **arguments: Any) -> None:
+        """Calls a sink; its failure is told once and does not end the run, unless the sink is required or refuses to
+        begin."""
+        name = sink.plugin.name
+        try:
+            with self._plugins.accounts.time(f"{name}.{sink.hook}"):
+                sink(step, **arguments)
+        except Exception as error:
+            refused = sink.hook == "open_log" and isinstance(error, FulguriteError)
+            if refused or getattr(sink.plugin.plugin, "required", False):
+                raise
             if name in self.failed:
-                continue
-            try:
-                with self._plugins.accounts.time(f"{name}.{sink.hook}"):
-                    sink(record.step, record=record)
-            except Exception as error:
-                if getattr(sink.plugin.plugin, "required", False):
-                    raise
-                self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
-                notice = f"sink {name!r} failed and gets no more records: {self.failed[name]}"
-                warnings.warn(notice, stacklevel=2)
-                self._hand_on(Record("text", "fulgurite", record.step, {"notice": notice}, "telemetry"))
+                return
+            self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
+            notice = f"sink {name!r} failed and gets no more records: {self.failed[name]}"
+            warnings.warn(notice, stacklevel=2)
+            self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))

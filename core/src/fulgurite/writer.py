@@ -1,0 +1,144 @@
+"""A thread that writes down what a sink is given, so that training never waits for a disk or a network."""
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ClassVar, Protocol
+
+from fulgurite.records import Record
+
+
+class Backend(Protocol):
+    """Where a sink writes. All of it is called on the writer's thread, in order; an exception is a failure."""
+
+    def write(self, record: Record) -> None:
+        """Writes one record."""
+
+    def sync(self) -> None:
+        """Makes everything that was written durable."""
+
+    def position(self) -> Any:
+        """How far it was written, as JSON, for `rewind`. Also after a failure: then of what is whole."""
+
+    def close(self) -> None:
+        """Lets go of everything."""
+
+
+class Writer:
+    """Hands records to a backend on a thread of its own, in order, behind a bounded queue.
+
+    The thread that trains puts records into the queue and waits only while it is full, which it says once. The first
+    failure is the last: nothing more is written, and the next `put` and `close` raise it, so that the engine leaves the
+    sink out. So is a backend that did nothing for `patience` seconds while it was waited for: neither training nor the
+    end of the process hangs on it.
+
+    Arguments:
+        name: of the sink, for messages.
+        backend: where it writes.
+        size: how many records the queue holds.
+    """
+
+    patience: ClassVar[float] = 30.0
+
+    def __init__(self, name: str, backend: Backend, *, size: int = 1000) -> None:
+        self.failure: BaseException | None = None
+        self._name, self._backend, self._size = name, backend, size
+        self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
+        self._changed = threading.Condition()
+        self._done, self._told, self._closing, self._ended = 0, False, False, False
+        threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
+
+    def put(self, record: Record) -> None:
+        """Has a record written. It must not be changed afterwards. Raises what writing failed with."""
+        with self._changed:
+            if len(self._work) >= self._size and not self._told:
+                self._told = True
+                warnings.warn(
+                    f"sink {self._name!r} is slower than training, which waits for it: {self._size} records are queued",
+                    stacklevel=2,
+                )
+            self._wait(lambda: len(self._work) < self._size)
+            if self.failure is not None:
+                raise self.failure
+            self._work.append(record)
+            self._changed.notify_all()
+
+    def durable(self) -> "Future[Any]":
+        """The backend's position once everything put so far is durable; after a failure `{"failed": reason,
+        "position": ...}` of what is whole."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            if self._ended or self.failure is not None:
+                self._answer(future)
+            else:
+                self._work.append(future)
+                self._changed.notify_all()
+        return future
+
+    def close(self) -> None:
+        """Returns when everything is written. Raises what writing failed with."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._wait(lambda: self._ended)
+        if self.failure is not None:
+            raise self.failure
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        while not until() and self.failure is None:
+            done = self._done
+            if not self._changed.wait(self.patience) and self._done == done:
+                left = sum(isinstance(work, Record) for work in self._work)
+                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {left} records are not written"))
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        for work in self._work:
+            if isinstance(work, Future):
+                self._answer(work)
+        self._work.clear()
+
+    def _answer(self, future: "Future[Any]") -> None:
+        position = self._backend.position()
+        if self.failure is not None:
+            reason = f"{type(self.failure).__name__}: {self.failure}"
+            position = {"failed": reason, "position": position}
+        future.set_result(position)
+
+    def _run(self) -> None:
+        while work := self._next():
+            try:
+                if isinstance(work, Record):
+                    self._backend.write(work)
+                else:
+                    self._backend.sync()
+            except BaseException as error:
+                self._finish(error)
+            else:
+                self._finish()
+        try:
+            self._backend.close()
+        except BaseException as error:
+            self._finish(error)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _next(self) -> "Record | Future[Any] | None":
+        """What is to be done next; None once nothing more is to be done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._work or self._closing)
+            return self._work[0] if self._work else None
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            if error is not None and self.failure is None:
+                self._fail(error)
+            elif self._work:  # unless it was given up
+                if isinstance(work := self._work.popleft(), Future):
+                    self._answer(work)
+            self._done += 1
+            self._changed.notify_all()
