@@ -39,6 +39,7 @@ SEVERAL = {
     "state_sharding": EXCLUSIVE,
     "batch_sharding": EXCLUSIVE,
     "update_rule": EXCLUSIVE,
+    "wrap_update_rule": "Folded: each gets the rule that the one before it returned.",
     "consensus": EXCLUSIVE,
     "optimizers": EXCLUSIVE,
     "evaluators": "Concatenated; a name twice is an error.",

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 from fulgurite import hooks
-from fulgurite.errors import ModelError
-from models import Act, Counting, Linear, assert_close, assert_same_bits, numbers, regression, trained
+from fulgurite.errors import ModelError, PathError
+from models import Act, Counting, Events, Linear, assert_close, assert_same_bits, numbers, regression, trained
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -26,6 +26,7 @@ TESTED = {
     "state_sharding": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
     "batch_sharding": "test_sharding_hooks.py::test_batches_are_placed_as_the_plugin_says",
     "update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
+    "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
     "consensus": "test_hooks.py::test_consensus_decides_for_all_processes",
     "optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
     "evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
@@ -152,6 +153,48 @@ def test_update_rule_is_the_inside_of_a_step() -> None:
     assert (float(result.module.weight), int(result.state.opt_state)) == (10, 5)
 
 
+class Scaling(fg.UpdateRule):
+    """Updates as another rule does, times a factor; from the update after step `until` on just as that rule."""
+
+    def __init__(self, rule: fg.UpdateRule, factor: float, until: int) -> None:
+        self.rule, self.factor, self.until = rule, factor, until
+
+    def init(self, module: Any) -> Any:
+        return self.rule.init(module)
+
+    def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
+        new, output = self.rule(forward, state, batch, ctx)
+        scaled = jax.tree.map(lambda old, made: old + self.factor * (made - old), state.module, new.module)
+        return new.replace(module=scaled), output
+
+    def at(self, step: Any, span: fg.Span) -> fg.UpdateRule:
+        return self.rule.at(step, span) if int(step) >= self.until else self
+
+
+def scaled(name: str, factor: float, until: int) -> Any:
+    return plugin(name, wrap_update_rule=lambda self, rule: Scaling(rule, factor, until))
+
+
+def test_wrap_update_rule_is_folded_over_the_rule() -> None:
+    shy = plugin("shy", wrap_update_rule=lambda self: None)
+    wrapped = [scaled("double", 2.0, until=99), shy, scaled("thrice", 3.0, until=99)]
+    assert float(engine(*wrapped, steps=4).fit(Counting(), numbers([0])).module.weight) == -24
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
+    events = Events()
+    parts = [scaled("double", 2.0, until=3), Act(fg.At(3), lambda run: None), events]
+    result = engine(*parts, steps=5, fuse=fuse, max_compilations=1).fit(Counting(), numbers([0]))
+    assert float(result.module.weight) == -(2 * 3 + 2)
+    assert len(events.compiled) == 2
+    stepping = engine(scaled("double", 2.0, until=3), steps=5)
+    state = stepping.init(Counting(), numbers([0]))
+    for batch in numbers(*[[0.0]] * 5):
+        state, _ = stepping.step(state, batch)
+    assert float(state.module.weight) == -(2 * 3 + 2)
+
+
 class Preempting(fg.Consensus):
     """Wants to stop from step 6 on; what processes wish for themselves it overrules."""
 
@@ -180,6 +223,29 @@ def test_consensus_decides_for_all_processes(fuse: int) -> None:
 def test_optimizers_take_the_place_of_the_modules() -> None:
     thrice = plugin("thrice", optimizers=lambda self: {"default": fg.Phase(optax.sgd(3.0))})
     assert float(engine(thrice, steps=4).fit(Counting(), numbers([0])).module.weight) == -12
+
+
+def test_an_optimizer_may_update_a_part_of_the_module() -> None:
+    """What is not selected gets no gradient, no weight decay and no memory."""
+
+    class Pair(fg.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.sum(self.first**2) + jnp.sum(self.second**2))
+
+        def configure_optimizers(self) -> Any:
+            return {"default": fg.Phase(optax.adamw(0.1, weight_decay=0.5), "second")}
+
+    grads = plugin("grads", step_metrics=lambda self, grads: {"leaves": float(len(jax.tree.leaves(grads)))})
+    result = engine(grads, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
+    assert result.module.first.tolist() == [1, 1, 1] and result.module.second[0] < 0.9
+    assert [leaf.shape for leaf in jax.tree.leaves(result.state.opt_state)] == [(), (2,), (2,)]
+    assert result.metrics["train"]["grads/leaves"] == 1
+    missing = plugin("missing", optimizers=lambda self: {"default": fg.Phase(optax.sgd(0.1), "third")})
+    with pytest.raises(PathError, match="'third' selects no array"):
+        engine(missing, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
 
 
 def test_optimizers_may_leave_it_to_the_module() -> None:

@@ -73,7 +73,7 @@ class CompiledStep:
         for `output` and `media`. Consumes `flat`; `due` are the flags of what is due after the last of the steps;
         `resident` are the arrays on the device that indexed batches are gathered from."""
         leaves, treedef = jax.tree.flatten(batches[0])
-        key = treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        key = id(self._step.rule), treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         buffer = batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches)
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         executable = self._executables.get(key)
@@ -102,7 +102,8 @@ class CompiledStep:
         spec, at = spec_of(batch), f"the batch for step {self._step.at}"
         seen = [
             jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*one) for one in specs])
-            for treedef, specs in self._executables
+            for rule, treedef, specs in self._executables
+            if rule == id(self._step.rule)
         ]
         if seen and jax.tree.structure(spec) != jax.tree.structure(seen[0]):
             raise DataError(

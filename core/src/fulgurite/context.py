@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
 from fulgurite.media import SHOW
@@ -110,14 +110,21 @@ class Context:
             raise leak from error
 
     def fresh(
-        self, name: str, *, training: bool | None = None, model_state: Any = _KEEP, mask: Any = _KEEP
+        self,
+        name: str,
+        index: Int[ArrayLike, ""] | None = None,
+        *,
+        training: bool | None = None,
+        model_state: Any = _KEEP,
+        mask: Any = _KEEP,
     ) -> "Context":
-        """A context for another forward pass in the same step, with keys and loss terms of its own."""
+        """A context for another forward pass in the same step, or for number `index` of several, with keys and loss
+        terms of its own."""
         return self._derive(
             training=self.training if training is None else training,
             model_state=self.model_state if model_state is _KEEP else model_state,
             mask=self.mask if mask is _KEEP else mask,
-            scope=(*self._scope, (name, None)),
+            scope=(*self._scope, (name, index)),
         )
 
     def for_forward(self) -> "Context":

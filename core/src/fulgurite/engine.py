@@ -205,6 +205,7 @@ class Engine:
             self._stepping = program = self._program(source_of((state.module, state.model_state)), batch, None)
             program.check(state)
         compiled = program.compiled(1)
+        program.enter(state.step, Span(0))
         flat, output = compiled(program.layout.split(state), [batch], program.flags([False] * len(self.tasks)))
         return program.layout.join(flat), compiled.output(output)
 
@@ -235,9 +236,12 @@ class Engine:
         assert ctx.rule is not None
         return ctx.rule(self.forward, state, batch, ctx)
 
-    def forward(self, module: Any, batch: Any, ctx: Context) -> Output:
-        """The module's `training_step` with all loss terms; the output's `loss` is their sum."""
-        return forward(self.plugins, "training_step", module, batch, ctx)
+    def forward(
+        self, module: Any, batch: Any, ctx: Context, step: str | Callable[[Any, Context], Output] = "training_step"
+    ) -> Output:
+        """The module's `training_step`, or another `step(batch, ctx)`, with all loss terms; the output's `loss` is
+        their sum."""
+        return forward(self.plugins, step, module, batch, ctx)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 

@@ -80,6 +80,11 @@ def update_rule(module: PyTree, phases: "dict[str, Phase]") -> "UpdateRule | Non
     """What happens inside a step between the batch and the new state. Exclusive; the core's is one gradient update."""
 
 
+@hookspec("build", gives="UpdateRule")
+def wrap_update_rule(module: PyTree, rule: "UpdateRule") -> "UpdateRule | None":
+    """The update rule, wrapped by another one, such as one that hides from it what is not trained. Folded in order."""
+
+
 @hookspec("build", gives="Consensus")
 def consensus() -> "Consensus | None":
     """How several processes agree on what each sees for itself (clocks, signals, files). Exclusive."""

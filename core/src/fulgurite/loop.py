@@ -199,6 +199,7 @@ class Loop:
         accounts, first, compiled = self._accounts, self.step, self._accounts.seconds["compile"]
         data = dispatch = wait = 0.0
         self._state = None
+        self.program.enter(self.step, self.span)
         target = self._next_due(self.step)
         while True:
             asked = perf_counter()

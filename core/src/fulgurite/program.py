@@ -20,7 +20,8 @@ from fulgurite.layout import Flat, Layout, Vectors
 from fulgurite.state import Source, TrainState, check_same_structure, owned
 from fulgurite.step import TrainStep
 from fulgurite.streams import fold_name
-from fulgurite.update import GradientUpdate, UpdateRule, phases_of
+from fulgurite.triggers import Span
+from fulgurite.update import GradientUpdate, Phase, UpdateRule, phases_of
 from fulgurite.window import Window, as_number
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ class Program:
         self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)
-        self._rule = self._update_rule(eqx.filter_eval_shape(source.build, source.arrays, key)[0])
+        self.rule = self._update_rule(eqx.filter_eval_shape(source.build, source.arrays, key)[0])
         names = [*(task.name for task in engine.tasks if task.name != "log"), "log"]
-        self.step = TrainStep(engine.train_step, self._rule, self._plugins, engine.streams, names, engine.nonfinite)
+        rule = self.rule.at(0, Span(0))
+        self.step = TrainStep(engine.train_step, rule, self._plugins, engine.streams, names, engine.nonfinite)
         self._metrics: Any = ({}, {})
         self._metrics = eqx.filter_eval_shape(self._step_metrics, source, source.arrays, key, spec_of(batch), resident)
         self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
@@ -65,6 +67,10 @@ class Program:
         for place, array in zip(places, jax.jit(arrays, out_shardings=shardings)(source.arrays, key), strict=True):
             leaves[place] = array
         return jax.tree.unflatten(treedef, leaves)
+
+    def enter(self, step: Any, span: Span) -> None:
+        """Takes the update rule that holds from the update after `step` on."""
+        self.step.rule = self.rule.at(step, span)
 
     def check(self, state: TrainState) -> None:
         """A state of another structure than this engine's module and plugins give is an error that names the place."""
@@ -147,12 +153,16 @@ class Program:
                 optax.chain(optax.identity(), *(one for _, one in answers if one is not None))
             )
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
-        if rule is None and len(phases) != 1:
+        first = next(iter(phases.values()))
+        if rule is None and (len(phases) != 1 or type(first) is not Phase):
             raise PluginError(
-                f"{len(phases)} optimizers ({', '.join(phases)}) need an update rule for several: install "
-                "fulgurite-optimizers, or give one optimizer"
+                f"the optimizers {', '.join(phases)} need an update rule of a plugin: install fulgurite-optimizers and "
+                "add Phases() to the plugins, or give one fg.Phase"
             )
-        return rule or GradientUpdate(next(iter(phases.values())))
+        rule = rule or GradientUpdate(first)
+        for hook in self._plugins.implementations("wrap_update_rule"):
+            rule = hook(None, module=module, rule=rule) or rule
+        return rule
 
     def _make(self, source: Source, arrays: Any, key: Key[Array, ""]) -> TrainState:
         module, model_state = source.build(arrays, self._engine.streams(key).key("params", "init"))
@@ -164,7 +174,7 @@ class Program:
             step=jnp.int32(0),
             module=module,
             model_state=model_state,
-            opt_state=owned(self._rule.init(module)),
+            opt_state=owned(self.rule.init(module)),
             key=key,
             window=Window.empty(*self._metrics),
             health=Health.good(module),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
     from fulgurite.loop import Loop
     from fulgurite.state import TrainState
+    from fulgurite.update import UpdateRule
 
 Phase = Literal["evaluate", "decide", "log", "act", "save"]
 PHASES: tuple[Phase, ...] = ("evaluate", "decide", "log", "act", "save")
@@ -140,6 +141,11 @@ class Run:
         """The exact scalars so far; waits as `metrics` does."""
         self._loop.emitter.flush(wait=True)
         return self._loop.emitter.history
+
+    @property
+    def rule(self) -> "UpdateRule":
+        """How a batch becomes an update."""
+        return self._loop.program.rule
 
     @property
     def accounts(self) -> Accounts:

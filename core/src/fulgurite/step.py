@@ -30,6 +30,7 @@ class TrainStep:
         tasks: the names that `ctx.due` knows; the flags come in this order.
         terms: what health looked at, by the index of a culprit; known once the step was traced.
         at: the step that is being traced, for notes on errors.
+        rule: the update rule that holds; another one is another executable.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class TrainStep:
         tasks: Sequence[str],
         policy: Policy,
     ) -> None:
-        self._train_step, self._rule, self._plugins, self._streams = train_step, rule, plugins, streams
+        self._train_step, self.rule, self._plugins, self._streams = train_step, rule, plugins, streams
         self._policy = policy
         self.tasks = list(tasks)
         self.terms: list[str] = []
@@ -75,7 +76,7 @@ class TrainStep:
             mask=mask,
             due=dict(zip(self.tasks, due, strict=True)),
             key_step=state.step,
-            rule=self._rule,
+            rule=self.rule,
             at=self.at,
         )
         for hook in self._plugins.implementations("transform_batch"):
@@ -121,13 +122,17 @@ class TrainStep:
         return hook(self.at, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
 
 
-def forward(plugins: PluginManager, step: str, module: Any, batch: Any, ctx: Context) -> Output:
-    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
+def forward(
+    plugins: PluginManager, step: str | Callable[[Any, Context], Output], module: Any, batch: Any, ctx: Context
+) -> Output:
+    """The module's `step`, a method's name or a function `step(batch, ctx)`, on a batch, with every loss term: its own,
+    those of plugins, and those of `ctx.add_loss`.
 
     The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
     """
     ctx = ctx.for_forward()
-    method = getattr(module, step)
+    method = getattr(module, step) if isinstance(step, str) else step
+    step = method.__name__
     check_batch(method, batch)
     output = method(batch, ctx)
     if not isinstance(output, Output):

@@ -3,36 +3,56 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.module import Output
+from fulgurite.paths import Selector, select
 
 if TYPE_CHECKING:
     from fulgurite.context import Context
     from fulgurite.state import TrainState
+    from fulgurite.triggers import Span
 
-Forward = Callable[[Any, Any, "Context"], Output]
+Forward = Callable[..., Output]
 """The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
-`ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum."""
+`ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum. `forward(module, batch, ctx,
+step)` calls `step(batch, ctx)` in the place of `training_step`."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """An optimizer, and what the gradients go through before it: the `gradient_transform`s of plugins, set by the
-    engine."""
+    """An optimizer and what it updates.
+
+    Attributes:
+        optimizer: an `optax.GradientTransformation`.
+        params: the arrays that it updates, as `select` takes them; all of them by default. The others get no gradient
+            and no optimizer state.
+        before: what the gradients go through first: the `gradient_transform`s of plugins, set by the engine.
+    """
 
     optimizer: optax.GradientTransformation
-    before: optax.GradientTransformation = field(default_factory=optax.identity)
+    params: Selector | str | Callable[[Any], Any] | None = None
+    before: optax.GradientTransformation = field(default_factory=optax.identity, kw_only=True)
 
-    def preceded_by(self, before: optax.GradientTransformation) -> "Phase":
+    def __post_init__(self) -> None:
+        if not isinstance(self.params, Selector | None):
+            object.__setattr__(self, "params", select(self.params))
+
+    def preceded_by(self, before: optax.GradientTransformation) -> Self:
         """The same phase with gradients that go through `before` first."""
         return replace(self, before=before)
+
+    def chosen(self, module: PyTree) -> PyTree[bool]:
+        """True for the floating-point arrays of `module` that this phase updates, False for every other leaf."""
+        chosen = self.params(module) if isinstance(self.params, Selector) else jax.tree.map(lambda _: True, module)
+        return jax.tree.map(lambda leaf, yes: yes and _is_floating(leaf), module, chosen)
 
 
 class UpdateRule:
@@ -50,25 +70,34 @@ class UpdateRule:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
+    def at(self, step: int, span: "Span") -> "UpdateRule":
+        """The rule that holds from the update after `step` on, for states of the same structure. Asked wherever
+        something was due; another object than before is compiled anew."""
+        return self
+
+    def finish(self, state: "TrainState") -> "TrainState":
+        """The state at the end of training, with what was left to do, such as gradients not yet applied. Traced."""
+        return state
+
 
 @dataclass(frozen=True)
 class GradientUpdate(UpdateRule):
-    """One gradient of the total loss with respect to every floating-point array, one optimizer."""
+    """One gradient of the total loss with respect to what the phase updates, one optimizer."""
 
     phase: Phase
 
     def init(self, module: PyTree) -> PyTree:
-        params = eqx.filter(module, eqx.is_inexact_array)
+        params = eqx.filter(module, self.phase.chosen(module))
         return self.phase.before.init(params), self.phase.optimizer.init(params)
 
     def __call__(
         self, forward: Forward, state: "TrainState", batch: Any, ctx: "Context"
     ) -> "tuple[TrainState, Output]":
-        return self.apply(state, *gradient(forward, state.module, batch, ctx))
+        return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))
 
     def apply(self, state: "TrainState", grads: PyTree, output: Output) -> "tuple[TrainState, Output]":
         """One update with these gradients."""
-        params = eqx.filter(state.module, eqx.is_inexact_array)
+        params = eqx.filter(state.module, self.phase.chosen(state.module))
         before, optimizer = state.opt_state
         grads, before = self.phase.before.update(grads, before, params)
         updates, optimizer = self.phase.optimizer.update(grads, optimizer, params)
@@ -77,16 +106,23 @@ class GradientUpdate(UpdateRule):
         return state, output.replace(grads=grads, updates=updates)
 
 
-def gradient(forward: Forward, module: PyTree, batch: Any, ctx: "Context") -> tuple[PyTree, Output]:
-    """The gradient of the total loss with respect to every floating-point array of `module` (None elsewhere), and the
-    forward pass's output."""
-    params, static = eqx.partition(module, eqx.is_inexact_array)
+def gradient(
+    forward: Forward, module: PyTree, batch: Any, ctx: "Context", chosen: PyTree[bool] = None
+) -> tuple[PyTree, Output]:
+    """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true, by default every
+    floating-point array (None elsewhere), and the forward pass's output."""
+    params, static = eqx.partition(module, eqx.is_inexact_array if chosen is None else chosen)
 
     def total(params: PyTree) -> tuple[Any, Output]:
         output = forward(eqx.combine(params, static), batch, ctx)
         return output.loss, output
 
     return jax.grad(total, has_aux=True)(params)
+
+
+def _is_floating(leaf: Any) -> bool:
+    """Whether a leaf is an array of floating-point numbers, or stands for one as `jax.ShapeDtypeStruct` does."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def phases_of(configured: Any, source: str) -> dict[str, Phase]:
