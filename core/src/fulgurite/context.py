@@ -129,7 +129,8 @@ class Context:
 
     def for_forward(self) -> "Context":
         """The same context at the place of the trace where it is called, ready to collect loss terms."""
-        return self._derive(losses={})
+        # A model state can be set once; the train state keeps the one it has.
+        return self._derive(losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
 
     def for_plugin(self, name: str) -> "Context":
         """The same context with keys of the plugin's own."""

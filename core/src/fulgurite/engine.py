@@ -1,7 +1,7 @@
 """The engine: what a user configures, calls and subclasses."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -26,7 +26,7 @@ from fulgurite.errors import (
     StateError,
     did_you_mean,
 )
-from fulgurite.evaluation import Evaluation, EvaluatorSpec, Subject
+from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Subject, as_numbers
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
 from fulgurite.loop import Loop
@@ -252,7 +252,8 @@ class Engine:
         *,
         name: str = "test",
         limit: int | None = None,
-        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        metrics: Functions | None = None,
+        losses: Functions | None = None,
     ) -> dict[str, Any]:
         """The metrics of a model over one epoch of `data`, exact over batches of unequal size.
 
@@ -261,9 +262,9 @@ class Engine:
             data: any data source, or an object whose `evaluations[name]` is one.
             name: of the evaluation; its random numbers depend on it.
             limit: at most so many batches.
-            metrics: further ones, see `EvaluatorSpec`.
+            metrics, losses: instead of the module's own, see `EvaluatorSpec`.
         """
-        spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics or {})
+        spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics, losses=losses)
         return self._evaluation(spec).evaluate(self._subject(model), spec.data, self._limit(limit))
 
     def predict(self, model: Any, data: Any, *, limit: int | None = None) -> PyTree[np.ndarray]:
@@ -277,8 +278,18 @@ class Engine:
             raise PluginError(f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}")
         spec = self.evaluators[name]
         module = state.module if spec.weights == "current" else self.view(state, spec.weights)
-        subject = Subject(module, state.model_state, state.key, state.step)
-        return self._evaluation(spec).evaluate(subject, spec.data, self._limit(spec.limit), interrupted)
+
+        def standard(state: TrainState) -> dict[str, Any]:
+            return self._evaluation(spec).evaluate(
+                self._subject(state), spec.data, self._limit(spec.limit), interrupted
+            )
+
+        if spec.custom is None:
+            return standard(state.replace(module=module))
+        metrics = spec.custom(state.replace(module=eqx.nn.inference_mode(module)), int(state.step), standard)
+        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
+            raise PluginError(f"evaluator {name!r} gave {metrics!r}; an evaluation gives metrics by name")
+        return as_numbers(metrics)
 
     def view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
@@ -326,7 +337,8 @@ class Engine:
         return snapshot
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
-        key = spec.name, spec.fresh, tuple(spec.metrics.items())
+        own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
+        key = spec.name, spec.fresh, *own
         return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec))
 
     def _subject(self, model: Any) -> Subject:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -21,11 +21,12 @@ from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager
-from fulgurite.state import hashable
+from fulgurite.state import TrainState, hashable
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
 from fulgurite.window import as_number, flattened
 
+Functions = Mapping[str, Callable[[Any, Any], Any]]
 # Enough to keep the device busy; each holds its batch.
 IN_FLIGHT = 2
 
@@ -43,19 +44,26 @@ class EvaluatorSpec:
         data: any data source; one epoch of it is evaluated.
         limit: at most so many batches.
         weights: `current`, or the name of a plugin's module view.
-        metrics: further metrics by name: `metric(preds, batch)` gives a `Metric`, a `Gathered`, or an array with an
-            example axis; the step must return `preds` then.
+        metrics: instead of those that the module's step returns, by name: `metric(preds, batch)` gives a `Metric`, a
+            `Gathered`, or an array with an example axis; the step must return `preds` then.
+        losses: likewise, instead of the loss and its terms; `loss` is their sum.
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
+        required: whether an exception of it ends training; else it is told once and left out from then on.
+        custom: `custom(state, step, standard)`, which gives the metrics itself. The module of `state` has the weights
+            asked for and is in inference mode; `standard(state)` is the evaluation without `custom`.
     """
 
     name: str
     data: Any
     limit: int | None = None
     weights: str = "current"
-    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    metrics: Functions | None = None
+    losses: Functions | None = None
     fresh: bool = False
     exact: bool = True
+    required: bool = True
+    custom: Callable[[TrainState, int, Callable[[TrainState], dict[str, Any]]], dict[str, Any]] | None = None
 
 
 class Subject:
@@ -107,11 +115,11 @@ class Evaluation:
                 in_flight.append(merged)
                 if len(in_flight) > IN_FLIGHT:
                     jax.block_until_ready(in_flight.popleft())
-        values: dict[str, Any] = {name: metric.compute() for name, metric in (merged or {}).items()}
+        values: dict[str, Any] = {name: metric.compute() for name, metric in jax.device_get(merged or {}).items()}
         for name in gathered[0] if gathered else ():
             parts = [part[name] for part in gathered]
             values[name] = parts[0].merge(*parts[1:]).compute()
-        return {name: as_number(value) for name, value in flattened(values).items()}
+        return as_numbers(values)
 
     def predict(self, subject: Subject, data: Any, limit: int | None) -> PyTree[np.ndarray]:
         """The predictions for every example, in order, without padding."""
@@ -167,15 +175,14 @@ class Evaluation:
         )
 
     def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Metric], dict[str, Gathered]]:
-        given: dict[str, Any] = {} if output.loss is None else {"loss": output.loss}
-        given |= {name: value for name, value in output.losses.items() if name != "loss"} | output.metrics
-        for name, metric in self._spec.metrics.items():
-            if output.preds is None:
-                raise ModelError(
-                    f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)"
-                )
-            value = metric(output.preds, batch)
-            given[name] = value if isinstance(value, Metric | Gathered) else Mean.of(value, ctx.mask)
+        spec = self._spec
+        total, terms = output.loss, output.losses
+        if spec.losses is not None:
+            terms = self._of_preds(spec.losses, output, batch, ctx)
+            total = sum(jnp.asarray(term.compute()) for term in terms.values())
+        metrics = output.metrics if spec.metrics is None else self._of_preds(spec.metrics, output, batch, ctx)
+        given: dict[str, Any] = {} if total is None else {"loss": total}
+        given |= {name: value for name, value in terms.items() if name != "loss"} | dict(metrics)
         gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}
         latest = {name: value.compute() if isinstance(value, Running) else value for name, value in given.items()}
         examples = examples_in(batch, ctx.mask)
@@ -185,6 +192,22 @@ class Evaluation:
             if name not in gathered
         }
         return metrics, gathered
+
+    def _of_preds(self, functions: Functions, output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
+        if output.preds is None:
+            raise ModelError(f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)")
+        values = {name: function(output.preds, batch) for name, function in functions.items()}
+        return {
+            name: value
+            if isinstance(value, Metric | Gathered)
+            else Mean.of(value, None if jnp.ndim(value) == 0 else ctx.mask)
+            for name, value in values.items()
+        }
+
+
+def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its keys."""
+    return {name: as_number(value) for name, value in flattened(values).items()}
 
 
 @contextmanager

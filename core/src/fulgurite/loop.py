@@ -137,9 +137,22 @@ class Loop:
         self._signals.requested = self._signals.requested or reason
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Runs the evaluation `name`; emits and returns its metrics."""
-        with self._accounts.time(f"evaluate.{name}"):
-            metrics = self.engine.evaluated(name, self.state(), self._stop_wanted)
+        """Runs the evaluation `name`; emits and returns its metrics, none if it failed and is not required."""
+        state, account = self.state(), f"evaluate.{name}"
+        if account in self.emitter.failed:
+            return {}
+        try:
+            with self._accounts.time(account):
+                metrics = self.engine.evaluated(name, state, self._stop_wanted)
+        except Interrupted:
+            raise
+        except Exception as error:
+            error.add_note(f"evaluator {name!r}, step {self.step}")
+            if name not in self.engine.evaluators or self.engine.evaluators[name].required:
+                raise
+            self.metrics.pop(name, None)
+            self.emitter.leave_out(account, f"evaluator {name!r} failed and runs no more", error, self.step)
+            return {}
         self.metrics[name] = metrics
         stream = "exact" if self.engine.evaluators[name].exact else "telemetry"
         self.emitter.emit(Record("scalars", name, self.step, metrics, stream))

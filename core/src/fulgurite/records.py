@@ -83,7 +83,8 @@ class Emitter:
 
     Attributes:
         emitted: how many records came about so far.
-        failed: sinks that failed, by plugin name, with the reason; each is told once and left out from then on.
+        failed: sinks that failed, by plugin name, and evaluators, as `evaluate.NAME`, with the reason; each is told
+            once and left out from then on.
     """
 
     def __init__(self, plugins: "PluginManager", attempt: int = 1, silent: bool = False) -> None:
@@ -131,6 +132,13 @@ class Emitter:
         """Whether any record waits."""
         return bool(self._waiting)
 
+    def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
+        """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
+        self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
+        notice = f"{what}: {self.failed[name]}"
+        warnings.warn(notice, stacklevel=2)
+        self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))
+
     def _hand_on(self, record: Record) -> None:
         if record.stream == "telemetry":
             record = replace(record, attempt=self.attempt, wall=time.time())
@@ -153,7 +161,4 @@ class Emitter:
                 raise
             if name in self.failed:
                 return
-            self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
-            notice = f"sink {name!r} failed and gets no more records: {self.failed[name]}"
-            warnings.warn(notice, stacklevel=2)
-            self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))
+            self.leave_out(name, f"sink {name!r} failed and gets no more records", error, step)

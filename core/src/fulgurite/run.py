@@ -81,7 +81,8 @@ class Result:
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
         accounts: where the wall time went.
         stopped: None at the planned end, else what came before it: `SIGINT`, `SIGTERM`, or a plugin's reason.
-        failed: sinks that failed, by plugin name, with the reason.
+        failed: sinks that failed, by plugin name, and evaluators that were not required, as `evaluate.NAME`, with the
+            reason.
         notices: what the run had to say.
     """
 
