@@ -1,1 +1,5 @@
 """Named evaluations for Fulgurite, along training or in a process of their own, and exact metrics."""
+
+from fulgurite_evaluators.evaluator import Evaluator as Evaluator
+from fulgurite_evaluators.standalone import EveryCheckpoint as EveryCheckpoint
+from fulgurite_evaluators.standalone import LastCheckpoint as LastCheckpoint

@@ -1,0 +1,130 @@
+"""The plugin: a named evaluation and when it runs."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import fulgurite as fg
+from fulgurite.data import part_of
+from fulgurite.errors import ConfigurationError
+from fulgurite.triggers import as_trigger, is_exact
+
+from fulgurite_evaluators.standalone import Standalone
+
+Functions = Mapping[str, Callable[[Any, Any], Any]]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Evaluates the model on data of its own, along training or in a process of its own.
+
+    The results are records of the source `name`, `result.metrics[name]`, and what `on_evaluate_end` tells.
+
+    Another kind of evaluation is a subclass that overrides `evaluate`, or a function given as `call`.
+
+    Attributes:
+        name: unique, and fit for a file name.
+        data: any data source, or an object whose `evaluations[name]` is one; one epoch of it is evaluated.
+        run: when: a trigger, an int for every so many steps, or `EveryCheckpoint` or `LastCheckpoint` for an evaluation
+            by `fulgurite evaluate`, which training ignores. An evaluation at step i sees exactly i updates.
+        limit: at most so many batches.
+        metrics: by name, instead of those that the module's `validation_step` returns: `metric(preds, batch)` gives a
+            metric, or an array with an example axis, which is averaged.
+        losses: likewise, instead of the module's loss; `loss` is their sum.
+        weights: `current`, or the name of what another plugin makes of the state, such as `averaged`.
+        fresh: whether each evaluation draws other random numbers; by default all draw the same.
+        required: whether an exception ends training; else the evaluator is left out from then on, which is told once
+            and in `result.failed`.
+        group: the name of the process that runs a standalone evaluator; None for `default`.
+        call: `call(state, step)` gives the metrics, instead of the module over `data`; see `evaluate`.
+    """
+
+    plugin_name: ClassVar[str] = "evaluator"
+
+    name: str
+    data: Any = None
+    run: fg.Trigger | int | Standalone = field(default_factory=fg.AtEnd)
+    limit: int | None = None
+    metrics: Functions | None = None
+    losses: Functions | None = None
+    weights: str = "current"
+    fresh: bool = False
+    required: bool = True
+    group: str | None = None
+    call: Callable[[fg.TrainState, int], dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        where = f"Evaluator({self.name!r})"
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == "train":
+            raise ConfigurationError(
+                f"{where}: a name is letters, digits and . _ - (it names files), and not 'train', which is training's"
+            )
+        if not isinstance(self.run, Standalone):
+            self.run = as_trigger(self.run)
+            if self.group is not None:
+                raise ConfigurationError(
+                    f"{where} runs along training, so its group {self.group!r} has no meaning: give it "
+                    "run=EveryCheckpoint() or run=LastCheckpoint(), or no group"
+                )
+        elif self.group is None:
+            self.group = "default"
+        elif not _NAME.fullmatch(self.group):
+            raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
+        if self.data is None and self.call is None and not self._custom:
+            raise ConfigurationError(f"{where} has nothing to evaluate on: give it data, or call=")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigurationError(f"{where}: limit is {self.limit}; at least one batch is evaluated")
+
+    @property
+    def instance(self) -> str:
+        """What tells it from other evaluators."""
+        return self.name
+
+    def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
+        """The metrics by name: numbers, arrays, or dictionaries of these. Subclasses override it.
+
+        `state.module` has the weights that were asked for and is in inference mode. A copy of the state's arrays is
+        needed only to keep them for longer than the call.
+        """
+        return self._standard(state) if self.call is None else self.call(state, step)
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        """What is evaluated, for the engine."""
+        return [
+            fg.EvaluatorSpec(
+                self.name,
+                self.data if self.data is None else part_of(self.data, "evaluations", self.name),
+                self.limit,
+                self.weights,
+                self.metrics,
+                self.losses,
+                self.fresh,
+                exact=isinstance(self.run, fg.Trigger) and is_exact(self.run),
+                required=self.required,
+                custom=self._evaluated if self._custom else None,
+            )
+        ]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        """When it is evaluated; never along training if it is standalone."""
+        if isinstance(self.run, Standalone):
+            return []
+        return [fg.Scheduled("evaluate", self.run, self._run, "evaluate")]
+
+    @property
+    def _custom(self) -> bool:
+        return self.call is not None or type(self).evaluate is not Evaluator.evaluate
+
+    def _run(self, run: fg.Run) -> None:
+        run.evaluate(self.name)
+
+    def _evaluated(
+        self, state: fg.TrainState, step: int, standard: Callable[[fg.TrainState], dict[str, Any]]
+    ) -> dict[str, Any]:
+        # What `super().evaluate` in a subclass does.
+        self._standard = standard
+        return self.evaluate(state, step)

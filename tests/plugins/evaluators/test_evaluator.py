@@ -1,0 +1,357 @@
+"""Evaluators along training: when they run, what they see, where their results go, and how they fail."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from evaluated import Act, Counting, Keeper, Logits, Sink, numbers
+from fulgurite.errors import ConfigurationError, NonFiniteError, PluginError
+from fulgurite_evaluators import Evaluator, EveryCheckpoint, LastCheckpoint
+
+ZERO = numbers([0])
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **settings)
+
+
+def fit(*plugins: Any, **settings: Any) -> fg.Result:
+    return engine(*plugins, **{"steps": 4, **settings}).fit(Counting, ZERO)
+
+
+def logits(right: list[int]) -> dict[str, np.ndarray]:
+    """Examples of two classes, of which those marked 1 are classified right."""
+    label = np.arange(len(right), dtype=np.int32) % 2
+    return {"logits": np.eye(2, dtype=np.float32)[np.where(right, label, 1 - label)], "label": label}
+
+
+# --- cases with numbers -----------------------------------------------------------------------------------------------
+
+
+def test_case_14_accuracy_over_uneven_batches() -> None:
+    batches = [logits([1, 1, 1, 1]), logits([1, 0])]
+    result = engine(Evaluator("test", batches, run=1), steps=1).fit(Logits, batches[:1])
+    assert result.metrics["test"]["accuracy"] == pytest.approx(5 / 6, rel=1e-6)
+
+
+def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
+    """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by these."""
+    for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
+        keeper = Keeper(10)
+        probe = Evaluator("test", run=10, call=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]})
+        fit(probe, keeper, steps=10 * len(values))
+        found = [keeper.kept[step].metrics["test"]["accuracy"] for step in sorted(keeper.kept)]
+        np.testing.assert_array_equal(found, values)
+
+
+def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
+    sink = Sink()
+    trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
+    fit(Evaluator("test", ZERO, run=trigger), sink, steps=8)
+    assert sink.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
+
+
+def test_case_33_whatever_is_fused() -> None:
+    sink = Sink()
+    fit(Evaluator("test", ZERO, run=3), sink, steps=8, fuse=4)
+    assert sink.values("test", "updates") == [(3, 3), (6, 6)]
+
+
+def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    keeper, sink = Keeper(100), Sink()
+    evaluator = Evaluator("test", ZERO, run=fg.AtStart() | fg.AtEnd())
+    with pytest.raises(Killed):
+        fit(evaluator, keeper, sink, Act(500, kill), steps=600)
+    assert max(keeper.kept) == 400
+    engine(evaluator, keeper, sink, steps=600).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    assert sink.values("test", "updates") == [(0, 0), (600, 600)]
+
+
+def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
+    keeper, sink = Keeper(100), Sink()
+    evaluator = Evaluator("test", ZERO, run=fg.AtEnd())
+    terminate = Act(50, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    result = fit(evaluator, keeper, sink, terminate, steps=60)
+    assert result.stopped == "SIGTERM" and sink.values("test", "updates") == []
+    assert "test" not in result.metrics
+    engine(evaluator, keeper, sink, steps=60).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    assert sink.values("test", "updates") == [(60, 60)]
+
+
+# --- where results go -------------------------------------------------------------------------------------------------
+
+
+def test_results_reach_sinks_the_result_history_and_plugins() -> None:
+    told: list[Any] = []
+
+    class Listener:
+        @fg.hookimpl
+        def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+            told.append((run.step, name, metrics, run.metrics[name]))
+
+    sink = Sink()
+    result = fit(Evaluator("a", ZERO, run=2), Evaluator("b", ZERO, run=4), sink, Listener())
+    expected = [(2, "a", -2.0), (4, "a", -4.0), (4, "b", -4.0)]
+    assert [(step, name, metrics["loss"]) for step, name, metrics, _ in told] == expected
+    assert all(metrics == newest for *_, metrics, newest in told)
+    assert [(one.step, one.source, one.values["loss"]) for one in sink.exact if one.source != "train"] == expected
+    assert result.metrics["a"] == result.metrics["b"] == {"loss": -4.0, "updates": 4.0}
+    assert result.history["a/loss"].tolist() == [-2, -4]
+    assert result.accounts.calls["evaluate.a"] == 2 and result.accounts.calls["evaluate.b"] == 1
+
+
+def test_what_runs_by_the_clock_is_telemetry() -> None:
+    sink = Sink()
+    fit(Evaluator("test", ZERO, run=fg.Every(2) | fg.Period(1000)), sink)
+    assert [one.step for one in sink.telemetry if one.source == "test"] == [2, 4]
+    assert all(one.source == "train" for one in sink.exact)
+
+
+def test_metrics_and_losses_of_ones_own_take_the_place_of_those_of_training() -> None:
+    arrays = logits([1, 0, 0, 1, 1])
+    mistakes = {"wrong": lambda preds, batch: preds.argmax(-1) != batch["label"]}
+    absolute = {
+        "l1": lambda preds, batch: jnp.abs(preds[:, 0] - batch["label"]),
+        "twice": lambda preds, batch: 2 * jnp.abs(preds[:, 0] - batch["label"]),
+    }
+    data = fg.ArrayData(arrays, 4, remainder="pad")
+    plugins = [
+        Evaluator("own", data, 1, metrics=mistakes),
+        Evaluator("loss", data, 1, losses=absolute),
+        Evaluator("both", data, 1, metrics=mistakes, losses=absolute),
+        Evaluator("plain", data, 1),
+    ]
+    metrics = engine(*plugins, steps=1).fit(Logits, data).metrics
+    l1 = np.abs(arrays["logits"][:, 0] - arrays["label"]).mean()
+    assert metrics["plain"].keys() == {"loss", "accuracy"}
+    assert metrics["own"] == {"loss": metrics["plain"]["loss"], "wrong": pytest.approx(0.4)}
+    losses = {"loss": pytest.approx(3 * l1), "l1": pytest.approx(l1), "twice": pytest.approx(2 * l1)}
+    assert metrics["loss"] == {**losses, "accuracy": metrics["plain"]["accuracy"]}
+    assert metrics["both"] == {**losses, "wrong": pytest.approx(0.4)}
+
+
+def test_limit_and_parts_of_a_data_module() -> None:
+    @dataclass
+    class Parts:
+        train: Any
+        evaluations: dict[str, Any]
+
+    data = Parts(ZERO, {"some": numbers([1], [3], [8])})
+    mean = {"mean": lambda preds, batch: preds}
+    plugin = Evaluator("some", data, 1, limit=2, metrics=mean)
+    assert engine(plugin, steps=1).fit(Counting, data).metrics["some"]["mean"] == 2
+
+
+# --- what an evaluation is --------------------------------------------------------------------------------------------
+
+
+class Noisy(Counting):
+    """Draws a number, applies dropout, and counts in its state the batches that it has seen."""
+
+    drop: eqx.nn.Dropout
+    seen: eqx.nn.StateIndex
+
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__()
+        self.drop, self.seen = eqx.nn.Dropout(0.5), eqx.nn.StateIndex(jnp.zeros(()))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        assert ctx.model_state is not None
+        seen = ctx.model_state.get(self.seen)
+        state = ctx.model_state.set(self.seen, seen + 1)
+        metrics = {
+            "noise": jax.random.uniform(ctx.key()),
+            "kept": self.drop(jnp.ones(100), key=ctx.key()).mean(),
+            "seen": seen,
+        }
+        return fg.Output(self.weight * 1.0, metrics=metrics, model_state=state)
+
+
+def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> None:
+    sink, data = Sink(), numbers([0], [0])
+    plugins = [Evaluator("same", data, 1), Evaluator("other", data, 1), Evaluator("fresh", data, 1, fresh=True), sink]
+    result = engine(*plugins, steps=3).fit(eqx.nn.make_with_state(Noisy), data)
+    noise = {name: [value for _, value in sink.values(name, "noise")] for name in ("same", "other", "fresh")}
+    assert len(set(noise["same"])) == len(set(noise["other"])) == 1 and noise["same"] != noise["other"]
+    assert len(set(noise["fresh"])) == 3
+    assert [value for _, value in sink.values("same", "kept")] == [1, 1, 1]
+    assert sink.values("same", "seen") == [(1, 1), (2, 2), (3, 3)]
+    assert result.model_state is not None and float(result.model_state.get(result.module.seen)) == 3
+
+
+def test_one_program_for_each_evaluator_and_no_bit_of_training_changed() -> None:
+    traced: list[str] = []
+
+    class Traced(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            traced.append("evaluation")
+            return self.training_step(batch, ctx)
+
+    data = numbers([0, 1], [2, 3])
+    engine(Evaluator("a", data, 1), steps=1).fit(Traced, data)
+    once = len(traced)
+    loud = engine(Evaluator("a", data, 1), steps=6).fit(Traced, data)
+    assert len(traced) == 2 * once
+    quiet = engine(steps=6).fit(Traced, data)
+    assert loud.module.weight.tobytes() == quiet.module.weight.tobytes()
+    np.testing.assert_array_equal(loud.history["train/loss"], quiet.history["train/loss"])
+
+
+def test_other_weights() -> None:
+    class Views:
+        @fg.hookimpl
+        def module_views(self, state: fg.TrainState) -> Any:
+            return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
+
+    seen = Evaluator("seen", weights="doubled", call=lambda state, step: {"weight": state.module.weight})
+    result = fit(Evaluator("now", ZERO), Evaluator("twice", ZERO, weights="doubled"), seen, Views())
+    assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (4, 8)
+    assert result.metrics["seen"] == {"weight": -8}
+
+
+# --- evaluations of another kind --------------------------------------------------------------------------------------
+
+
+def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> None:
+    class Doubled(Evaluator):
+        def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
+            standard = super().evaluate(state, step)
+            return {"twice": 2 * standard["updates"], "step": step, "of": {"weight": state.module.weight}}
+
+    sink = Sink()
+    result = fit(Doubled("test", ZERO, 2), sink)
+    assert sink.values("test", "twice") == [(2, 4), (4, 8)]
+    assert result.metrics["test"] == {"twice": 8, "step": 4, "of/weight": -4}
+
+
+def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
+    def probe(state: fg.TrainState, step: int) -> dict[str, Any]:
+        assert state.module.drop.inference and not state.module.drop(jnp.ones(9), key=None).max() > 1
+        return {"step": step, "updates": -state.module.weight, "row": np.arange(3)}
+
+    result = engine(Evaluator("probe", run=2, call=probe), steps=3).fit(eqx.nn.make_with_state(Noisy), ZERO)
+    row = result.metrics["probe"].pop("row")
+    assert result.metrics["probe"] == {"step": 2, "updates": 2.0} and row.tolist() == [0, 1, 2]
+
+
+def test_what_is_no_metrics() -> None:
+    with pytest.raises(PluginError, match=r"'probe' gave 3; an evaluation gives metrics by name"):
+        fit(Evaluator("probe", call=lambda state, step: 3))  # type: ignore[arg-type,return-value]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Failing:
+    """Data that fails from the second time on."""
+
+    begun: list[int] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        self.begun.append(0)
+        if len(self.begun) > 1:
+            raise OSError("the disk is gone")
+        return iter(ZERO)
+
+
+def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        fit(Evaluator("test", Failing(), run=2), steps=8)
+    notes = "\n".join(caught.value.__notes__)
+    assert "evaluator 'test', step 4" in notes and "plugin 'evaluator:test' (fulgurite-evaluators" in notes
+
+
+def test_one_that_is_not_required_is_left_out_told_once_and_in_the_result() -> None:
+    sink, keeper = Sink(), Keeper(8)
+    plugins = [Evaluator("test", Failing(), run=2, required=False), Evaluator("other", ZERO, run=4), sink, keeper]
+    with pytest.warns(UserWarning, match="evaluator 'test' failed and runs no more: OSError: the disk is gone") as told:
+        result = fit(*plugins, steps=8)
+    assert len(told) == 1
+    assert sink.values("test", "updates") == [(2, 2)] and sink.values("other", "updates") == [(4, 4), (8, 8)]
+    assert result.failed.keys() == {"evaluate.test"} and "step 4" in result.failed["evaluate.test"]
+    assert [record.step for record in sink.text if "runs no more" in record.values["notice"]] == [4]
+    assert "test" not in keeper.kept[8].metrics and "test" not in result.metrics  # step 2's are not those of step 8
+
+
+def test_a_state_that_is_not_finite_is_no_failure_of_the_evaluator() -> None:
+    class Exploding(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.where(ctx.step == 2, jnp.nan, 1.0) * self.weight)
+
+    with pytest.raises(NonFiniteError, match="step 3"):
+        engine(Evaluator("test", ZERO, 3, required=False), steps=4).fit(Exploding, ZERO)
+
+
+def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_resumes() -> None:
+    @dataclass
+    class Terminating:
+        armed: bool = True
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            for _ in range(3):
+                yield ZERO[0]
+                if self.armed:
+                    self.armed = False
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    keeper, sink = Keeper(2), Sink()
+    evaluator = Evaluator("test", fg.Data(Terminating(), prefetch=0), run=2, required=False)
+    result = fit(evaluator, keeper, sink)
+    assert (result.stopped, result.failed, sink.values("test", "updates")) == ("SIGTERM", {}, [])
+    engine(evaluator, keeper, sink, steps=4).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    assert sink.values("test", "updates") == [(2, 2), (4, 4)]
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "train", "two words", 3])
+def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a name is letters, digits"):
+        Evaluator(name, ZERO)
+
+
+def test_mistakes_at_construction() -> None:
+    with pytest.raises(ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"):
+        Evaluator("test", ZERO, run=2, group="fast")
+    with pytest.raises(ConfigurationError, match="nothing to evaluate on"):
+        Evaluator("test")
+    with pytest.raises(ConfigurationError, match="limit is 0"):
+        Evaluator("test", ZERO, limit=0)
+    with pytest.raises(ConfigurationError, match="group 'a/b'"):
+        Evaluator("test", ZERO, run=EveryCheckpoint(), group="a/b")
+    with pytest.raises(ConfigurationError, match="EveryCheckpoint: poll is 0"):
+        EveryCheckpoint(poll=0)
+    with pytest.raises(PluginError, match="two plugins are called 'evaluator:test'"):
+        engine(Evaluator("test", ZERO), Evaluator("test", ZERO))
+
+
+def test_training_ignores_standalone_evaluators() -> None:
+    def data() -> Iterator[np.ndarray]:
+        raise AssertionError("training evaluates nothing here")
+        yield
+
+    plugins = [Evaluator("every", data(), run=EveryCheckpoint()), Evaluator("last", data(), run=LastCheckpoint())]
+    made = engine(*plugins, steps=2)
+    assert made.fit(Counting, ZERO).metrics.keys() == {"train"}
+    assert list(made.evaluators) == ["every", "last"] and [one.group for one in plugins] == ["default", "default"]
+
+
+def test_by_name() -> None:
+    made = engine({"evaluator": {"name": "test", "data": ZERO, "run": 2}}, steps=2)
+    assert made.fit(Counting, ZERO).metrics["test"]["updates"] == 2
