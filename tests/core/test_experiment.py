@@ -4,6 +4,8 @@ import math
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +19,10 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.experiment import build
 
 PROGRAM = """
+import signal
+import sys
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +50,22 @@ class Report:
     def on_fit_end(self, run, result):
         print("end", result.stopped, run.directory.path, flush=True)
 
-def experiment(steps: int = 10**9):
+class Source:
+    def __init__(self, stuck):
+        self.stuck = stuck
+
+    def __iter__(self):
+        for _ in range(101):
+            yield np.ones((1, 1), np.float32)
+        while self.stuck:
+            time.sleep(0.001)
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the first signal was noted
+                print("waiting", file=sys.stderr, flush=True)
+                time.sleep(600)
+
+def experiment(steps: int = 10**9, stuck: bool = False):
     engine = fg.Engine(steps=steps, log_every=100, plugins=[Report()])
-    return fg.Experiment(engine, model=Net, data=[np.ones((1, 1), np.float32)])
+    return fg.Experiment(engine, model=Net, data=fg.Data(Source(stuck), prefetch=0))
 
 if __name__ == "__main__":
     fg.main(experiment)
@@ -228,19 +247,57 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
         assert line in out
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_program_between_steps_with_its_code(tmp_path: Path, number: signal.Signals, code: int):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py"), "--run", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "step 100\n"
-            process.send_signal(number)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
+@pytest.mark.parametrize(
+    ("number", "code", "options"),
+    [
+        (signal.SIGINT, 130, []),
+        (signal.SIGTERM, 143, []),
+        (signal.SIGTERM, 85, ["--preempted-exit-code", "85"]),
+        (signal.SIGINT, 130, ["--preempted-exit-code=85"]),
+    ],
+)
+def test_a_signal_ends_the_program_between_steps_with_its_code(
+    tmp_path: Path, number: signal.Signals, code: int, options: list[str]
+):
+    with started(tmp_path, *options) as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert out.splitlines()[-1] == f"end {number.name} {tmp_path / 'run'}"
     assert f"stopped by {number.name} at step " in err
     assert not fg.RunDirectory(tmp_path / "run").complete
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_second_signal_ends_the_program_at_once(tmp_path: Path, number: signal.Signals, code: int):
+    """The data source never gives another batch, so that the first signal waits for it."""
+    with started(tmp_path, "stuck=true") as process:
+        process.send_signal(number)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("code", ["0", "256", "-1", "x"])
+def test_an_exit_code_that_is_none_is_an_error(code: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        fg.main(counting, [f"--preempted-exit-code={code}"])
+    assert stopped.value.code == 2
+    assert "--preempted-exit-code" in capsys.readouterr().err
+
+
+@contextmanager
+def started(path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """The program in a process of its own, from its hundredth step on."""
+    (path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(path / "program.py"), "--run", str(path / "run"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "step 100\n"
+            yield process
+        finally:
+            process.kill()

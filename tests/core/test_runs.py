@@ -94,6 +94,97 @@ def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
     assert not run.complete
 
 
+# --- what an attempt does not go on from ------------------------------------------------------------------------------
+
+
+def populated(path: Path) -> RunDirectory:
+    """Checkpoints of steps 5, 10 and 15, one that is not complete, and records."""
+    run = RunDirectory(path)
+    for step in (5, 10, 15):
+        checkpoint(run, f"step-{step}")
+    checkpoint(run, "step-20", committed=False)
+    for name in ("records.jsonl", "metrics.csv", "telemetry.jsonl", "notes.txt"):
+        (path / name).write_text(name)
+    return run
+
+
+def tree(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and "attempts" not in file.parts}
+
+
+KEPT = {"checkpoints/step-5/COMMIT", "checkpoints/step-10/COMMIT", "checkpoints/step-15/COMMIT"}
+RECORDS = {"records.jsonl", "metrics.csv"}
+OTHERS = {"telemetry.jsonl", "notes.txt"}
+
+
+def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
+    run = populated(tmp_path)
+    before = tree(tmp_path)
+    assert before == KEPT | RECORDS | OTHERS
+    run.begin(step=15)
+    assert tree(tmp_path) == before
+    run.begin(step=10)
+    moved = {"superseded/2/step-15/COMMIT", *(f"superseded/2/{name}" for name in RECORDS)}
+    assert tree(tmp_path) == before - {"checkpoints/step-15/COMMIT"} | moved
+    assert (tmp_path / "superseded" / "2" / "records.jsonl").read_text() == "records.jsonl"
+
+
+def test_what_begins_anew_moves_all_checkpoints_and_records(tmp_path: Path):
+    run = populated(tmp_path)
+    run.begin()
+    moved = {f"superseded/1/step-{step}/COMMIT" for step in (5, 10, 15)} | {f"superseded/1/{name}" for name in RECORDS}
+    assert tree(tmp_path) == OTHERS | moved
+    assert (tmp_path / "checkpoints" / "step-20").is_dir()  # no checkpoint
+    before = tree(tmp_path)
+    assert run.begin() == 2  # nothing to move
+    assert tree(tmp_path) == before
+
+
+def test_an_attempt_holds_its_manifest_and_is_written_once(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    with run.hold():
+        assert run.begin('{"seed": 0}') == 1
+        assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
+        with pytest.raises(CheckpointError, match="cannot be written.*attempts/1"):
+            run.begin("{}")
+    assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
+
+
+def test_links_are_neither_followed_nor_moved(tmp_path: Path):
+    victim = tmp_path / "victim"
+    checkpoint(RunDirectory(victim), "step-7")
+    (victim / "records.jsonl").write_text("mine")
+    run = RunDirectory(tmp_path / "run")
+    checkpoint(run, "step-1", committed=False)
+    (run.step_directory(1) / "COMMIT").symlink_to(victim / "records.jsonl")
+    run.step_directory(7).symlink_to(victim / "checkpoints" / "step-7")
+    (run.path / "records.jsonl").symlink_to(victim / "records.jsonl")
+    (run.path / "COMPLETE").symlink_to(victim / "made")
+    before = tree(victim)
+    assert (run.committed(), run.complete) == ([], False)
+    run.begin()
+    run.mark_complete()
+    assert tree(victim) == before
+    assert not (run.path / "superseded").exists()
+    for name in ("checkpoints", "attempts", "superseded"):
+        (tmp_path / name).mkdir()
+        other = RunDirectory(tmp_path / name)
+        if name == "superseded":
+            checkpoint(other, "step-3")
+        (other.path / name).symlink_to(victim)
+        with pytest.raises(CheckpointError, match=f"{name} is a link"):
+            other.begin()
+        assert tree(victim) == before
+
+
+def test_numbers_too_long_to_be_ours_are_no_attempts(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.begin()
+    for name in ("9" * 200, "٣", "07"):
+        (tmp_path / "attempts" / name).touch()
+    assert run.attempts == 1
+
+
 def test_a_reference_names_a_step_or_the_latest_or_the_best():
     assert Checkpoint("runs/a") == Checkpoint("runs/a", "latest")
     for step in (0, 500, "latest", "best"):

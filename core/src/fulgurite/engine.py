@@ -151,7 +151,10 @@ class Engine:
         self.plugins.accounts = Accounts()
         origin = 0 if state is None else _given(model, state)
         source = source_of(model if state is None else (state.module, state.model_state))
+        directory = self.run if self.dev_run is None else None
         with StopRequests(self.consensus.signals) as signals, ExitStack() as stack:
+            if directory is not None:
+                self.consensus.decide(lambda: stack.enter_context(directory.hold()))
             feed = stack.enter_context(self._feed(data, origin))
             program = self._program(source, _first(feed, origin), resident_of(data))
             snapshot = None if resume is None else self._restored(resume, program)
@@ -166,6 +169,12 @@ class Engine:
                 steps = epochs * feed.epoch_length
             span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
             fuse = self.fuse if fuse is None else fuse
+            attempt = 1
+            if directory is not None:
+                # What it goes on from stays: its own checkpoint, or what the former fit left.
+                own = directory.is_at(resume.path) if resume and snapshot else origin > 0
+                step = int(state.step) if own else None
+                attempt = self.consensus.decide(lambda: directory.begin(step=step))
             loop = Loop(
                 self,
                 program,
@@ -177,6 +186,8 @@ class Engine:
                 resident=resident_of(data),
                 signals=signals,
                 resumed=snapshot,
+                directory=directory,
+                attempt=attempt,
             )
             return loop.run_to_end()
 

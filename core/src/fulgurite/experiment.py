@@ -34,7 +34,8 @@ def main(
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
     The function's typed arguments are its configuration, overridden as `name=value`. Returns the result of the fit;
-    exits with 130 after Ctrl-C, with 143 after SIGTERM, and with 2 on arguments that cannot be meant.
+    exits with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on arguments that
+    cannot be meant. A first signal lets the step be finished and saved; a second one ends the process at once.
     """
     rows = [f"  {name}={_default(one)}  ({_kind(kind)})" for name, (one, kind) in arguments_of(experiment).items()]
     parser = argparse.ArgumentParser(
@@ -45,6 +46,13 @@ def main(
     )
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments of the experiment, listed below")
     parser.add_argument("--run", metavar="DIR", help="the run's directory, where plugins write")
+    parser.add_argument(
+        "--preempted-exit-code",
+        type=_exit_code,
+        default=EXIT_CODES["SIGTERM"],
+        metavar="N",
+        help="the exit code after SIGTERM, for schedulers that start a job again by it (default: %(default)s)",
+    )
     options = parser.parse_intermixed_args(argv)
     try:
         connect()
@@ -53,10 +61,15 @@ def main(
             made.engine.set_run(options.run)
     except (ConfigurationError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
-    result = made.engine.fit(made.model, made.data() if inspect.isfunction(made.data) else made.data)
-    if result.stopped in EXIT_CODES:
+    codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
+    try:
+        result = made.engine.fit(made.model, made.data() if inspect.isfunction(made.data) else made.data)
+    except KeyboardInterrupt:
+        print("stopped at once by SIGINT", file=sys.stderr)
+        sys.exit(codes["SIGINT"])
+    if result.stopped in codes:
         print(f"stopped by {result.stopped} at step {int(result.state.step)}", file=sys.stderr)
-        sys.exit(EXIT_CODES[result.stopped])
+        sys.exit(codes[result.stopped])
     return result
 
 
@@ -117,6 +130,13 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         except ValueError:
             pass  # the error below says more
     raise ConfigurationError(f"{name}={text!r} is not {_kind(kind)}")
+
+
+def _exit_code(text: str) -> int:
+    code = parsed("--preempted-exit-code", text, int)
+    if not 0 < code < 256:
+        raise argparse.ArgumentTypeError(f"{code} is no exit code: they go from 1 to 255")
+    return code
 
 
 def _kind(kind: Any) -> str:

@@ -20,7 +20,7 @@ from fulgurite.plugins import blame
 from fulgurite.program import Program
 from fulgurite.records import Emitter, Record, RecordStream
 from fulgurite.run import Replace, Result, Run, Stop
-from fulgurite.runs import Snapshot
+from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.signals import StopRequests
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.tasks import Task
@@ -40,6 +40,7 @@ class Loop:
 
     The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end follows from the epochs'
     ends, as far as they are known. `resident` are the arrays on the device that indexed batches are gathered from.
+    `directory` is where the run's attempt number `attempt` writes, if anywhere.
     """
 
     def __init__(
@@ -55,11 +56,12 @@ class Loop:
         resident: Any,
         signals: StopRequests,
         resumed: Snapshot | None,
+        directory: RunDirectory | None,
+        attempt: int,
     ) -> None:
         self.engine, self.program, self.span = engine, program, span
         self.step = int(state.step)
-        self._directory = engine.run if engine.dev_run is None else None
-        attempt = self._directory.begin() if self._directory else 1
+        self._directory = directory
         self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None or jax.process_index() > 0)
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
         self.stopped: str | None = None
@@ -127,6 +129,8 @@ class Loop:
         """Asks the checkpointer to save, if there is one and this is no trial."""
         saver = self.engine.plugins.the_one("save")
         if saver is not None and self.engine.dev_run is None:
+            if self._directory:
+                self._consensus.decide(self._directory.check_held)
             outer, self.between_steps = self.between_steps, True
             with self._accounts.time(f"{saver.plugin.name}.save"):
                 saver(self.step, run=self.run)
@@ -192,7 +196,7 @@ class Loop:
         self.emitter.flush(wait=True)
         self.save()
         if self._directory and self.step == self.span.end and not self._pending:
-            self._directory.mark_complete()
+            self._consensus.decide(self._directory.mark_complete)
 
     def _result(self) -> Result:
         state, emitter = self.state(), self.emitter
@@ -254,7 +258,7 @@ class Loop:
         if self._compiled.fuse == 1:
             return items
         room = min(self._compiled.fuse, target - self.step)
-        while len(items) < room and not items[-1].epoch_end:
+        while len(items) < room and not items[-1].epoch_end and not self._stopping():
             item = self._next_batch(self.step + len(items))
             if _shapes(item.batch) != _shapes(items[0].batch):
                 self._held = item
@@ -306,6 +310,10 @@ class Loop:
         # What was agreed on holds until it is acted on, however often an evaluation asks in between.
         self._agreed |= self._consensus.agree(self.step, frozenset(wishes))
         return bool(self._agreed)
+
+    def _stopping(self) -> bool:
+        """Whether the next dispatch need not be filled: this process is to stop, and there is no other one."""
+        return self._signals.requested is not None and self._consensus is LOCAL
 
     def _stop_wanted(self) -> bool:
         """Whether an evaluation is to be given up between two batches, because training is to stop.

@@ -2,16 +2,22 @@
 
 import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.lock import Lock, Owner, owner_of
 from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
     from fulgurite.state import TrainState
 
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 
@@ -51,52 +57,133 @@ class Snapshot:
 
 
 class RunDirectory:
-    """The layout of a run on disk. Everyone may read it; only the run's own process writes.
+    """The layout of a run on disk. Everyone may read it; only the process that holds it writes.
 
-    attempts/N          an empty file for each start of the run
+    lock                who writes, and its heartbeat
+    attempts/N          the manifest of each start of the run, as JSON
     checkpoints/step-N  a checkpoint, complete once it holds COMMIT
+    superseded/N/       checkpoints and records that attempt N did not go on from
     COMPLETE            there once the run has reached its planned end
+
+    Names that are not ours and links are passed over; a folder of ours that is a link is an error.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._lock: Lock | None = None
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether `path` is this directory."""
+        return os.path.realpath(path) == os.path.realpath(self.path)
 
     @property
     def complete(self) -> bool:
         """Whether the run has reached its planned end."""
-        return (self.path / "COMPLETE").exists()
+        return _is_file(self.path / "COMPLETE")
 
     @property
     def attempts(self) -> int:
         """How often the run was started."""
-        return max((int(file.name) for file in self._in("attempts") if file.name.isdecimal()), default=0)
+        return max((int(file.name) for file in self._in("attempts") if _NUMBER.fullmatch(file.name)), default=0)
+
+    @property
+    def owner(self) -> tuple[Owner, float] | None:
+        """Who began the newest attempt, and the time of its last heartbeat in seconds since 1970; None if nobody
+        did."""
+        return owner_of(self.path / "lock")
 
     def committed(self) -> list[tuple[int, Path]]:
-        """Steps and directories of the complete checkpoints, oldest first. Links and other names are passed over."""
+        """Steps and directories of the complete checkpoints, oldest first."""
         named = [(_STEP.fullmatch(path.name), path) for path in self._in("checkpoints") if not path.is_symlink()]
-        return sorted((int(match[1]), path) for match, path in named if match and (path / "COMMIT").is_file())
+        return sorted((int(match[1]), path) for match, path in named if match and _is_file(path / "COMMIT"))
 
     def step_directory(self, step: int) -> Path:
         """Where the checkpoint of `step` is or would be."""
         return self.path / "checkpoints" / f"step-{step}"
 
-    def begin(self) -> int:
-        """Makes the directory, notes a new attempt and removes the completion mark; gives the attempt's number, from
-        1."""
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Makes the directory and is its only writer while it is entered. A `CheckpointError` if another fit is."""
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / "lock", self.attempts + 1)
         try:
-            (self.path / "attempts").mkdir(parents=True, exist_ok=True)
-            number = self.attempts + 1
-            (self.path / "attempts" / str(number)).touch(exist_ok=False)
+            yield
+        finally:
+            lock, self._lock = self._lock, None
+            lock.release()
+
+    def check_held(self) -> None:
+        """Raises `CheckpointError` if another process has taken the run over; asked before everything that is
+        written."""
+        if self._lock is not None:
+            self._lock.check()
+
+    def begin(self, manifest: str = "", step: int | None = None) -> int:
+        """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
+
+        The attempt goes on from `step` of this directory, or from nothing. What is in its way moves to
+        `superseded/N`: later checkpoints; the records (a copy, if they will be rewound); and the completion mark goes.
+        """
+        with self._writing():
+            self.check_held()
+            number = self._lock.attempt if self._lock else self.attempts + 1
+            self._folder("attempts").mkdir(parents=True, exist_ok=True)
             (self.path / "COMPLETE").unlink(missing_ok=True)
+            _create(self.path / "attempts" / str(number), manifest)
+            self._supersede(number, step)
             return number
+
+    def mark_complete(self) -> None:
+        """Notes that the run has reached its planned end."""
+        with self._writing():
+            self.check_held()
+            if not self.complete:
+                _create(self.path / "COMPLETE", "")
+
+    def _supersede(self, attempt: int, step: int | None) -> None:
+        # At each moment of this, what is left can be gone on from: the newest checkpoint moves first, and the records
+        # that belong to it stay until it has moved.
+        later = [path for at, path in reversed(self.committed()) if step is None or at > step]
+        records = [path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)]
+        if not later and (step is not None or not records):
+            return
+        self._folder("superseded").mkdir(exist_ok=True)
+        target = self.path / "superseded" / str(attempt)
+        target.mkdir()
+        if step is not None:
+            for path in records:
+                shutil.copyfile(path, target / path.name, follow_symlinks=False)
+        for path in (*later, *records * (step is None)):
+            path.rename(target / path.name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise CheckpointError(
                 f"the run directory {self.path} cannot be written: {error}. Choose another one"
             ) from error
 
-    def mark_complete(self) -> None:
-        """Notes that the run has reached its planned end."""
-        (self.path / "COMPLETE").touch()
+    def _folder(self, name: str) -> Path:
+        folder = self.path / name
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
+        return folder
 
-    def _in(self, folder: str) -> list[Path]:
-        return list((self.path / folder).iterdir()) if (self.path / folder).is_dir() else []
+    def _in(self, name: str) -> list[Path]:
+        folder = self._folder(name)
+        return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _create(path: Path, text: str) -> None:
+    """A new file, durable; an error if there is one already."""
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,239 @@
+"""Who may write to a run: one fit at a time, found out by the kernel's lock, or else by the heartbeat."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from fulgurite import lock
+from fulgurite.errors import CheckpointError
+from fulgurite.lock import Lock, owner_of
+from models import Act, Counting, numbers
+
+HOLD = """
+import os, sys, time
+from fulgurite import RunDirectory
+with RunDirectory(sys.argv[1]).hold():
+    child = os.fork() if sys.argv[2:] else 1
+    if child == 0:
+        time.sleep(600)  # a worker that outlives its parent
+    print(child, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a process that holds the run, and waits until it does."""
+    started, workers = [], []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", HOLD, str(tmp_path), *arguments]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        workers.extend([worker] * bool(arguments))
+        return process
+
+    yield start
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def foreign(path: Path, age: float, **changes: Any) -> Path:
+    """A lock file of an owner on another machine, whose last heartbeat is `age` seconds old."""
+    owner = {"host": "elsewhere", "boot": "b", "pid": 1, "started": 0.0, "attempt": 4, "ended": False} | changes
+    (path / "lock").write_text(json.dumps(owner))
+    os.utime(path / "lock", (time.time() - age,) * 2)
+    return path / "lock"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat every 50 ms; dead after 1 s."""
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(lock, "DEAD", 1.0)
+
+
+# --- one machine ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_use_by_another_process_is_an_error_that_names_it(tmp_path: Path, holder: Callable[..., Any]):
+    process = holder()
+    with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"):
+        with fg.RunDirectory(tmp_path).hold():
+            pass
+    found = fg.RunDirectory(tmp_path).owner  # readers need no lock
+    assert found and (found[0].pid, found[0].attempt, found[0].running) == (process.pid, 1, True)
+
+
+@pytest.mark.parametrize("arguments", [(), ("with a worker",)])
+def test_the_run_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: Callable[..., Any], arguments: Any):
+    """Also where a process that it had forked lives on."""
+    process = holder(*arguments)
+    process.kill()
+    process.wait()
+    found = fg.RunDirectory(tmp_path).owner
+    assert found and not found[0].ended and not found[0].running
+    with fg.RunDirectory(tmp_path).hold():
+        pass
+
+
+def test_fits_of_one_process_follow_one_another(tmp_path: Path):
+    one = fg.Engine(steps=3, run=tmp_path, autoload=False)
+    first = one.fit(Counting, numbers([0]))
+    second = one.fit(data=numbers([0]), state=first.state)
+    assert float(second.module.weight) == -6
+    assert fg.RunDirectory(tmp_path).attempts == 2
+    found = fg.RunDirectory(tmp_path).owner
+    assert found and found[0].ended and (found[0].pid, found[0].attempt) == (os.getpid(), 2)
+
+
+def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
+    def within(run: fg.Run) -> None:
+        fg.Engine(steps=1, run=tmp_path, autoload=False).fit(Counting, numbers([0]))
+
+    with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {os.getpid()}"):
+        fg.Engine(steps=3, run=tmp_path, plugins=[Act(fg.At(2), within)], autoload=False).fit(Counting, numbers([0]))
+    fg.Engine(steps=3, run=tmp_path, autoload=False).fit(Counting, numbers([0]))  # the lock went with the fit
+
+
+def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
+    one = fg.Engine(steps=3, run=tmp_path, autoload=False)
+    with pytest.raises(Exception, match="no batch"):
+        one.fit(Counting, [])
+    assert fg.RunDirectory(tmp_path).attempts == 0
+    assert one.fit(Counting, numbers([0])).stopped is None
+
+
+def test_a_dev_run_takes_no_lock(tmp_path: Path):
+    fg.Engine(steps=3, run=tmp_path / "run", dev_run=1, autoload=False).fit(Counting, numbers([0]))
+    assert not (tmp_path / "run").exists()
+
+
+# --- other machines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"host": lock.platform.node()}], ids=["other host", "other boot"])
+def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(tmp_path: Path, changes: dict[str, str]):
+    path = foreign(tmp_path, 61.0, **changes)
+    with fg.RunDirectory(tmp_path).hold():
+        found = owner_of(path)
+        assert found and found[0].here
+
+
+def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
+    foreign(tmp_path, 0.0, ended=True)
+    with fg.RunDirectory(tmp_path).hold():
+        pass
+
+
+def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None):
+    foreign(tmp_path, 0.0)
+    with pytest.warns(UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to 1 s"):
+        with fg.RunDirectory(tmp_path).hold():
+            pass
+
+
+def test_an_owner_elsewhere_that_shows_life_keeps_the_run(tmp_path: Path, quick: None):
+    path, over = foreign(tmp_path, 0.0), threading.Event()
+
+    def live() -> None:
+        while not over.wait(0.05):
+            os.utime(path)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with pytest.warns(UserWarning, match="waiting"), pytest.raises(CheckpointError, match="in use by attempt 4"):
+            Lock(path, 5)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(tmp_path: Path, holder: Callable[..., Any]):
+    """Its file is left to it: the process that holds it finds another one in its place."""
+    holder()
+    kept = (tmp_path / "lock").stat().st_ino
+    foreign(tmp_path, 61.0)
+    with fg.RunDirectory(tmp_path).hold():
+        assert (tmp_path / "lock").stat().st_ino != kept
+        assert (tmp_path / "lock.4").stat().st_ino == kept
+
+
+def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
+    saved: list[int] = []
+
+    class Saving:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("save", 1, fg.Run.save, "save")]
+
+        @fg.hookimpl
+        def save(self, run: fg.Run) -> None:
+            saved.append(run.step)
+
+    take = Act(fg.At(3), lambda run: foreign(tmp_path, 0.0, attempt=2) and None)
+    with pytest.raises(CheckpointError, match=r"taken over by attempt 2, process 1 on elsewhere.*write nothing"):
+        fg.Engine(steps=5, run=tmp_path, plugins=[Saving(), take], autoload=False).fit(Counting, numbers([0]))
+    assert saved == [1, 2]
+    assert not fg.RunDirectory(tmp_path).complete
+    found = owner_of(tmp_path / "lock")
+    assert found and found[0].attempt == 2 and not found[0].ended  # left to its new owner
+
+
+def test_the_heartbeat_is_renewed(tmp_path: Path, quick: None):
+    held = Lock(tmp_path / "lock", 1)
+    os.utime(tmp_path / "lock", (0, 0))
+    deadline = time.monotonic() + 60
+    while (tmp_path / "lock").stat().st_mtime == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert time.time() - (tmp_path / "lock").stat().st_mtime < 60
+    held.release()
+
+
+def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, quick: None):
+    held = Lock(tmp_path / "lock", 1)
+    (tmp_path / "lock").unlink()
+    held.check()
+    held.release()
+    assert not (tmp_path / "lock").exists()
+
+
+# --- files that are not ours ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", "null", "x" * 5000, "[" * 900, '{"host": 1, "boot": 2, "pid": "x", "started": 0, "attempt": 1}'],
+)
+def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, content: str):
+    (tmp_path / "lock").write_text(content)
+    assert fg.RunDirectory(tmp_path).owner is None
+    with fg.RunDirectory(tmp_path).hold():
+        found = fg.RunDirectory(tmp_path).owner
+        assert found and found[0].pid == os.getpid()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("victim"), Path.mkdir, os.mkfifo])
+def test_a_lock_that_is_no_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]):
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run" / "lock")
+    with pytest.raises(CheckpointError, match=r"cannot be written|no regular file"):
+        with fg.RunDirectory(tmp_path / "run").hold():
+            pass
+    assert fg.RunDirectory(tmp_path / "run").owner is None
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
