@@ -261,13 +261,21 @@ def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
 def test_accuracy_of_small_integers_and_many_classes():
     labels = jnp.array([0, 200], jnp.uint8)
     assert Accuracy.of(jax.nn.one_hot(labels, 300), labels).compute() == 1
+    assert Accuracy.of(jnp.array([[0.0, 1], [0, 1]]), jnp.array([True, False])).compute() == 0.5
+
+
+def test_scores_without_a_class_axis_are_not_taken_for_one_example():
+    with pytest.raises(
+        ConfigurationError, match=r"logits \[4\] .* end with an axis of classes, the labels are integers"
+    ):
+        Accuracy.of(jnp.ones(4), jnp.array([0, 1, 1, 0]))
 
 
 @pytest.mark.parametrize(
     ("labels", "top_k", "words"),
     [
         (jnp.zeros((4, 1), int), 1, r"logits \[4, 3\] with labels int32\[4, 1\]"),
-        (jnp.zeros(4), 1, r"labels float32\[4\]; they must be integers of shape \[4\], or one-hot of shape \[4, 3\]"),
+        (jnp.zeros(4), 1, r"labels float32\[4\]; .* labels are integers of shape \[4\], or one-hot of shape \[4, 3\]"),
         (jnp.zeros(4, int), 0, "top_k=0 of 3 classes; choose from 1 to 3"),
         (jnp.zeros(4, int), 4, "top_k=4 of 3 classes"),
     ],

@@ -42,17 +42,18 @@ class Metric(eqx.Module):
 
 class Sum(Metric):
     """A compensated sum: `value` is the sum rounded, `error` what that lost; within a batch it is as exact as XLA's.
+    `of` sums to a scalar; `jax.vmap(Sum.of)` gives sums side by side, which are merged element by element.
 
     Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for Extending the Available
     Precision (1971). Errors that are only summed apart, as by Neumaier, grow too large themselves.
     """
 
-    value: Float[Array, ""]
-    error: Float[Array, ""]
+    value: Float[Array, "..."]
+    error: Float[Array, "..."]
 
     @staticmethod
     def of(values: Values, mask: Mask | None = None) -> "Sum":
-        total = jnp.sum(_filled(_floats(values), mask, 0.0))
+        total = jnp.sum(filled(as_floats(values), mask, 0.0))
         return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))  # -0 would not survive merging 0
 
     def merge(self, other: Any) -> "Sum":
@@ -77,9 +78,9 @@ class Mean(Metric):
     @staticmethod
     def of(values: Values, mask: Mask | None = None, weight: Values | None = None) -> "Mean":
         """`weight` says how much each value counts, over all or the leading axes; weight zero masks."""
-        numbers = _floats(values)
+        numbers = as_floats(values)
         weights = jnp.ones_like(numbers) * _over_leading(1.0 if weight is None else weight, numbers, "weight")
-        weights = _filled(weights, mask, 0.0)
+        weights = filled(weights, mask, 0.0)
         return Mean(Sum.of(numbers * weights, weights != 0), Sum.of(weights))
 
     def compute(self) -> Any:
@@ -94,23 +95,17 @@ class Accuracy(Metric):
 
     @staticmethod
     def of(logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1) -> "Accuracy":
-        """Of logits `(..., classes)` and labels that are integers `(...)`, or one-hot `(..., classes)`. One that is no
-        class is wrong. Of equal logits the first counts as larger, as for `argmax`, and a NaN as larger than none."""
-        logits, labels = _floats(logits), jnp.asarray(labels)
-        *examples, classes = logits.shape
+        """Of logits `(..., classes)` and labels as `class_labels` takes them. One that is no class is wrong. Of equal
+        logits the first counts as larger, as for `argmax`, and a NaN as larger than none."""
+        logits = as_floats(logits)
+        label = class_labels(logits, labels, "Accuracy")[..., None]
+        index, classes = jnp.arange(logits.shape[-1]), logits.shape[-1]
         if not 1 <= top_k <= classes:
             raise ConfigurationError(f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}")
-        if labels.shape == logits.shape:
-            labels = jnp.argmax(labels, axis=-1)
-        elif list(labels.shape) != examples or not jnp.issubdtype(labels.dtype, jnp.integer):
-            given = f"Accuracy of logits {list(logits.shape)} with labels {labels.dtype}{list(labels.shape)}"
-            wanted = f"integers of shape {examples}, or one-hot of shape {list(logits.shape)}"
-            raise ConfigurationError(f"{given}; they must be {wanted}")
-        index, label = jnp.arange(classes), labels[..., None]
         logit = jnp.max(jnp.where(index == label, logits, -jnp.inf), axis=-1, keepdims=True)
         # Counted are the classes that the label beats, not those that beat it: a NaN beats none.
         beaten = jnp.sum((logits < logit) | ((logits == logit) & (index > label)), axis=-1)
-        return Accuracy(Mean.of((beaten >= classes - top_k) & jnp.any(index == label, axis=-1), mask))
+        return Accuracy(Mean.of((beaten >= classes - top_k) & (label >= 0)[..., 0], mask))
 
     def compute(self) -> Value:
         return self.mean.compute()
@@ -123,7 +118,7 @@ class Max(Metric):
 
     @staticmethod
     def of(values: Values, mask: Mask | None = None) -> "Max":
-        return Max(jnp.max(_filled(_floats(values), mask, -jnp.inf), initial=-jnp.inf))
+        return Max(jnp.max(filled(as_floats(values), mask, -jnp.inf), initial=-jnp.inf))
 
     def merge(self, other: Any) -> "Max":
         return Max(jnp.maximum(self.value, other.value))
@@ -142,7 +137,7 @@ class Min(Metric):
 
     @staticmethod
     def of(values: Values, mask: Mask | None = None) -> "Min":
-        return Min(Max.of(-_floats(values), mask))
+        return Min(Max.of(-as_floats(values), mask))
 
     def compute(self) -> Value:
         return -self.negated.value
@@ -157,7 +152,7 @@ class Std(Metric):
 
     @staticmethod
     def of(values: Values, mask: Mask | None = None) -> "Std":
-        numbers = _floats(values)
+        numbers = as_floats(values)
         count = jnp.maximum(Sum.of(jnp.ones_like(numbers), mask).value, 1)
         mean = Sum.of(numbers, mask).value / count
         error = Sum.of(numbers - mean, mask).value / count
@@ -198,7 +193,7 @@ class Last(Running):
 
     @staticmethod
     def of(value: Values) -> "Last":
-        return Last(_floats(value))
+        return Last(as_floats(value))
 
     def then(self, new: Any) -> "Last":
         return new
@@ -215,7 +210,7 @@ class MovingAverage(Running):
     def of(value: Values, weight: float | int = 0.01) -> "MovingAverage":
         if not 0 < weight <= 1:
             raise ConfigurationError(f"MovingAverage with weight={weight}; it must be above 0 and at most 1")
-        return MovingAverage(_floats(value), jnp.ones((), jnp.int32), weight)
+        return MovingAverage(as_floats(value), jnp.ones((), jnp.int32), weight)
 
     def then(self, new: Any) -> "MovingAverage":
         count = self.count + new.count
@@ -249,10 +244,30 @@ class Gathered(eqx.Module):
         return jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), self)
 
 
-def _floats(values: Any) -> Array:
+def class_labels(logits: Array, labels: Values, what: str) -> Int[Array, "..."]:
+    """Labels `(...)` for logits `(..., classes)`, -1 for one that is no class. Given are integers or booleans `(...)`,
+    or one-hot `(..., classes)`. `what` needs them, for the error."""
+    labels = jnp.asarray(labels)
+    if labels.ndim > 1 and labels.shape == logits.shape:
+        labels = jnp.argmax(labels, axis=-1)
+    elif labels.shape != logits.shape[:-1] or logits.ndim == 0 or jnp.issubdtype(labels.dtype, jnp.inexact):
+        given = f"{what} of logits {list(logits.shape)} with labels {labels.dtype}{list(labels.shape)}"
+        wanted = f"integers of shape {list(logits.shape[:-1])}, or one-hot of shape {list(logits.shape)}"
+        raise ConfigurationError(f"{given}; the logits end with an axis of classes, the labels are {wanted}")
+    classes = jnp.int32(logits.shape[-1])
+    return jnp.where((labels >= 0) & (labels < classes), labels, jnp.int32(-1))
+
+
+def as_floats(values: Any) -> Array:
     """Strongly typed: float64 stays, all else becomes float32."""
     values = jnp.asarray(values)
     return jax.lax.convert_element_type(values, jnp.float64 if values.dtype == jnp.float64 else jnp.float32)
+
+
+def filled(values: Array, mask: Mask | None, fill: float) -> Array:
+    """The values with `fill` where the mask over all or their leading axes, if any, is False. Chosen, never multiplied:
+    what is masked may be NaN."""
+    return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
@@ -269,8 +284,3 @@ def _over_leading(given: Any, values: Array, what: str) -> Array:
         shapes = f"a {what} of shape {list(given.shape)} for values of shape {list(values.shape)}"
         raise ConfigurationError(f"{shapes}; it must begin like these")
     return given.reshape(given.shape + (1,) * (values.ndim - given.ndim))
-
-
-def _filled(values: Array, mask: Any, fill: float) -> Array:
-    """Chosen, never multiplied: what is masked may be NaN."""
-    return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)
