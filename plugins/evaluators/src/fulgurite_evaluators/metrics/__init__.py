@@ -1,0 +1,28 @@
+"""Metrics for classification and regression, beside those of `fulgurite.metrics`; `docs/metrics.md` lists all.
+
+Of the kind `Metric`: summed up on the device, of fixed shape, exact in any grouping; for windows and evaluators. Of the
+kind `Gathered` (`RocAuc`, `AveragePrecision`, `Collect`): over the whole set at once; for evaluators.
+"""
+
+from fulgurite_evaluators.metrics.calibration import ExpectedCalibrationError, Perplexity
+from fulgurite_evaluators.metrics.classification import F1, ConfusionMatrix, Precision, Recall
+from fulgurite_evaluators.metrics.gathered import AveragePrecision, Collect, RocAuc
+from fulgurite_evaluators.metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
+from fulgurite_evaluators.metrics.sampled import Median, SampledSet
+
+__all__ = [
+    "F1",
+    "R2",
+    "AveragePrecision",
+    "Collect",
+    "ConfusionMatrix",
+    "ExpectedCalibrationError",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Median",
+    "Perplexity",
+    "Precision",
+    "Recall",
+    "RocAuc",
+    "SampledSet",
+]

@@ -1,0 +1,64 @@
+"""How good the probabilities are that a classifier gives: logits `(..., classes)`, labels as for accuracy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import ConfigurationError
+from fulgurite.metrics import Mask, Mean, Metric, Sum, Value, Values, as_floats, class_labels, filled
+
+from fulgurite_evaluators.metrics.arrays import namespace
+
+
+class Perplexity(Metric):
+    """exp of the mean of -log p(label); of nothing, NaN. A label that is no class has probability zero."""
+
+    surprise: Mean
+
+    @staticmethod
+    def of(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
+        logits = as_floats(logits)
+        label = class_labels(logits, labels, "Perplexity")[..., None]
+        logs = jax.nn.log_softmax(logits)
+        chosen = jnp.max(jnp.where(jnp.arange(logits.shape[-1]) == label, logs, -jnp.inf), axis=-1)
+        return Perplexity(Mean.of(-chosen, mask))
+
+    def compute(self) -> Value:
+        mean: Any = self.surprise.compute()
+        with np.errstate(over="ignore"):
+            return namespace(mean).exp(mean)
+
+
+class ExpectedCalibrationError(Metric):
+    """How far confidence is from accuracy: examples are binned by the probability of their likeliest class, and the
+    distances of mean confidence and accuracy averaged, weighted by the bins' examples; of nothing, NaN.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks (2017), equations 2 to 3; bins are open below.
+
+    Attributes:
+        excess: `(bins,)`, the sum of confidence - correctness in each bin.
+        count: the examples.
+    """
+
+    excess: Sum
+    count: Sum
+
+    @staticmethod
+    def of(logits: Values, labels: Values, mask: Mask | None = None, bins: int = 15) -> "ExpectedCalibrationError":
+        if bins < 1:
+            raise ConfigurationError(f"ExpectedCalibrationError with bins={bins}; there must be at least one")
+        logits = as_floats(logits)
+        label = class_labels(logits, labels, "ExpectedCalibrationError")
+        confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
+        excess = confidence - (jnp.argmax(logits, axis=-1) == label)
+        place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
+        inside = (place[..., None] == jnp.arange(bins)) & filled(jnp.ones_like(place, bool), mask, False)[..., None]
+        return ExpectedCalibrationError(
+            jax.vmap(lambda one: Sum.of(excess, one), in_axes=-1)(inside), Sum.of(jnp.ones_like(excess), mask)
+        )
+
+    def compute(self) -> Value:
+        distances: Any = abs(self.excess.compute())
+        with np.errstate(invalid="ignore"):  # of nothing it is NaN, and meant to be
+            return distances.sum() / self.count.compute()

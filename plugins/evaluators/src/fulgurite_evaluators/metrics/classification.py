@@ -1,0 +1,111 @@
+"""What was predicted against what is: the confusion matrix, precision, recall and F1.
+
+Predictions are logits `(..., classes)`, of which the largest is predicted, the first of equal ones, and none where one
+is NaN; or booleans `(...)` for two classes, such as `logit > 0`. Labels are integers or booleans `(...)`, or one-hot
+`(..., classes)`. A label that is no class is never predicted rightly. `mask` is over all or the leading axes.
+"""
+
+from abc import abstractmethod
+from typing import Any, Literal, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import ConfigurationError
+from fulgurite.metrics import Mask, Metric, Sum, Value, Values, as_floats, class_labels, filled
+from jaxtyping import Array, Int
+
+from fulgurite_evaluators.metrics.arrays import counted, namespace
+
+Average = Literal["macro", "micro"] | None
+
+
+class ConfusionMatrix(Metric):
+    """`(classes, classes)`, float32: how many examples of each class (rows) were predicted as each class (columns)."""
+
+    counts: Sum
+
+    @staticmethod
+    def of(preds: Values, labels: Values, mask: Mask | None = None) -> "ConfusionMatrix":
+        predicted, label, classes = _predicted(preds, labels, mask, "ConfusionMatrix")
+        both = jnp.where((predicted < 0) | (label < 0), -1, label * classes + predicted)
+        counts = counted(both, classes**2)
+        return ConfusionMatrix(jax.tree.map(lambda count: count.reshape(classes, classes), counts))
+
+    def compute(self) -> Value:
+        return self.counts.compute()
+
+
+class _Ratio(Metric):
+    """A share of counts for each class, averaged. Of two classes it is that of the second, whatever the average.
+
+    Attributes:
+        hits: examples of each class that were predicted as it.
+        predicted: examples that were predicted as each class.
+        actual: examples of each class.
+        average: `macro`, the mean over the classes that occur, as a label or as a prediction; `micro`, that of the
+            counts of all classes; None, an array with one for each class, NaN for one that does not occur.
+    """
+
+    hits: Sum
+    predicted: Sum
+    actual: Sum
+    average: Average = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro") -> Self:
+        """See the module for what is taken."""
+        if average not in ("macro", "micro", None):
+            raise ConfigurationError(f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None")
+        predicted, label, classes = _predicted(preds, labels, mask, cls.__name__)
+        hit = jnp.where(predicted == label, label, -1)
+        hits, predicted, actual = (counted(index, classes) for index in (hit, predicted, label))
+        if jnp.asarray(preds).dtype == jnp.bool_:
+            hits, predicted, actual = jax.tree.map(lambda count: count[1], (hits, predicted, actual))
+        return cls(hits, predicted, actual, average)
+
+    def compute(self) -> Value:
+        counts: list[Any] = [count.compute() for count in (self.hits, self.predicted, self.actual)]
+        numpy = namespace(*counts)
+        hits, predicted, actual = [count.sum() for count in counts] if self.average == "micro" else counts
+        occurs, among = predicted + actual > 0, self._among(predicted, actual)
+        ratio = numpy.where(occurs, hits / numpy.where(among > 0, among, 1), np.nan).astype(hits.dtype)
+        if self.average != "macro" or ratio.ndim == 0:
+            return ratio
+        with np.errstate(invalid="ignore"):  # of nothing it is NaN, and meant to be
+            return numpy.where(occurs, ratio, 0).sum() / occurs.sum().astype(ratio.dtype)
+
+    @abstractmethod
+    def _among(self, predicted: Any, actual: Any) -> Any:
+        """Of how many the hits are a share."""
+
+
+class Precision(_Ratio):
+    """The share of right ones among the examples that were predicted as a class; 0 if none was, of nothing NaN."""
+
+    def _among(self, predicted: Any, actual: Any) -> Any:
+        return predicted
+
+
+class Recall(_Ratio):
+    """The share of right ones among the examples of a class; 0 if there is none, of nothing NaN."""
+
+    def _among(self, predicted: Any, actual: Any) -> Any:
+        return actual
+
+
+class F1(_Ratio):
+    """The harmonic mean of precision and recall; of nothing NaN."""
+
+    def _among(self, predicted: Any, actual: Any) -> Any:
+        return (predicted + actual) / 2
+
+
+def _predicted(preds: Any, labels: Any, mask: Any, what: str) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
+    """Predicted and right classes, -1 for masked and for none, and how many classes there are."""
+    preds = jnp.asarray(preds)
+    logits = as_floats(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)
+    label = class_labels(logits, labels, what)
+    predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=-1), -1, jnp.argmax(logits, axis=-1))
+    return filled(predicted, mask, -1), filled(label, mask, -1), logits.shape[-1]

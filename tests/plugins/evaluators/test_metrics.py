@@ -1,0 +1,393 @@
+"""Every metric against scikit-learn over the whole set, from randomly split, padded and merged parts."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, cast
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import sklearn.metrics as sk
+from fulgurite_evaluators import metrics as fm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+CLASSES = range(4)
+PART = 6  # examples in a part with its padding: one shape, so that little is compiled
+NAN = math.nan
+MERGE = jax.jit(lambda a, b: a.merge(b))
+COMPUTE = jax.jit(lambda metric: metric.compute())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A metric of `data(random)`, whose `expected` over the arrays of the whole set is computed by something else."""
+
+    of: Callable[..., Any]
+    data: Callable[..., dict[str, np.ndarray]]
+    expected: Callable[..., Any]
+
+    @cached_property
+    def compiled(self) -> Callable[..., Any]:
+        return jax.jit(self.of)
+
+
+def logits(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    """Few values, so that there are ties; some classes do not occur."""
+    label = random.choice(random.choice(4, random.integers(1, 5)), n).astype(random.choice(["uint8", "int32", "int8"]))
+    return {"preds": np.round(random.normal(size=(n, 4)) * 2).astype("float16"), "labels": label}
+
+
+def binary(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    share = random.choice([0, 0.3, 0.5, 1])
+    labels = (random.random(n) < share).astype(random.choice(["bool", "int32", "float32"]))
+    return {"scores": (np.round(random.normal(size=n) * 2) / 2).astype("float16"), "labels": labels}
+
+
+def decisions(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    labels = random.random(n) < random.choice([0, 0.3, 1])
+    return {"preds": random.random(n) < random.choice([0, 0.5, 1]), "labels": labels.astype(random.choice(["?", "i4"]))}
+
+
+def numbers(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    offset = random.choice([0, 0, 100.0])
+    targets = np.round(random.normal(size=n) * random.choice([0, 1])) + offset
+    return {"preds": (targets + random.normal(size=n) / 8).astype("float32"), "targets": targets.astype("float32")}
+
+
+def classified(score: Callable[..., Any], average: str | None) -> Callable[..., Any]:
+    def expected(preds: np.ndarray, labels: np.ndarray) -> Any:
+        predicted = preds.argmax(-1)
+        given = {"labels": CLASSES} if average is None else {}
+        if not len(labels):
+            return np.full(4, NAN) if average is None else NAN
+        values = score(labels, predicted, average=average, zero_division=0, **given)
+        occurs = [one in labels or one in predicted for one in CLASSES]
+        return np.where(occurs, values, NAN) if average is None else values
+
+    return expected
+
+
+def decided(score: Callable[..., Any]) -> Callable[..., Any]:
+    def expected(preds: np.ndarray, labels: np.ndarray) -> Any:
+        return score(labels, preds, zero_division=0) if preds.any() or labels.any() else NAN
+
+    return expected
+
+
+def calibration(preds: np.ndarray, labels: np.ndarray, bins: int) -> float:
+    """Bin by bin, as the paper writes it."""
+    if not len(labels):
+        return NAN
+    probabilities = np.asarray(jax.nn.softmax(preds.astype("float32")))
+    confidence, right = probabilities.max(-1), preds.argmax(-1) == labels
+    total = 0.0
+    for low in range(bins):
+        inside = (confidence * np.float32(bins) > low) & (confidence * np.float32(bins) <= low + 1)
+        if inside.any():
+            total += inside.mean() * abs(right[inside].mean() - confidence[inside].astype(float).mean())
+    return total
+
+
+def perplexity(preds: np.ndarray, labels: np.ndarray) -> float:
+    if not len(labels):
+        return NAN
+    probabilities = np.exp(preds.astype(float)) / np.exp(preds.astype(float)).sum(-1, keepdims=True)
+    return np.exp(sk.log_loss(labels, probabilities, labels=CLASSES))
+
+
+def unless(undefined: Callable[..., bool], score: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **arrays: NAN if undefined(*arrays.values()) else score(*reversed(arrays.values()))
+
+
+def none(_: np.ndarray, labels: np.ndarray) -> bool:
+    return not len(labels)
+
+
+CASES = {
+    "ConfusionMatrix": Case(
+        fm.ConfusionMatrix.of,
+        logits,
+        lambda preds, labels: (
+            sk.confusion_matrix(labels, preds.argmax(-1), labels=CLASSES) if len(labels) else np.zeros((4, 4))
+        ),
+    ),
+    "ConfusionMatrix of two": Case(
+        fm.ConfusionMatrix.of,
+        decisions,
+        lambda preds, labels: sk.confusion_matrix(labels, preds, labels=(0, 1)) if len(labels) else np.zeros((2, 2)),
+    ),
+    **{
+        f"{kind.__name__} {average}": Case(partial(kind.of, average=average), logits, classified(score, average))
+        for kind, score in ((fm.Precision, sk.precision_score), (fm.Recall, sk.recall_score), (fm.F1, sk.f1_score))
+        for average in ("macro", "micro", None)
+    },
+    "Precision of two": Case(fm.Precision.of, decisions, decided(sk.precision_score)),
+    "Recall of two": Case(partial(fm.Recall.of, average="micro"), decisions, decided(sk.recall_score)),
+    "F1 of two": Case(partial(fm.F1.of, average=None), decisions, decided(sk.f1_score)),
+    "MeanSquaredError": Case(fm.MeanSquaredError.of, numbers, unless(none, sk.mean_squared_error)),
+    "MeanAbsoluteError": Case(fm.MeanAbsoluteError.of, numbers, unless(none, sk.mean_absolute_error)),
+    "R2": Case(fm.R2.of, numbers, unless(lambda _, targets: len(targets) < 2, sk.r2_score)),
+    "Perplexity": Case(fm.Perplexity.of, logits, perplexity),
+    "ExpectedCalibrationError": Case(
+        partial(fm.ExpectedCalibrationError.of, bins=5), logits, partial(calibration, bins=5)
+    ),
+    "RocAuc": Case(fm.RocAuc.of, binary, unless(lambda _, labels: len(set(labels.tolist())) < 2, sk.roc_auc_score)),
+    "AveragePrecision": Case(
+        fm.AveragePrecision.of, binary, unless(lambda _, labels: not labels.any(), sk.average_precision_score)
+    ),
+    "Collect": Case(lambda scores, labels, mask: fm.Collect.of(scores, mask), binary, lambda scores, labels: scores),
+}
+
+
+def parts_of(arrays: dict[str, np.ndarray], random: np.random.Generator) -> list[dict[str, np.ndarray]]:
+    """The examples in order, in parts of random sizes, padded with what must not matter, at random places."""
+    parts, rest = [], np.arange(len(next(iter(arrays.values()))))
+    while len(rest) or not parts:
+        here, rest = np.split(rest, [random.integers(0, PART + 1)])
+        mask = np.zeros(PART, bool)
+        mask[random.permutation(PART)[: len(here)]] = True
+        part: dict[str, np.ndarray] = {}
+        for name, array in arrays.items():
+            junk = NAN if array.dtype.kind == "f" else 99
+            part[name] = np.full((PART, *array.shape[1:]), junk).astype(array.dtype)
+            part[name][mask] = array[here]
+        parts.append({**part, "mask": mask})
+    return parts
+
+
+def merged(parts: list[Any], random: np.random.Generator) -> Any:
+    """In any order and grouping; those that are gathered in order."""
+    if isinstance(parts[0], fg.metrics.Gathered):
+        return parts[0].merge(*parts[1:])
+    while len(parts) > 1:
+        a, b = (parts.pop(random.integers(len(parts))) for _ in range(2))
+        parts.append(MERGE(a, b))
+    return parts[0]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@given(n=st.integers(0, 25), seed=st.integers(0, 10_000))
+@settings(max_examples=25)
+@example(n=0, seed=0)
+@example(n=1, seed=0)
+def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(case: Case, n: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrays = case.data(random, n)
+    parts = [case.compiled(*part.values()) for part in parts_of(arrays, random)]
+    both = jax.tree.map(np.asarray, merged(parts, random))
+    found, expected = both.compute(), case.expected(**arrays)
+    assert not isinstance(found, jax.Array)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    if isinstance(both, fg.metrics.Metric):
+        np.testing.assert_allclose(COMPUTE(both), found, rtol=1e-6)
+
+
+def test_case_14_accuracy_over_batches_of_different_sizes() -> None:
+    four = fm.Recall.of(np.ones(4, bool), np.ones(4, int), average="micro")
+    two = fm.Recall.of(np.array([True, False]), np.ones(2, int), average="micro")
+    assert (four.compute(), two.compute()) == (1, 0.5)
+    assert four.merge(two).compute() == two.merge(four).compute() == np.float32(5 / 6)
+
+
+def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
+    one = fm.AveragePrecision.of(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
+    two = fm.AveragePrecision.of(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
+    for both in (one.merge(two), two.merge(one), one.merge(two.empty(), two)):
+        assert both.compute() == pytest.approx(5 / 6)
+    assert fm.RocAuc(both.mask, both.scores, both.labels).compute() == 0.75
+
+
+def some_metrics() -> list[fg.metrics.Metric]:
+    preds, labels = jnp.array([[2.0, 1, 0], [0, 3, 1], [1, 1, 0]]), jnp.array([0, 2, 1])
+    classified = [kind.of(preds, labels) for kind in (fm.ConfusionMatrix, fm.Precision, fm.F1, fm.Perplexity)]
+    numeric = [kind.of(preds[0], preds[1]) for kind in (fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2)]
+    sampled = [fm.SampledSet.of({"x": preds}, labels, size=size) for size in (2, 5)]
+    median = fm.Median.of(preds, jax.random.key(1), size=4)
+    return [*classified, *numeric, *sampled, median, fm.ExpectedCalibrationError.of(preds, labels)]
+
+
+@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
+def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: fg.metrics.Metric) -> None:
+    def bits(tree: Any) -> list[Any]:
+        return [(leaf.dtype, leaf.shape, leaf.weak_type, leaf.tobytes()) for leaf in jax.tree.leaves(tree)]
+
+    twice = MERGE(metric, metric)
+    for one in (metric, twice, metric.empty()):
+        assert jax.tree.structure(one) == jax.tree.structure(metric.empty())
+        assert bits(MERGE(one, metric.empty())) == bits(MERGE(metric.empty(), one)) == bits(one)
+
+
+def test_counts_stay_exact_where_float32_does_not() -> None:
+    million = fm.ConfusionMatrix.of(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
+    one = fm.ConfusionMatrix.of(jnp.ones(1, bool), jnp.ones(1, bool))
+    added = jax.jit(lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one))()
+    assert float(added.counts.value[1, 1]) + float(added.counts.error[1, 1]) == 2**26 + 65
+
+
+def test_what_is_no_class_is_never_right() -> None:
+    preds = jnp.array([[0.0, 1, 2], [0, 1, 2], [NAN, 1, 0], [3, 1, 2]])
+    labels = jnp.array([2, -1, 1, 3])
+    recall, precision = fm.Recall.of(preds, labels, average=None), fm.Precision.of(preds, labels, average=None)
+    np.testing.assert_array_equal(recall.compute(), [0, 0, 1])  # the first was predicted, but is none
+    np.testing.assert_array_equal(precision.compute(), [0, 0, 0.5])
+    assert fm.ConfusionMatrix.of(preds, labels).compute().tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert fm.Perplexity.of(preds, labels, labels >= 0).compute() != fm.Perplexity.of(preds, labels).compute()
+    assert fm.Perplexity.of(preds[:2], labels[:2]).compute() == math.inf
+
+
+def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
+    random = np.random.default_rng(0)
+    preds, labels = random.normal(size=(3, 5, 4)), random.integers(0, 4, (3, 5))
+    mask, expected = (
+        np.array([True, False, True]),
+        sk.f1_score(labels[[0, 2]].ravel(), preds[[0, 2]].argmax(-1).ravel(), average="macro"),
+    )
+    for one in (labels, np.eye(4)[labels]):
+        assert fm.F1.of(preds, one, mask).compute() == pytest.approx(expected)
+        full = np.broadcast_to(mask[:, None], (3, 5))
+        assert fm.F1.of(preds, one, full).compute() == pytest.approx(expected)
+    several = jax.vmap(fm.R2.of, in_axes=-1)(preds.astype("f4"), preds.astype("f4") + labels[..., None])
+    assert jax.vmap(lambda one: one.compute())(several).shape == (4,)
+
+
+def test_nan_and_infinity_are_not_hidden() -> None:
+    bad, good = jnp.array([[NAN, 0], [1, 0]]), jnp.array([[1.0, 0], [1, 0]])
+    labels = jnp.array([0, 0])
+    kinds: list[Any] = [fm.Perplexity, fm.ExpectedCalibrationError]
+    for kind in kinds:
+        assert math.isnan(kind.of(bad, labels).merge(kind.of(good, labels)).compute())
+    kinds = [fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2]
+    for kind in kinds:
+        assert math.isnan(kind.of(bad, good).merge(kind.of(good, good * 2)).compute())
+    for kind in (fm.RocAuc, fm.AveragePrecision):
+        assert math.isnan(kind.of(jnp.array([NAN, 1, 2]), jnp.array([0, 1, 0])).compute())
+        assert kind.of(jnp.array([-math.inf, math.inf]), jnp.array([0, 1])).compute() == 1
+    few = fm.Median.of(jnp.arange(100.0), jax.random.key(0), size=3)
+    assert math.isnan(few.merge(fm.Median.of(NAN, jax.random.key(1), size=3)).compute())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), average=cast(Any, "binary")),
+            "F1 with average='binary'; choose",
+        ),
+        (lambda: fm.F1.of(jnp.ones(4), jnp.ones(4, int)), r"F1 of logits \[4\] .* end with an axis of classes"),
+        (lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
+        (lambda: fm.R2.of(jnp.ones((4, 1)), jnp.ones(4)), r"R2 of predictions \[4, 1\] and targets \[4\]"),
+        (lambda: fm.RocAuc.of(jnp.ones((4, 2)), jnp.ones(4)), r"RocAuc of scores \[4, 2\]; they must be one number"),
+        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones(3)), r"begin with axes \[\[3\], \[4\]\]"),
+        (lambda: fm.RocAuc.of(jnp.ones(2), jnp.array([1, 2])).compute(), r"RocAuc of labels \[1, 2\]; .* 0 or 1"),
+        (lambda: fm.Collect.of(jnp.ones(4), jnp.ones((4, 1), bool)), "begin with axes"),
+        (lambda: fm.ExpectedCalibrationError.of(jnp.ones((1, 2)), jnp.ones(1, int), bins=0), "bins=0"),
+        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.arange(3), size=0), "size=0; it must be at least one"),
+        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.arange(4), size=2), r"begin with axes \[\[3\], \[4\]\]"),
+        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.ones(3), size=2), "ids of float32; they must be integers"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(fg.errors.ConfigurationError, match=words):
+        make()
+
+
+class Measured(fg.Module):
+    """A linear classifier of three classes that returns every metric."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jax.random.normal(key, (5, 3))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        preds, label, mask = batch["x"] @ self.weight, batch["label"], ctx.mask
+        loss = fg.metrics.Mean.of(optax.softmax_cross_entropy_with_integer_labels(preds, label), mask).compute()
+        best = preds.max(-1)
+        metrics = {
+            "confusion": fm.ConfusionMatrix.of(preds, label, mask),
+            "precision": fm.Precision.of(preds, label, mask),
+            "recall": fm.Recall.of(preds, label, mask, average=None),
+            "f1": fm.F1.of(preds[:, 0] > 0, label == 0, mask),
+            "perplexity": fm.Perplexity.of(preds, label, mask),
+            "calibration": fm.ExpectedCalibrationError.of(preds, label, mask, bins=4),
+            "squared": fm.MeanSquaredError.of(best, label, mask),
+            "absolute": fm.MeanAbsoluteError.of(best, label, mask),
+            "r2": fm.R2.of(best, label, mask),
+            "median": fm.Median.of(best, ctx.key(), mask, size=64),
+            "sample": fm.SampledSet.of({"x": batch["x"], "id": batch["id"]}, batch["id"], mask, size=3),
+        }
+        return fg.Output(loss, metrics=metrics)
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = self.training_step(batch, ctx)
+        scores, positive = batch["x"] @ self.weight[:, 0], batch["label"] == 0
+        whole = {
+            "auc": fm.RocAuc.of(scores, positive, ctx.mask),
+            "ap": fm.AveragePrecision.of(scores, positive, ctx.mask),
+            "all": fm.Collect.of({"id": batch["id"], "preds": batch["x"] @ self.weight}, ctx.mask),
+        }
+        return output.replace(metrics=output.metrics | whole)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.0)  # so that all steps measure the same module
+
+
+def measured(n: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(n, 5)).astype("f4")
+    return {"x": x, "label": random.integers(0, 3, n), "id": 1000 + np.arange(n)}
+
+
+def expected(arrays: dict[str, np.ndarray], weight: np.ndarray) -> dict[str, Any]:
+    preds, label = arrays["x"] @ weight, arrays["label"]
+    predicted, best = preds.argmax(-1), preds.max(-1)
+    probabilities = np.exp(preds) / np.exp(preds).sum(-1, keepdims=True)
+    return {
+        "confusion": sk.confusion_matrix(label, predicted),
+        "precision": sk.precision_score(label, predicted, average="macro"),
+        "recall": sk.recall_score(label, predicted, average=cast(Any, None)),
+        "f1": sk.f1_score(label == 0, preds[:, 0] > 0),
+        "perplexity": np.exp(sk.log_loss(label, probabilities)),
+        "calibration": calibration(preds, label, 4),
+        "squared": sk.mean_squared_error(label, best),
+        "absolute": sk.mean_absolute_error(label, best),
+        "r2": sk.r2_score(label, best),
+        "median": np.median(best),
+        "loss": sk.log_loss(label, probabilities),
+    }
+
+
+@pytest.mark.parametrize("remainder", ["pad", "keep"])
+def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
+    arrays = measured(11)
+    module = Measured(key=jax.random.key(0))
+    found = fg.Engine().evaluate(module, fg.ArrayData(arrays, 4, remainder=remainder))
+    weight = np.asarray(module.weight)
+    for name, value in expected(arrays, weight).items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=1e-6, err_msg=name)
+    scores = arrays["x"] @ weight[:, 0]
+    assert found["auc"] == pytest.approx(sk.roc_auc_score(arrays["label"] == 0, scores))
+    assert found["ap"] == pytest.approx(sk.average_precision_score(arrays["label"] == 0, scores))
+    np.testing.assert_array_equal(found["all/id"], arrays["id"])
+    assert found["sample/count"] == 3
+    np.testing.assert_array_equal(found["sample/x"], arrays["x"][found["sample/id"] - 1000])
+    assert {"sample/id", "sample/x", "all/preds"} <= found.keys()
+
+
+@pytest.mark.parametrize("fuse", [1, 2])
+def test_windows_over_several_steps(fuse: int) -> None:
+    arrays = measured(11)
+    data = fg.ArrayData(arrays, 4, remainder="pad")
+    result = fg.Engine(epochs=2, log_every=fg.EveryEpoch(), fuse=fuse, autoload=False).fit(Measured, data)
+    for name, value in expected(arrays, np.asarray(result.module.weight)).items():
+        for found in result.history[f"train/{name}"]:
+            np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)
+    samples = result.history["train/sample/id"]
+    assert len(samples) == 2 and np.array_equal(samples[0], samples[1])

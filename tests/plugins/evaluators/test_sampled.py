@@ -1,0 +1,112 @@
+"""Samples that depend on ids and keys alone, and the median of them."""
+
+from functools import reduce
+from itertools import permutations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite_evaluators.metrics import Median, SampledSet
+
+MERGE = jax.jit(lambda a, b: a.merge(b))
+OF = jax.jit(SampledSet.of, static_argnames="size")
+MEDIAN = jax.jit(Median.of, static_argnames="size")
+
+
+def sample(one: Any) -> list[int]:
+    found = jax.tree.map(np.asarray, one).compute()
+    assert all(not leaf[found["count"] :].any() for name, leaf in found.items() if name != "count")
+    return found["values"][: found["count"]].tolist()
+
+
+def test_case_21_the_least_priorities_are_kept_in_any_order_and_grouping() -> None:
+    def one(letter: str, priority: float) -> SampledSet:
+        values = jnp.array([ord(letter), 0, 0])
+        return SampledSet(jnp.int32(1), jnp.array([priority, 0, 0]), values + 1000, values)
+
+    parts = [one(*pair) for pair in (("a", 0.1), ("b", 0.5), ("c", 0.9), ("d", 0.2), ("e", 0.3))]
+    for order in permutations(parts):
+        left = reduce(MERGE, order)
+        right = MERGE(reduce(MERGE, order[:2]), reduce(MERGE, order[2:]))
+        for both in (left, right):
+            assert "".join(map(chr, sample(both))) == "ade"
+
+
+def test_of_equal_priorities_the_smaller_id_is_kept() -> None:
+    parts = [SampledSet(jnp.int32(1), jnp.zeros(1), jnp.array([id]), jnp.array([id])) for id in (3, 1, 2)]
+    assert {sample(reduce(MERGE, order))[0] for order in permutations(parts)} == {1}
+
+
+def test_batches_and_masks_do_not_change_the_sample() -> None:
+    ids = np.random.default_rng(0).permutation(24)
+    key = jax.random.key(7)
+    priority = np.array([jax.random.bits(jax.random.fold_in(key, int(id))) for id in ids])
+    expected = ids[np.argsort(priority)[:5]].tolist()
+    whole = SampledSet.of(10 * ids, ids, size=5, key=key)
+    assert sample(whole) == [10 * id for id in expected]
+    mask = np.array([True] * 8 + [False] * 4)
+    parts = [
+        OF(np.append(10 * part, [99] * 4), np.append(part, [0, 1, 2, 3]), mask, size=5, key=key)
+        for part in np.split(ids, 3)
+    ]
+    for order in permutations(parts):
+        merged = reduce(MERGE, order)
+        assert all(map(np.array_equal, jax.tree.leaves(merged), jax.tree.leaves(whole)))
+    assert sample(MERGE(whole, whole)) == sample(whole), "an example is not taken twice"
+    assert sample(OF(10 * ids, ids, size=5)) != sample(whole)
+
+
+def test_fewer_examples_than_places() -> None:
+    values = {"image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2), "score": np.array([0.5, np.nan, 2], np.float16)}
+    found = SampledSet.of(values, np.arange(3), np.array([True, False, True]), size=4).compute()
+    assert found["count"] == 2 and found["image"].shape == (4, 2, 2) and found["image"].dtype == np.uint8
+    assert np.sort(found["score"]).tolist() == [0, 0, 0.5, 2]
+    assert sample(SampledSet.of(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
+    assert sample(SampledSet.of(np.zeros(0), np.zeros(0, int), size=2)) == []
+
+
+def test_every_example_is_as_likely() -> None:
+    keys = jax.random.split(jax.random.key(0), 4000)
+    ids = jnp.arange(8)
+    kept = jax.jit(jax.vmap(lambda key: SampledSet.of(ids, ids, size=3, key=key).ids))(keys)
+    shares = np.bincount(np.asarray(kept).ravel(), minlength=8) / 4000
+    np.testing.assert_allclose(shares, 3 / 8, atol=4 * np.sqrt(3 / 8 * 5 / 8 / 4000))
+    pairs = np.mean((kept == 0).any(1) & (kept == 1).any(1))
+    assert pairs == pytest.approx(3 / 8 * 2 / 7, abs=4 * np.sqrt(0.107 * 0.893 / 4000))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 40])
+def test_the_median_of_few_is_exact(n: int) -> None:
+    random = np.random.default_rng(n)
+    values = np.round(random.normal(size=n), 1).astype("f4")
+    parts = [MEDIAN(np.full(8, np.nan, "f4"), jax.random.key(100), np.zeros(8, bool), size=40)]
+    for index, start in enumerate(range(0, n, 7)):
+        part = np.full(8, np.nan, "f4")
+        part[: len(values[start : start + 7])] = values[start : start + 7]
+        parts.append(MEDIAN(part, jax.random.key(index), np.arange(8) < len(values[start : start + 7]), size=40))
+    merged = reduce(MERGE, parts[::-1])
+    on_host = jax.tree.map(np.asarray, merged).compute()
+    assert isinstance(on_host, np.ndarray) and on_host.dtype == np.float32
+    np.testing.assert_array_equal(on_host, np.float32(np.median(values)) if n else np.nan)
+    np.testing.assert_array_equal(jax.jit(lambda one: one.compute())(merged), on_host)
+
+
+def test_the_median_of_many_is_near_it_and_so_is_one_of_repeated_values() -> None:
+    values = np.random.default_rng(0).exponential(size=20_000).astype("f4")
+    parts = [MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(values, 20))]
+    below = np.mean(values < float(reduce(MERGE, parts).compute()))
+    assert abs(below - 0.5) < 4 * 0.5 / np.sqrt(1000)
+    mostly = np.where(np.arange(20_000) % 10 < 7, np.float32(0), values)
+    parts = [MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(mostly, 20))]
+    assert reduce(MERGE, parts).compute() == 0
+
+
+def test_infinite_numbers_have_a_median() -> None:
+    infinity = np.float32(np.inf)
+    assert Median.of(np.array([-infinity, 1, infinity]), jax.random.key(0), size=8).compute() == 1
+    assert Median.of(np.array([1, infinity, infinity]), jax.random.key(0), size=8).compute() == infinity
+    assert np.isnan(
+        jax.tree.map(np.asarray, Median.of(np.array([-infinity, infinity]), jax.random.key(0), size=8)).compute()
+    )
