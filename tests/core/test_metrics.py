@@ -196,7 +196,8 @@ def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], rando
             parts.append(a.merge(b))
         expected = {Sum: every.sum(), Min: every.min(initial=INF), Max: every.max(initial=-INF)}
         expected[Mean] = every.sum() / every.size if every.size else NAN
-        np.testing.assert_allclose(parts[0].compute(), expected[kind], rtol=1e-6, atol=1e-4)
+        # Within one batch of 5 the sum is a plain one of float32, some of which cancels.
+        np.testing.assert_allclose(parts[0].compute(), expected[kind], rtol=1e-6, atol=2e-3)
 
 
 @pytest.mark.parametrize("sizes", [[300], [1] * 20 + [280], [299, 1], [100, 0, 7, 93, 100]])
