@@ -10,9 +10,14 @@ from time import perf_counter
 class Accounts:
     """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for
     the device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do
-    on the host. Time in a nested account counts there alone."""
+    on the host. Time in a nested account counts there alone.
+
+    Attributes:
+        open: the accounts that time is being booked to now, the innermost last; displays read it on their own threads.
+    """
 
     def __init__(self) -> None:
+        self.open: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = [0.0]
@@ -24,9 +29,11 @@ class Accounts:
         """Books the time of the block to `name`."""
         begun = perf_counter()
         self._inner.append(0.0)
+        self.open.append(name)
         try:
             yield
         finally:
+            self.open.pop()
             spent = perf_counter() - begun
             self.add(name, spent - self._inner.pop())
             self._inner[-1] += spent

@@ -1,0 +1,86 @@
+"""The line of a run and who renews it: a terminal's by the clock, or plain lines at growing intervals."""
+
+import threading
+from collections import deque
+from time import monotonic
+
+import fulgurite as fg
+from rich.console import Console
+from rich.live import Live
+
+from fulgurite_progress.line import Line
+
+FIRST_INTERVAL, LONGEST_INTERVAL = 2.0, 120.0
+# The rate is that of the last seconds, so that a pause shows and is forgotten.
+RATE_OVER = 15.0
+
+
+class Display:
+    """Shows one run on `console` until it is stopped."""
+
+    def __init__(self, run: fg.Run, console: Console, refresh: float) -> None:
+        self.console, self._run = console, run
+        self._metrics: dict[str, float] = {}
+        self._seen: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
+        self._how: str | None = None
+        self._ended = threading.Event()
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+        if console.is_terminal:
+            self._live = Live(get_renderable=self.line, console=console, refresh_per_second=refresh)
+
+    def start(self) -> None:
+        """Begins to show the run."""
+        if self._live is not None:
+            self._live.start(refresh=True)
+            # A second signal ends the process on the spot, and the cursor would stay hidden.
+            self.console.show_cursor(True)
+        else:
+            self._thread = threading.Thread(target=self._print_at_times, name="fulgurite progress", daemon=True)
+            self._thread.start()
+
+    def stop(self, how: str) -> None:
+        """Shows the line for the last time; `how` the run ended."""
+        self._how = how
+        self._ended.set()
+        if self._live is not None:
+            self._live.stop()
+        elif self._thread is not None:
+            self._thread.join()
+            self.console.print(self.line(), soft_wrap=True)
+
+    def log(self, record: fg.Record) -> None:
+        """Takes the numbers of an exact record into the line."""
+        if record.stream != "exact":
+            return
+        prefix = "" if record.source == "train" else f"{record.source}/"
+        for name, value in record.values.items():
+            if isinstance(value, int | float):
+                self._metrics[prefix + name] = value
+
+    def line(self) -> Line:
+        """What is known at this moment; nothing is read from the device."""
+        step, end, now = self._run.step, self._run.span.end, monotonic()
+        if self._how is None:
+            self._seen.append((now, step))
+            while len(self._seen) > 2 and now - self._seen[0][0] > RATE_OVER:
+                self._seen.popleft()
+        (begun, first), (last, newest) = self._seen[0], self._seen[-1]
+        rate = (newest - first) / (last - begun) if newest > first and last > begun else None
+        doing = self._how or _activity(self._run.accounts.open)
+        return Line(step, end, rate, dict(self._metrics), doing, ended=self._how is not None)
+
+    def _print_at_times(self) -> None:
+        interval = FIRST_INTERVAL
+        while not self._ended.wait(interval):
+            self.console.print(self.line(), soft_wrap=True)
+            interval = min(2 * interval, LONGEST_INTERVAL)
+
+
+def _activity(accounts: list[str]) -> str:
+    name = next(iter(accounts[:1]), "")
+    if name == "compile":
+        return "compiling"
+    if name.startswith("evaluate.") or ".evaluate" in name:
+        return f"evaluating {accounts[-1].rpartition('.')[2]}"
+    return "saving" if name.endswith(".save") else name

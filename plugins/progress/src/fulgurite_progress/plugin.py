@@ -1,0 +1,87 @@
+"""The plugin: a summary at the start, one live line while training runs, the times at the end."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fulgurite_progress.display import Display
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Shows a run on standard error: in a terminal one line that is renewed by the clock, elsewhere plain lines at
+    growing intervals. It never waits for the device and takes part in no step. Only the first process shows anything.
+
+    Attributes:
+        refresh: how often a second the line of a terminal is renewed.
+        summary: whether a table of the model and of each compiled step is printed.
+        times: whether a table of where the wall time went is printed at the end.
+    """
+
+    refresh: float = 5.0
+    summary: bool = True
+    times: bool = True
+    _shown: list["Display"] = field(default_factory=list, init=False, repr=False)
+
+    plugin_name = "progress"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.refresh, int | float) or not 0 < self.refresh <= 60:
+            raise ConfigurationError(f"Progress: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second")
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Prints the summary and begins the line."""
+        if jax.process_index() > 0:
+            return
+        from rich.console import Console
+
+        from fulgurite_progress.display import Display
+        from fulgurite_progress.summary import summary
+
+        console = Console(file=sys.stderr)
+        if self.summary:
+            console.print(summary(run.state))
+        display = Display(run, console, self.refresh)
+        self._shown.append(display)
+        display.start()
+
+    @fg.hookimpl
+    def on_compile(self, run: fg.Run | None, name: str, compiled: Any) -> None:
+        """Prints what the executable takes."""
+        from fulgurite_progress.summary import costs
+
+        if run is not None and self.summary and self._shown:
+            self._shown[0].console.print(costs(name, compiled, run.accounts.seconds["compile"]))
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        """Keeps the newest metrics for the line."""
+        if self._shown:
+            self._shown[0].log(record)
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        """Leaves the terminal as it was."""
+        self._end(f"ended by {type(exception).__name__}")
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+        """Ends the line and prints the times."""
+        from fulgurite_progress.times import times
+
+        if display := self._end(f"stopped: {result.stopped}" if result.stopped else "done"):
+            if self.times:
+                display.console.print(times(result.accounts))
+
+    def _end(self, how: str) -> "Display | None":
+        if not self._shown:
+            return None
+        display = self._shown.pop()
+        display.stop(how)
+        return display
