@@ -167,6 +167,27 @@ def test_metrics_of_the_caller() -> None:
     np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
 
 
+def test_metrics_of_the_caller_take_the_mask() -> None:
+    arrays, engine = examples(), fg.Engine()
+
+    def accuracy(preds: Any, batch: Any, mask: Any) -> fg.metrics.Metric:
+        return fg.metrics.Accuracy.of(jnp.stack([0 * preds, preds], -1), batch["y"] > 0, mask)
+
+    expected = np.mean((engine.predict(Measuring(), [arrays]) > 0) == arrays["y"])
+    for data in (Padded(arrays), fg.ArrayData(arrays, 4)):
+        found = engine.evaluate(Measuring(), data, metrics={"accuracy": accuracy})
+        assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ModelError, match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it"):
+        engine.evaluate(Measuring(), Padded(arrays), metrics={"all": lambda preds, batch: fg.metrics.Mean.of(preds)})
+    task = fg.Task(
+        lambda x: x[0],
+        loss=lambda preds, batch: preds,
+        metrics={"mean": lambda preds, batch, mask: fg.metrics.Mean.of(preds, mask)},
+        forward=lambda model, batch, ctx: jax.vmap(model)(batch["x"]),
+    )
+    assert engine.evaluate(task, Padded(arrays))["mean"] == pytest.approx(arrays["x"][:, 0].mean(), rel=1e-6)
+
+
 def test_metrics_without_predictions_say_what_to_return() -> None:
     class Silent(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

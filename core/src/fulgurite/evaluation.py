@@ -19,14 +19,14 @@ from fulgurite.errors import ModelError
 from fulgurite.feed import Feed
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
-from fulgurite.module import Output
+from fulgurite.module import Output, measured
 from fulgurite.plugins import PluginManager
 from fulgurite.state import TrainState, hashable
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
 from fulgurite.window import as_number, flattened
 
-Functions = Mapping[str, Callable[[Any, Any], Any]]
+Functions = Mapping[str, Callable[..., Any]]
 # Enough to keep the device busy; each holds its batch.
 IN_FLIGHT = 2
 
@@ -44,8 +44,8 @@ class EvaluatorSpec:
         data: any data source; one epoch of it is evaluated.
         limit: at most so many batches.
         weights: `current`, or the name of a plugin's module view.
-        metrics: instead of those that the module's step returns, by name: `metric(preds, batch)` gives a `Metric`, a
-            `Gathered`, or an array with an example axis; the step must return `preds` then.
+        metrics: instead of those that the module's step returns, by name: `metric(preds, batch)` gives an array with
+            an example axis, or `metric(preds, batch, mask)` a `Metric` or a `Gathered`; the step must return `preds`.
         losses: likewise, instead of the loss and its terms; `loss` is their sum.
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
@@ -196,13 +196,7 @@ class Evaluation:
     def _of_preds(self, functions: Functions, output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
         if output.preds is None:
             raise ModelError(f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)")
-        values = {name: function(output.preds, batch) for name, function in functions.items()}
-        return {
-            name: value
-            if isinstance(value, Metric | Gathered)
-            else Mean.of(value, None if jnp.ndim(value) == 0 else ctx.mask)
-            for name, value in values.items()
-        }
+        return {name: measured(name, function, output.preds, batch, ctx.mask) for name, function in functions.items()}
 
 
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:

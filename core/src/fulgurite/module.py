@@ -1,5 +1,6 @@
 """What a user writes: a module with a training contract, or a task around any Equinox model."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite.errors import ConfigurationError, ModelError
-from fulgurite.metrics import Mean, Metric, Running
+from fulgurite.metrics import Gathered, Mean, Metric, Running
 
 if TYPE_CHECKING:
     from fulgurite.context import Context
@@ -92,18 +93,18 @@ class Task(Module):
     Attributes:
         model: the Equinox model.
         loss: `loss(preds, batch)`, an array that begins with the example axis (averaged over the examples that are
-            not masked) or a scalar.
+            not masked) or a scalar. One with a parameter `mask` gets `ctx.mask` as well.
         optimizer: an `optax.GradientTransformation`.
-        metrics: by name, `metric(preds, batch)`: a `Metric`, or an array with an example axis, averaged likewise.
+        metrics: by name, likewise, or `metric(preds, batch, mask)` that gives a `Metric`.
         forward: `forward(model, batch, ctx)` gives `preds`, or an `Output` with `preds` and `model_state`. Without it
             the batch is a tuple or list that begins with the inputs, and the model is mapped over their examples.
         weight: a factor for the loss: a number, or a schedule `step -> number`.
     """
 
     model: PyTree
-    loss: Callable[[Any, Any], Array] = eqx.field(static=True)
+    loss: Callable[..., Array] = eqx.field(static=True)
     optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
-    metrics: Mapping[str, Callable[[Any, Any], Any]] = eqx.field(static=True, default_factory=dict)
+    metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
     forward: "Callable[[Any, Any, Context], Any] | None" = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
 
@@ -112,8 +113,8 @@ class Task(Module):
         made = (self.forward or _mapped)(self.model, batch, ctx)
         output = made if isinstance(made, Output) else Output(preds=made)
         weight = self.weight(ctx.step) if callable(self.weight) else self.weight
-        loss = weight * _averaged(self.loss(output.preds, batch), ctx).compute()
-        metrics = {name: _averaged(metric(output.preds, batch), ctx) for name, metric in self.metrics.items()}
+        loss = weight * measured("loss", self.loss, output.preds, batch, ctx.mask).compute()
+        metrics = {name: measured(name, metric, output.preds, batch, ctx.mask) for name, metric in self.metrics.items()}
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -121,6 +122,24 @@ class Task(Module):
         if self.optimizer is None:
             raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
         return self.optimizer
+
+
+def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
+    """What `function(preds, batch)` gives, as a metric; an array with an example axis is averaged where `mask` is True.
+
+    A function with a parameter `mask` gets it. One without must not make a metric of a padded batch, padding and all.
+    """
+    masks = {"mask": mask} if "mask" in inspect.signature(function).parameters else {}
+    value = function(preds, batch, **masks)
+    if isinstance(value, Metric | Running | Gathered):
+        if mask is not None and not masks:
+            raise ModelError(
+                f"metric {name!r} is a {type(value).__name__} of a padded batch, made without its mask: take it, as in "
+                f"`lambda preds, batch, mask: {type(value).__name__}.of(..., mask)`"
+            )
+        return value
+    value = jnp.asarray(value)
+    return Mean.of(value, None if value.ndim == 0 else mask)
 
 
 def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:
@@ -135,10 +154,3 @@ def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:
         batch[0], ctx.model_state
     )
     return Output(preds=preds, model_state=model_state)
-
-
-def _averaged(value: Any, ctx: "Context") -> Any:
-    if isinstance(value, Metric | Running):
-        return value
-    value = jnp.asarray(value)
-    return Mean.of(value, None if value.ndim == 0 else ctx.mask)

@@ -12,7 +12,7 @@ from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_evaluators.standalone import Standalone
 
-Functions = Mapping[str, Callable[[Any, Any], Any]]
+Functions = Mapping[str, Callable[..., Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -30,8 +30,8 @@ class Evaluator:
         run: when: a trigger, an int for every so many steps, or `EveryCheckpoint` or `LastCheckpoint` for an evaluation
             by `fulgurite evaluate`, which training ignores. An evaluation at step i sees exactly i updates.
         limit: at most so many batches.
-        metrics: by name, instead of those that the module's `validation_step` returns: `metric(preds, batch)` gives a
-            metric, or an array with an example axis, which is averaged.
+        metrics: by name, instead of those that the module's `validation_step` returns: `metric(preds, batch)` gives an
+            array with an example axis, which is averaged, or `metric(preds, batch, mask)` a metric.
         losses: likewise, instead of the module's loss; `loss` is their sum.
         weights: `current`, or the name of what another plugin makes of the state, such as `averaged`.
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
