@@ -73,7 +73,7 @@ class Median(Metric):
     sample: SampledSet
 
     @staticmethod
-    def of(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 1000) -> "Median":
+    def of(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256) -> "Median":
         """`key` draws the sample and must be another one for each batch, such as `ctx.key()`."""
         numbers = as_floats(values)
         priorities, ids = jax.random.bits(key, (2, numbers.size))
