@@ -16,8 +16,8 @@ from fulgurite.annotations import spec_of
 from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
+from fulgurite.encoding import dumps
 from fulgurite.errors import (
-    CheckpointError,
     ConfigurationError,
     DataError,
     ModelError,
@@ -30,11 +30,13 @@ from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Subject, 
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
 from fulgurite.loop import Loop
+from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager, merge
 from fulgurite.program import Program
+from fulgurite.resume import Resume, completed, reference_of, restored
 from fulgurite.run import Result
-from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
+from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
 from fulgurite.state import Source, TrainState, check_not_consumed, hashable, source_of
 from fulgurite.step import forward
@@ -96,6 +98,7 @@ class Engine:
         self.steps, self.epochs, self.seed, self.fuse, self.limit = steps, epochs, seed, fuse, limit
         self.nonfinite: Policy = nonfinite
         self.max_compilations, self.dev_run = max_compilations, dev_run
+        self.configuration: dict[str, Any] | None = None
         self.run: RunDirectory | None = None
         if run is not None:
             self.set_run(run)
@@ -127,7 +130,8 @@ class Engine:
         steps: int | None = None,
         epochs: int | None = None,
         fuse: int | None = None,
-        resume: Checkpoint | None = None,
+        resume: Resume = None,
+        init_from: Checkpoint | str | os.PathLike[str] | None = None,
     ) -> Result:
         """Trains, and returns what came of it.
 
@@ -137,7 +141,10 @@ class Engine:
             data: any iterable of batches, or an object whose attribute `train` is one.
             state: to go on from, for so many steps or epochs more; consumed.
             steps, epochs, fuse: instead of the engine's.
-            resume: a checkpoint to go on from exactly, which the active checkpointer reads.
+            resume: what to go on from exactly, read by the active checkpointer: `"auto"` (the run's newest checkpoint
+                if there is one), `"latest"`, `"best"`, a step, the path of another run, or a `Checkpoint`. `"never"`
+                begins anew and sets aside what the run directory holds; None does so only where it holds no checkpoint.
+            init_from: a checkpoint whose arrays a new state begins with: its weights, or what `Checkpoint.map` says.
 
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
@@ -155,26 +162,26 @@ class Engine:
         with StopRequests(self.consensus.signals) as signals, ExitStack() as stack:
             if directory is not None:
                 self.consensus.decide(lambda: stack.enter_context(directory.hold()))
+            reference = reference_of(resume, directory, state, init_from)
             feed = stack.enter_context(self._feed(data, origin))
             program = self._program(source, _first(feed, origin), resident_of(data))
-            snapshot = None if resume is None else self._restored(resume, program)
+            snapshot = None if reference is None else restored(self, reference, program.like)
             if snapshot is not None:
                 state, origin = snapshot.state, snapshot.span.origin
                 feed.close()
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
-            if state is None:
-                state = program.init(source, self._root_key())
+            state = completed(self, state, program, source, self._root_key(), init_from)
             program.check(state)
             if steps is None and epochs is not None and feed.epoch_length is not None:
                 steps = epochs * feed.epoch_length
             span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
             fuse = self.fuse if fuse is None else fuse
-            attempt = 1
+            attempt, manifest = 1, manifest_of(self, program.like)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
-                own = directory.is_at(resume.path) if resume and snapshot else origin > 0
+                own = directory.is_at(reference.path or "") if reference and snapshot else origin > 0
                 step = int(state.step) if own else None
-                attempt = self.consensus.decide(lambda: directory.begin(step=step))
+                attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step))
             loop = Loop(
                 self,
                 program,
@@ -188,6 +195,7 @@ class Engine:
                 resumed=snapshot,
                 directory=directory,
                 attempt=attempt,
+                manifest=manifest,
             )
             return loop.run_to_end()
 
@@ -331,21 +339,6 @@ class Engine:
         seed = (self.seed, origin) if origin else self.seed
         share = (jax.process_index(), jax.process_count())
         return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
-
-    def _restored(self, resume: Checkpoint, program: Program) -> Snapshot | None:
-        restore = self.plugins.the_one("restore")
-        if restore is None:
-            raise PluginError(
-                f"nothing can restore {resume.path}: install fulgurite-checkpoint and add it to the plugins"
-            )
-        snapshot: Snapshot | None = restore(None, reference=resume, like=program.like)
-        if snapshot is None and not resume.optional:
-            raise CheckpointError(f"there is no checkpoint {resume.step!r} in {resume.path}; check the path")
-        host = snapshot.host if snapshot else {}
-        for hook in self.plugins.implementations("restore_host_state"):
-            if kept := host.get(hook.plugin.name):
-                hook(None, state=kept["state"], version=kept["version"])
-        return snapshot
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]

@@ -62,8 +62,10 @@ def main(
     except (ConfigurationError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
+    engine, data = made.engine, made.data() if inspect.isfunction(made.data) else made.data
+    resumes = engine.run is not None and engine.plugins.the_one("restore") is not None
     try:
-        result = made.engine.fit(made.model, made.data() if inspect.isfunction(made.data) else made.data)
+        result = engine.fit(made.model, data, resume="auto" if resumes else None)
     except KeyboardInterrupt:
         print("stopped at once by SIGINT", file=sys.stderr)
         sys.exit(codes["SIGINT"])
@@ -88,6 +90,7 @@ def build(experiment: Callable[..., Experiment], overrides: Sequence[str]) -> Ex
     made = experiment(**given)
     if not isinstance(made, Experiment):
         raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
+    made.engine.configuration = {name: one.default for name, (one, _) in known.items()} | given
     return made
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fulgurite.consensus import Consensus
     from fulgurite.context import Context
+    from fulgurite.engine import Engine
     from fulgurite.evaluation import EvaluatorSpec
     from fulgurite.metrics import Metric, Running
     from fulgurite.module import Output
@@ -255,6 +256,7 @@ def save(run: "Run") -> None:
 
 
 @hookspec("persistence", gives="Snapshot")
-def restore(reference: "Checkpoint", like: "TrainState") -> "Snapshot | None":
+def restore(reference: "Checkpoint", like: "TrainState", engine: "Engine") -> "Snapshot | None":
     """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
-    None if `reference` asks for one only if there is one. Exclusive."""
+    None if `reference` asks for one only if there is one. What `reference.map` leaves out stays as it is in `like`, and
+    so do the slices of plugins that were not there when it was saved. Writes nothing. Exclusive."""

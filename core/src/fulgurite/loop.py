@@ -58,9 +58,11 @@ class Loop:
         resumed: Snapshot | None,
         directory: RunDirectory | None,
         attempt: int,
+        manifest: dict[str, Any],
     ) -> None:
         self.engine, self.program, self.span = engine, program, span
         self.step = int(state.step)
+        self.manifest = manifest
         self._directory = directory
         self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None or jax.process_index() > 0)
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
@@ -184,6 +186,7 @@ class Loop:
         if self._resumed is not None:
             self._event("on_restore", step=self.step)
         self.emitter.open(self.run)
+        self.run.emit("config", "fulgurite", self.manifest, stream="telemetry")
         for notice in self._notices:
             self.run.emit("text", "fulgurite", {"notice": notice}, stream="telemetry")
         self._event("on_fit_start")

@@ -164,6 +164,16 @@ class Run:
         return self._loop.emitter.attempt
 
     @property
+    def manifest(self) -> dict[str, Any]:
+        """What this run is made of, as JSON: see `fulgurite.manifest`."""
+        return self._loop.manifest
+
+    @property
+    def emitted(self) -> int:
+        """How many records this process has emitted so far."""
+        return self._loop.emitter.emitted
+
+    @property
     def stopped(self) -> str | None:
         """Why training is about to stop before its planned end, or None."""
         return self._loop.stopped

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.lock import Lock, Owner, owner_of
+from fulgurite.paths import parse
 from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
@@ -23,16 +24,28 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A reference to a checkpoint of the run in directory `path`, which the active checkpointer resolves; with
-    `optional` it is fine that there is none."""
+    """A reference to a checkpoint, which the active checkpointer resolves.
 
-    path: str | os.PathLike[str]
+    Attributes:
+        path: of the run directory; None is the run itself, wherever its checkpointer keeps them.
+        step: a step, the newest one, or the best by the checkpointer's metric.
+        optional: whether it is fine that there is none.
+        map: to read a part alone: paths of the new state, each with the path in the checkpoint that fills it, such as
+            `{"module.encoder": "module.backbone"}`. None is everything.
+        strict: whether every array below the paths of `map` must have its counterpart, on both sides.
+    """
+
+    path: str | os.PathLike[str] | None
     step: int | Literal["latest", "best"] = "latest"
     optional: bool = False
+    map: dict[str, str] | None = None
+    strict: bool = True
 
     def __post_init__(self) -> None:
         if self.step not in ("latest", "best") and type(self.step) is not int:
             raise ConfigurationError(f"Checkpoint: step is {self.step!r}; it must be a step, 'latest' or 'best'")
+        for path in (*(self.map or ()), *(self.map or {}).values()):
+            parse(path)
 
 
 @dataclass(frozen=True)

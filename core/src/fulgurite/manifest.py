@@ -1,0 +1,91 @@
+"""What a run is made of, as JSON: written down at each of its starts and with every checkpoint."""
+
+import dataclasses
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+
+from fulgurite.triggers import Trigger
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
+    from fulgurite.plugins import PluginManager, Registered
+    from fulgurite.state import TrainState
+
+PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
+MASK = "***"
+_SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^/@\s]+@")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
+    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s.
+
+    `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order;
+    `model` the lines that Equinox prints of the module, in which everything that is no array shows by its value.
+    """
+    devices = jax.devices()
+    settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
+    return {
+        "configuration": None if engine.configuration is None else masked(engine.configuration),
+        "settings": settings,
+        "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "processes": jax.process_count(),
+            "mesh": None if engine.mesh is None else dict(engine.mesh.shape),
+        },
+        "model": _ADDRESS.sub("", eqx.tree_pformat(like.module, struct_as_array=True)).splitlines(),
+    }
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """A JSON value without secrets: what is called like one, and users and passwords in URLs, are `***`."""
+    if isinstance(value, dict):
+        return {key: masked(item, str(key)) for key, item in value.items()}
+    if value is not None and _SECRET.search(name):
+        return MASK
+    if isinstance(value, list | tuple):
+        return [masked(item) for item in value]
+    return _USER.sub(f"{MASK}@", value) if isinstance(value, str) else value
+
+
+def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
+    hooks = {name for name in plugins.kinds if any(found.plugin is one for found in plugins.implementations(name))}
+    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it.
+    decisive = {name for name in hooks if plugins.kinds[name] in ("build", "traced")} - {"schedule"}
+    distribution, _, number = one.distribution.partition(" ")
+    fields = dataclasses.fields(one.plugin) if dataclasses.is_dataclass(one.plugin) else ()
+    values = {field.name: getattr(one.plugin, field.name, None) for field in fields if field.init}
+    return {
+        "name": one.name,
+        "distribution": distribution,
+        "version": number,
+        "decisive": bool(decisive or hooks & {"host_state", "restore_host_state"}),
+        "settings": masked({name: _written(value) for name, value in values.items() if _is_plain(value)}),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Trigger)
+
+
+def _written(value: Any) -> Any:
+    return repr(value) if isinstance(value, Trigger) else value
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

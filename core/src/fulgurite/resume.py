@@ -1,0 +1,113 @@
+"""What a fit begins with: a checkpoint of its own run, one of another run, or weights alone."""
+
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+from jaxtyping import Array, Key
+
+from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
+from fulgurite.program import Program
+from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
+from fulgurite.state import Source, source_of
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
+    from fulgurite.state import TrainState
+
+T = TypeVar("T")
+Resume = Checkpoint | int | str | os.PathLike[str] | None
+WEIGHTS = {"module": "module", "model_state": "model_state"}
+_STEP_PATH = re.compile(r"(.+)/checkpoints/step-(0|[1-9][0-9]{0,11})/?")
+
+
+def reference_of(
+    resume: Resume, directory: RunDirectory | None, state: "TrainState | None", init_from: Any
+) -> Checkpoint | None:
+    """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none; None for a fresh
+    start, or where training goes on from `state`.
+
+    A fresh start that was not asked for by "never" is an error where the run directory holds checkpoints.
+    """
+    if state is not None and (init_from is not None or resume not in (None, "never")):
+        raise ConfigurationError("fit takes a state to go on from, or a checkpoint to begin with, not both")
+    if resume is None and state is None and directory is not None and (held := directory.committed()):
+        raise CheckpointError(
+            f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}: go on from it with "
+            "fit(resume='auto'), begin anew with fit(resume='never'), which sets them aside, or choose another "
+            "run directory"
+        )
+    if resume is None or resume == "never":
+        return None
+    if isinstance(resume, Checkpoint):
+        return resume
+    if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
+        raise ConfigurationError(
+            f"resume is {resume!r}; choose 'auto', 'never', 'latest', 'best', a step, a path, or fg.Checkpoint(...)"
+        )
+    own = None if directory is None else directory.path
+    if resume == "auto":
+        return Checkpoint(own, optional=True)
+    if isinstance(resume, int) or resume in ("latest", "best"):
+        return Checkpoint(own, resume)  # type: ignore[arg-type]
+    return of_path(resume)
+
+
+def of_path(path: str | os.PathLike[str]) -> Checkpoint:
+    """The newest checkpoint of the run at `path`, or the one that `path` itself is: `RUN/checkpoints/step-N`."""
+    found = _STEP_PATH.fullmatch(os.fspath(path))
+    return Checkpoint(found[1], int(found[2])) if found else Checkpoint(path)
+
+
+def restored(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+    """The snapshot that the active checkpointer reads; the host states in it are handed to their plugins."""
+    snapshot = _read(engine, reference, like)
+    host = snapshot.host if snapshot else {}
+    for hook in engine.plugins.implementations("restore_host_state"):
+        if kept := host.get(hook.plugin.name):
+            hook(None, state=kept["state"], version=kept["version"])
+    return snapshot
+
+
+def completed(
+    engine: "Engine",
+    state: "TrainState | None",
+    program: Program,
+    source: Source,
+    key: Key[Array, ""],
+    init_from: Checkpoint | str | os.PathLike[str] | None,
+) -> "TrainState":
+    """The state with everything that it lacks made anew; all of it where there is no state.
+
+    A new state takes from `init_from` what its map says, else the weights. Its optimizer is made from the weights that
+    were read, and what is read of the optimizer's own state is put in after that.
+    """
+    if state is not None:
+        whole = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
+        return state if whole else _filled(state, program.init(source, key))
+    if init_from is None:
+        return program.init(source, key)
+    reference = init_from if isinstance(init_from, Checkpoint) else of_path(init_from)
+    snapshot = _read(engine, replace(reference, map=reference.map or WEIGHTS, optional=False), program.like)
+    assert snapshot is not None
+    read, state = snapshot.state, program.init(source, key)
+    weights = _filled((read.module, read.model_state), (state.module, state.model_state))
+    return _filled(read, program.init(source_of(weights), key))
+
+
+def _filled(read: T, initial: T) -> T:
+    """What was read, and the initial arrays where nothing was."""
+    return jax.tree.map(lambda a, b: b if isinstance(a, jax.ShapeDtypeStruct) else a, read, initial)
+
+
+def _read(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+    where = "the run" if reference.path is None else reference.path
+    restore = engine.plugins.the_one("restore")
+    if restore is None:
+        raise PluginError(f"nothing can restore {where}: install fulgurite-checkpoint and add it to the plugins")
+    snapshot: Snapshot | None = restore(None, reference=reference, like=like, engine=engine)
+    if snapshot is None and not reference.optional:
+        raise CheckpointError(f"there is no checkpoint {reference.step!r} in {where}; check the path")
+    return snapshot
