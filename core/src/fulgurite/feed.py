@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from operator import length_hint
@@ -38,7 +38,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
     read by a thread; its exceptions arrive as they are, after the batches before them.
 
     From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there is no limit. Another
-    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`.
+    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`. What
+    goes on with the same batches for certain is `exact`; a replayed source is where it is a list or tuple.
 
     `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A `DataError` is raised
     for a position that does not fit the data, an empty epoch, and anything but numbers in a batch."""
@@ -61,6 +62,7 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         length = -1 if once else length_hint(source, -1)
         self.epoch_length = None if length < 0 else min(length, limit or length)
         self.resumable = limit is None if stateful else not once
+        self.exact = self.resumable and (stateful or isinstance(source, ArrayData | Sequence))
         self._number: int = at["batch"]
         beyond = self.epoch_length is not None and at["batch"] >= max(self.epoch_length, 1)
         if ("source" in at and not stateful) or (any(at.values()) and not self.resumable) or beyond:

@@ -70,7 +70,7 @@ class Loop:
         self.between_steps = False
         self.run = program.run = Run(self)
         self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.accounts
-        self._batches, self._resident = iter(feed), resident
+        self.feed, self._batches, self._resident = feed, iter(feed), resident
         self._held: Item | None = None
         self._compiled = program.compiled(fuse)
         self._flat = program.layout.split(state)

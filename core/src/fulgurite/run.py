@@ -9,6 +9,7 @@ import jax
 
 from fulgurite.accounts import Accounts
 from fulgurite.errors import ConfigurationError, StateError
+from fulgurite.feed import Feed
 from fulgurite.records import History, Record, RecordKind, RecordStream
 from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.triggers import Span, Trigger, as_trigger
@@ -162,6 +163,11 @@ class Run:
     def attempt(self) -> int:
         """Which start of the run this is, from 1."""
         return self._loop.emitter.attempt
+
+    @property
+    def feed(self) -> Feed:
+        """Where the batches come from."""
+        return self._loop.feed
 
     @property
     def manifest(self) -> dict[str, Any]:

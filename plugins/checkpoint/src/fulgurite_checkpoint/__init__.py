@@ -1,1 +1,3 @@
 """Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other runs."""
+
+from fulgurite_checkpoint.plugin import Checkpoints as Checkpoints

@@ -1,0 +1,202 @@
+"""The plugin: when checkpoints are written, which stay, and what is read."""
+
+import os
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
+from fulgurite.triggers import as_trigger
+
+from fulgurite_checkpoint import restoring
+from fulgurite_checkpoint.format import Entry, Verify, place
+from fulgurite_checkpoint.restoring import Read
+from fulgurite_checkpoint.retention import Policy, recover
+from fulgurite_checkpoint.saving import Saver
+
+
+@dataclass
+class _Fit:
+    """What the plugin remembers of the fit that is going on."""
+
+    saver: Saver | None = None
+    read: Read | None = None
+    own: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoints:
+    """Saves everything that a run needs to go on exactly, and restores it.
+
+    Arguments:
+        every: when to save: every so many steps, or a trigger. There is always one at the end of a run, and at a stop.
+        directory: where, a path or anything that `etils.epath` reads; the run's directory if None.
+        keep: so many of the newest stay; None for all.
+        keep_every: those whose step is a multiple of it stay for good.
+        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best by it stays, and `step="best"` means it. Only
+            metrics measured at the very step that is saved count, and NaN never wins.
+        mode: whether the largest (`max`) or the smallest (`min`) is the best.
+        on_exception: whether to save when training ends with an exception, where going on from there is exact.
+        background: whether to write while training goes on.
+        verify: what is compared before a checkpoint is read: `full` (every byte), `size`, or `none`.
+        on_missing_plugin: what to do if a plugin that matters for the numbers was there when a checkpoint was saved and
+            is not now, or the other way round: `error`, `warn` or `ignore`.
+        resume_data: how data without a state goes on: `exact` takes only data that can, `replay` skips the batches that
+            were seen, `restart` begins with the first batch again, which is not exact.
+    """
+
+    plugin_name = "checkpoints"
+
+    every: int | fg.Trigger
+    directory: str | os.PathLike[str] | None = None
+    keep: int | None = 3
+    keep_every: int | None = None
+    best: str | None = None
+    mode: Literal["max", "min"] = "max"
+    on_exception: bool = True
+    background: bool = True
+    verify: Verify = "full"
+    on_missing_plugin: Literal["error", "warn", "ignore"] = "error"
+    resume_data: Literal["exact", "replay", "restart"] = "exact"
+    _fit: _Fit = field(default_factory=_Fit, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        as_trigger(self.every)
+        for name in ("keep", "keep_every"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigurationError(f"Checkpoints: {name} is {value!r}; it must be a positive integer or None")
+        if self.best is not None and not all(self.best.partition("/")):
+            raise ConfigurationError(
+                f"Checkpoints: best is {self.best!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
+            )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"Checkpoints: {name} is {getattr(self, name)!r}; choose {', '.join(map(repr, choices))}"
+                )
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        """Saves, after everything else of a step."""
+        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        """Notes at which step metrics were measured."""
+        if self._fit.saver is not None:
+            self._fit.saver.measure(record)
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
+        """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
+        own = reference.path is None or (engine.run is not None and engine.run.is_at(reference.path))
+        root = self._root(engine) if own else place(reference.path or "")
+        if root is None:
+            if reference.optional:
+                return None
+            raise ConfigurationError("resume names no run: give a path, or Engine(run=...)")
+        if not root.is_dir() and not reference.optional:
+            raise CheckpointError(f"there is no run in {root}: check the path")
+
+        def use(entry: Entry) -> tuple[Read, fg.Snapshot]:
+            kept = restoring.read(entry, self.verify)
+            if reference.map is not None:
+                return kept, restoring.part(kept, like, reference, self.verify)
+            return kept, restoring.whole(kept, like, engine, self.verify, self.on_missing_plugin)
+
+        if reference.step == "latest":
+            found = restoring.newest(root, use)
+        else:
+            best = None if self.best is None else (self.best, self.mode)
+            found = use(restoring.chosen(root, reference.step, best))
+        if found is None:
+            return None
+        kept, snapshot = found
+        if reference.map is None:
+            self._fit.read, self._fit.own = kept, own
+        return replace(snapshot, position=None) if self.resume_data == "restart" else snapshot
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        """Rewinds the sinks of this run to where they were, and says what makes the rest of the run differ."""
+        kept = self._fit.read
+        if kept is None:
+            return
+        positions = kept.positions if self._fit.own else {}
+        for hook in run.engine.plugins.implementations("rewind"):
+            if hook.plugin.name in positions:
+                hook(step, position=positions[hook.plugin.name])
+        if rows := restoring.differences(kept.manifest, run.manifest):
+            warnings.warn(f"what goes on from {kept.path} is not exact: {'; '.join(rows)}", stacklevel=2)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Prepares the place, and refuses data that cannot go on."""
+        if run.engine.dev_run is not None:
+            return
+        root = self._root(run.engine)
+        if root is None:
+            raise ConfigurationError(
+                "Checkpoints has no place to write to: give Engine(run=...), --run, or Checkpoints(directory=...)"
+            )
+        self._check_data(run)
+        if jax.process_index() == 0:
+            recover(root, run.step)
+        timers = self._fit.read.commit.timers if self._fit.read and self._fit.own else {}
+        policy = Policy(self.keep, self.keep_every, self.best, self.mode)
+        self._fit.saver = Saver(root, policy, self.background, timers)
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        """Saves; at the end of a run, and where it stops, returns when the checkpoint is complete."""
+        if self._fit.saver is not None:
+            self._fit.saver.save(run, wait=run.stopped is not None or run.step == run.span.end)
+
+    @fg.hookimpl
+    def on_fit_end(self) -> None:
+        """Lets go of everything."""
+        self._close()
+
+    @fg.hookimpl(specname="on_exception")
+    def _save_on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        saver = self._fit.saver
+        try:
+            if saver is not None and isinstance(exception, Exception) and self.on_exception:
+                self._last_save(saver, run, exception)
+        finally:
+            self._close()
+
+    def _last_save(self, saver: Saver, run: fg.Run, exception: Exception) -> None:
+        if isinstance(exception, NonFiniteError | CheckpointError):
+            return
+        saver.save(run, wait=True)
+
+    def _root(self, engine: fg.Engine) -> Path | None:
+        if self.directory is not None:
+            return place(self.directory)
+        return None if engine.run is None else engine.run.path
+
+    def _check_data(self, run: fg.Run) -> None:
+        if self.resume_data == "exact" and not run.feed.exact:
+            raise ConfigurationError(
+                "the data has no state() and restore(), so that a resumed run could see other batches than an "
+                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose Checkpoints(resume_data="
+                "'replay') (the batches already seen are read again and skipped) or 'restart' (not exact)"
+            )
+
+    def _close(self) -> None:
+        saver, self._fit.saver, self._fit.read = self._fit.saver, None, None
+        if saver is not None:
+            saver.close()
+
+
+_CHOICES = {
+    "mode": ("max", "min"),
+    "verify": ("full", "size", "none"),
+    "on_missing_plugin": ("error", "warn", "ignore"),
+    "resume_data": ("exact", "replay", "restart"),
+}

@@ -1,0 +1,199 @@
+"""Reading checkpoints: the one that is meant, whole and as it was written, or an error."""
+
+import difflib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import CheckpointError
+from fulgurite.manifest import manifest_of
+from fulgurite.paths import Path as TreePath
+
+from fulgurite_checkpoint import arrays, format
+from fulgurite_checkpoint.format import Commit, Damaged, Entry, Verify
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Read:
+    """A checkpoint whose small files were read: all that is known before any array is touched."""
+
+    path: Path
+    commit: Commit
+    manifest: dict[str, Any]
+    index: dict[str, Any]
+    host: dict[str, Any]
+
+    @property
+    def saved(self) -> dict[str, arrays.Spec]:
+        """Shape and dtype of the arrays by path."""
+        return {name: (tuple(shape), dtype) for name, (shape, dtype) in self.index["arrays"].items()}
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """Where this process's sinks were, by plugin name."""
+        positions = self.commit.positions
+        return positions[min(jax.process_index(), len(positions) - 1)]
+
+
+def newest(root: Path, use: Callable[[Entry], T]) -> T | None:
+    """What `use` makes of the newest checkpoint of the run at `root` that is not damaged; None if there is none at all.
+
+    For each one that is damaged there is a warning, which names the one that is taken instead. If all are, that is an
+    error.
+    """
+    found = format.entries(root)
+    damaged: list[str] = []
+    for entry in reversed(found):
+        try:
+            result = use(entry)
+        except Damaged as error:
+            damaged.append(f"the checkpoint of step {entry.step} is damaged: {error}")
+            continue
+        for one in damaged:
+            warnings.warn(f"{one}. That of step {entry.step} is taken instead", stacklevel=2)
+        return result
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Begin anew with fit(resume='never')"
+        )
+    return None
+
+
+def chosen(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
+    """The checkpoint of a step, or the best by a metric: that of the reader, else that of the run."""
+    found = format.entries(root)
+    complete = [entry for entry in found if entry.commit]
+    if step == "best":
+        metric, mode = best or (complete[-1].commit.best if complete and complete[-1].commit else None) or (None, "max")
+        if metric is None:
+            raise CheckpointError(f"the best checkpoint of {root} by which metric? Give Checkpoints(best='test/loss')")
+        if (entry := format.best_of(complete, metric, mode)) is not None:
+            return entry
+        have = sorted(
+            {
+                f"{source}/{name}"
+                for one in complete
+                if one.commit
+                for source in one.commit.metrics
+                for name in one.commit.metrics[source]
+            }
+        )
+        raise CheckpointError(
+            f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There is: "
+            f"{', '.join(have) or 'none'}. Evaluate at the steps that are saved"
+        )
+    for entry in found:
+        if entry.step == step:
+            return entry
+    steps = ", ".join(str(entry.step) for entry in complete) or "none"
+    raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
+
+
+def read(entry: Entry, verify: Verify) -> Read:
+    """The small files of a checkpoint, verified."""
+    if entry.commit is None:
+        raise Damaged(entry.damage or f"{entry.path} has no COMMIT")
+    path, commit = entry.path, entry.commit
+    try:
+        format.verify(path, commit, "size" if verify == "none" else verify, format.SMALL)
+        host = f"host-{min(jax.process_index(), len(commit.hashes) - 1)}.json"
+        small = [format.read_json(path / name) for name in ("manifest.json", "index.json", host)]
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    return Read(path, commit, *small)
+
+
+def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
+    """The snapshot in a checkpoint, for an engine whose states are like `like`."""
+    slices = check_plugins(kept, manifest_of(engine, like), missing)
+    wanted = {name: leaf for name, leaf in arrays.named(like).items() if not name.startswith(tuple(slices.added))}
+    saved = {name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))}
+    arrays.compare(wanted, saved, kept.path)
+    state = arrays.filled(like, _loaded(kept, wanted, verify))
+    index = kept.index
+    span = fg.Span.from_json(index["span"])
+    return fg.Snapshot(state, span, kept.host["position"], tuple(index["pending"]), kept.host["host"], index["metrics"])
+
+
+def part(kept: Read, like: fg.TrainState, reference: fg.Checkpoint, verify: Verify) -> fg.Snapshot:
+    """`like` with the arrays that the reference's map names."""
+    wanted, saved = arrays.named(like), kept.saved
+    taken = arrays.mapped(wanted, saved, reference.map or {}, reference.strict, kept.path)
+    arrays.compare({new: wanted[new] for new in taken}, {new: saved[old] for new, old in taken.items()}, kept.path)
+    loaded = _loaded(kept, {old: wanted[new] for new, old in taken.items()}, verify)
+    state = arrays.filled(like, {new: loaded[old] for new, old in taken.items()})
+    return fg.Snapshot(state, fg.Span.from_json(kept.index["span"]), None)
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The paths below which there are arrays of plugins that are there on one side alone."""
+
+    added: list[str]
+    gone: list[str]
+
+
+def check_plugins(kept: Read, manifest: dict[str, Any], missing: str) -> Slices:
+    """Compares the plugins of a checkpoint with those that are active.
+
+    One that owns state or takes part in the step must be on both sides; otherwise that is an error or, if `missing`
+    says so, a warning or nothing.
+    """
+    then = {one["name"]: one for one in kept.manifest["plugins"] if one["decisive"]}
+    now = {one["name"]: one for one in manifest["plugins"] if one["decisive"]}
+    there = {one["name"] for one in manifest["plugins"]}
+    gone, added = (
+        [one for one in then if one not in there],
+        [one for one in now if one not in {p["name"] for p in kept.manifest["plugins"]}],
+    )
+    told = [
+        f"plugin {name!r} ({then[name]['distribution']} {then[name]['version']}) was active when it was saved and is "
+        f"not now: pip install {then[name]['distribution']}, and add it to the plugins"
+        for name in gone
+    ] + [
+        f"plugin {name!r} ({now[name]['distribution']} {now[name]['version']}) is active now and was not when it was "
+        f"saved: leave it out with '-{name}'"
+        for name in added
+    ]
+    if told and missing == "error":
+        raise CheckpointError(
+            f"{kept.path} was saved with other plugins:\n  " + "\n  ".join(told) + "\n"
+            "To go on all the same, without exactness: Checkpoints(on_missing_plugin='warn')"
+        )
+    if told and missing == "warn":
+        warnings.warn(f"{kept.path} was saved with other plugins: {'; '.join(told)}", stacklevel=2)
+    return Slices(list(map(_slice, added)), list(map(_slice, gone)))
+
+
+def differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
+    """What makes a resumed run differ from an uninterrupted one, as far as the manifests tell."""
+    rows = []
+    for part in ("settings", "versions", "devices"):
+        then, now = kept.get(part, {}), manifest[part]
+        rows += [
+            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+            for name in sorted({*then, *now})
+            if then.get(name) != now.get(name) and name not in ("steps", "epochs")
+        ]
+    lines = difflib.unified_diff(kept.get("model", []), manifest["model"], lineterm="", n=0)
+    changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return rows + ([f"the model: {' '.join(' '.join(line.split()) for line in changed[:8])}"] if changed else [])
+
+
+def _loaded(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax.Array]:
+    try:
+        if verify != "none":
+            format.verify(kept.path, kept.commit, verify)
+        return arrays.load(kept.path / "arrays", wanted)
+    except OSError as error:
+        raise Damaged(f"{kept.path} cannot be read: {error}") from error
+
+
+def _slice(name: str) -> str:
+    return str(TreePath(("plugins", name)))

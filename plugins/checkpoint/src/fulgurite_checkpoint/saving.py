@@ -1,0 +1,198 @@
+"""Writing checkpoints: the arrays leave the device at once, everything else happens behind the training."""
+
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+from fulgurite.encoding import dumps
+from fulgurite.errors import CheckpointError
+
+from fulgurite_checkpoint import arrays, format
+from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.retention import Policy, clear, publish
+
+FAILURES = 3
+"""So many failed saves in a row end the run."""
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of one fit below `root`, one at a time.
+
+    A save that fails leaves all older checkpoints as they are. The next one tries again; the third failure in a row
+    ends the run.
+    """
+
+    root: Path
+    policy: Policy
+    background: bool
+    timers: dict[str, float]
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
+        self._saving: tuple[Any, Future[None]] | None = None
+        self._saved: Any = None
+        self._failures = 0
+        self._measured: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def measure(self, record: fg.Record) -> None:
+        """Notes metrics with the step at which they were measured."""
+        at, values = self._measured.get(record.source, (None, {}))
+        self._measured[record.source] = record.step, (values if at == record.step else {}) | record.values
+
+    def save(self, run: fg.Run, *, wait: bool) -> None:
+        """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and if not in the
+        background, returns when the checkpoint is complete."""
+        snapshot = run.snapshot()
+        # Of one step there may be two states: before and after what was pending, or an action, at that step.
+        content = run.step, run.emitted, snapshot.pending, id(snapshot.state.step)
+        while True:
+            self.settle(run)
+            if content != self._saved:
+                self._begin(run, snapshot, content)
+            if self.background and not wait:
+                return
+            self.settle(run)
+            if content == self._saved or not wait:
+                return
+
+    def settle(self, run: fg.Run) -> None:
+        """Waits for the save under way, and tells of its failure."""
+        if self._saving is None:
+            return
+        (content, keep), future = self._saving
+        self._saving = None
+        try:
+            future.result()
+        except Exception as error:
+            self._failed(run, content[0], error)
+        else:
+            self._saved, self._failures = content, 0
+            self._kept = keep  # its id is in the content
+
+    def close(self) -> None:
+        """Waits for the save under way and ends the thread."""
+        self._thread.shutdown()
+
+    def _begin(self, run: fg.Run, snapshot: fg.Snapshot, content: Any) -> None:
+        plugins, step = run.engine.plugins, run.step
+        plugins.call("on_save", step, run=run, step=step)
+        timers = dict(self.timers)
+        for name, seconds in run.accounts.seconds.items():
+            timers[name] = timers.get(name, 0.0) + seconds
+        measured = {source: values for source, (at, values) in self._measured.items() if at == step}
+        found = arrays.named(snapshot.state)
+        path = format.folder_of(self.root) / f"saving-step-{step}"
+        texts = {
+            "manifest.json": dumps(run.manifest),
+            "index.json": dumps(
+                {
+                    "arrays": {name: arrays.spec_of(array) for name, array in found.items()},
+                    "span": snapshot.span.to_json(),
+                    "pending": snapshot.pending,
+                    "metrics": snapshot.metrics,
+                }
+            ),
+        }
+        host = {"host": snapshot.host, "position": snapshot.position}
+        texts = (texts if jax.process_index() == 0 else {}) | {f"host-{jax.process_index()}.json": dumps(host)}
+        best = None if self.policy.best is None else (self.policy.best, self.policy.mode)
+        commit = Commit(step, run.attempt, [], [], measured, best, timers, time.time())
+        response, sinks = None, {}
+        try:
+            if jax.process_index() == 0:
+                clear(path)
+                path.mkdir(parents=True)
+                sinks = _durable(run)
+            response = arrays.save(path / "arrays", found)
+        except Exception as error:
+            response = Future()
+            response.set_exception(error)
+        job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, run.engine.consensus)
+        self._saving = (content, snapshot.state.step), job
+
+    def _failed(self, run: fg.Run, step: int, error: Exception) -> None:
+        self._failures += 1
+        reason = f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
+        if self._failures == FAILURES:
+            raise CheckpointError(
+                f"{reason}. That was the {FAILURES}rd failure in a row; the older checkpoints in {self.root} are as "
+                "they were. Make room or choose another directory, and start the run again"
+            ) from error
+        warnings.warn(f"{reason}. The older checkpoints are as they were; the next save tries again", stacklevel=2)
+        run.emit("text", "checkpoints", {"notice": reason}, stream="telemetry")
+
+
+def _durable(run: fg.Run) -> dict[str, Future[Any]]:
+    """Has every sink make its records durable. A sink that fails gives what went wrong as its position, unless it is
+    required: a log that cannot be written ends no training."""
+    sinks = {}
+    for hook in run.engine.plugins.implementations("durable"):
+        try:
+            sinks[hook.plugin.name] = hook(run.step, step=run.step)
+        except Exception as error:
+            if getattr(hook.plugin.plugin, "required", False):
+                raise
+            sinks[hook.plugin.name] = future = Future()
+            future.set_result({"failed": f"{type(error).__name__}: {error}"})
+    return sinks
+
+
+def _finish(
+    path: Path,
+    texts: dict[str, str],
+    response: Any,
+    sinks: dict[str, Future[Any]],
+    commit: Commit,
+    policy: Policy,
+    consensus: fg.Consensus,
+) -> None:
+    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the disk.
+
+    A process that fails says so to the others, which would wait for it.
+    """
+    first = jax.process_index() == 0
+    part: list[Any] = [None, {}]
+    with _Shared(consensus, "checkpoint written") as shared:
+        response.result()
+        for name, text in texts.items():
+            (path / name).write_bytes(text.encode())
+        part[1] = {name: future.result() for name, future in sinks.items()}
+        part[0] = format.write_hashes(path, jax.process_index(), jax.process_count())
+        shared.value = part
+    with _Shared(consensus, "checkpoint complete"):
+        if first:
+            digests, positions = zip(*shared.values, strict=True)
+            format.write_commit(path, replace(commit, hashes=list(digests), positions=list(positions)))
+            publish(path, commit)
+    if first:
+        try:
+            policy.apply(path.parent.parent)
+        except OSError as error:
+            warnings.warn(f"an old checkpoint in {path.parent} could not be removed: {error}", stacklevel=1)
+
+
+class _Shared:
+    """A block that all processes enter. `values` are what each of them made there; if one fails, all do."""
+
+    def __init__(self, consensus: fg.Consensus, name: str) -> None:
+        self.value: Any = None
+        self.values: list[Any] = []
+        self._gather = partial(consensus.gather, name)
+
+    def __enter__(self) -> "_Shared":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        failure = None if error is None else f"{type(error).__name__}: {error}"
+        parts = self._gather([failure, self.value])
+        self.values = [value for _, value in parts]
+        failed = [f"process {process}: {failure}" for process, (failure, _) in enumerate(parts) if failure]
+        if failed and error is None:
+            raise CheckpointError("; ".join(failed))
