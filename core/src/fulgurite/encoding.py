@@ -11,10 +11,10 @@ import numpy as np
 from fulgurite.errors import ConfigurationError
 
 
-def dumps(value: Any) -> str:
+def dumps(value: Any, *, sort_keys: bool = False) -> str:
     """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
     ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
-    return json.dumps(_encoded(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return (_sorting if sort_keys else _plain)(_encoded(value))
 
 
 def loads(text: str | bytes) -> Any:
@@ -22,7 +22,13 @@ def loads(text: str | bytes) -> Any:
     return json.loads(text, object_hook=_decoded)
 
 
+_plain = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
+_sorting = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode
+
+
 def _encoded(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, np.ndarray | np.generic | jax.Array) and _is_real(value.dtype):
         array = np.asarray(value)
         plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
@@ -35,8 +41,6 @@ def _encoded(value: Any) -> Any:
         }
     if value is None or isinstance(value, bool | int | str):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, dict):
         if bad := [key for key in value if not isinstance(key, str) or key.startswith("$")]:
             raise ConfigurationError(f"{bad[0]!r} cannot be a key in JSON: keys are strings that do not begin with '$'")

@@ -143,9 +143,10 @@ def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") 
 
 @hookspec("traced", gives="dict")
 def step_metrics(
-    output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
+    state: "TrainState", output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
 ) -> "dict[str, Metric | Running | Array]":  # type: ignore[return]
-    """Metrics of this step, put into the window as `PLUGIN/NAME`."""
+    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer state and plugins'
+    slices of `state` are those after the update."""
 
 
 # --- event ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Loop:
         self.step = int(state.step)
         self.manifest = manifest
         self._directory = directory
-        self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None or jax.process_index() > 0)
+        self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None)
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
         self.stopped: str | None = None
         self.between_steps = False

@@ -93,11 +93,11 @@ class TrainStep:
         check_same_structure(_part(state), _part(new), "the training step")
         bad, culprit, self.terms = state.health.examine(output, new.module)
         new = self._after_update(new, output, ctx)
-        grads = output.grads
+        given = {"grads": output.grads, "updates": output.updates}
         extra = {
             f"{hook.plugin.name}/{name}": value
             for hook in self._plugins.implementations("step_metrics")
-            for name, value in (self._call(hook, ctx, output=output, grads=grads, updates=output.updates) or {}).items()
+            for name, value in (self._call(hook, ctx, state=new, output=output, **given) or {}).items()
         }
         metrics, running = metrics_of(output, extra, examples_in(batch, mask))
         return new, output, metrics, running, bad, culprit

@@ -1,0 +1,88 @@
+"""Records as lines in a terminal or a pipe."""
+
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import fulgurite as fg
+
+
+@dataclass(eq=False)
+class Console:
+    """Prints a line for each record of exact scalars, and every notice, to standard output.
+
+    Attributes:
+        hide: names of metrics that are not shown.
+        required: whether training ends when nothing can be printed, such as into a pipe that is closed.
+    """
+
+    hide: tuple[str, ...] = ("batch_loss", "loss_average")
+    required: bool = False
+    plugin_name: ClassVar[str] = "console"
+    _writer: fg.Writer | None = field(default=None, init=False, repr=False)
+
+    @fg.hookimpl
+    def open_log(self, run: fg.Run) -> None:
+        """Begins a thread that prints, so that training does not wait for a terminal."""
+        self._writer = fg.Writer(self.plugin_name, _Backend(frozenset(self.hide)))
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        """Has the record printed."""
+        if self._writer is not None:
+            self._writer.put(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Has the record printed."""
+        self.log_scalars(record)
+
+    @fg.hookimpl
+    def close_log(self) -> None:
+        """Waits until everything is printed."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Backend:
+    def __init__(self, hide: frozenset[str]) -> None:
+        self._hide, self._rates = hide, dict[str, float]()
+
+    def write(self, record: fg.Record) -> None:
+        values = {name: value for name, value in record.values.items() if name not in self._hide}
+        if record.kind == "text":
+            if "notice" in values:
+                print(f"step {record.step:>7}  note: {values['notice']}", flush=True)
+        elif record.stream == "exact":
+            rate = self._rates.get(record.source)
+            shown = [f"{name} {number(value)}" for name, value in values.items()]
+            shown += [] if rate is None else [f"{number(rate)} steps/s"]
+            print(f"step {record.step:>7}  {record.source}  {'  '.join(shown)}", flush=True)
+        elif "steps_per_second" in values:
+            # It comes behind the exact record of the same step, so that a line tells the rate of the window before.
+            self._rates[record.source] = values["steps_per_second"]
+
+    def sync(self) -> None:
+        sys.stdout.flush()
+
+    def position(self) -> None:
+        return None
+
+    def close(self) -> None:
+        sys.stdout.flush()
+
+
+def number(value: Any) -> str:
+    """A number in about four digits, an array in short."""
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return f"array{list(getattr(value, 'shape', ()))}"
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:,.1f}" if 10 <= abs(value) < 1e6 else f"{value:.3e}"

@@ -1,0 +1,66 @@
+"""Records as lines of JSON."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+from fulgurite import encoding
+
+from fulgurite_logging.files import LineFile, entry
+from fulgurite_logging.sink import FileSink
+
+EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
+
+
+@dataclass(eq=False)
+class JsonLines(FileSink):
+    """Writes scalars, text and configuration into the run's directory, a line of JSON for each record.
+
+    `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes a function of the records
+    alone; a resumed run goes on where its checkpoint was, so that each record is there once. `telemetry.jsonl` holds
+    the rest, with `attempt` and `wall` (seconds since 1970); it only grows. `fulgurite.encoding.loads` reads a line.
+    """
+
+    plugin_name = "jsonl"
+
+    def backend(self, folder: Path, position: Any) -> fg.Backend:
+        return _Backend(folder, position)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Has the record written."""
+        self.log_scalars(record)
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        """Has the record written."""
+        self.log_scalars(record)
+
+
+class _Backend:
+    def __init__(self, folder: Path, position: Any) -> None:
+        self._exact, self._telemetry = LineFile(folder / EXACT), LineFile(folder / TELEMETRY)
+        if position is None:
+            self._exact.repair()
+        else:
+            self._exact.rewind(entry(position, EXACT))
+        self._telemetry.repair()
+
+    def write(self, record: fg.Record) -> None:
+        line = {"kind": record.kind, "source": record.source, "step": record.step, "values": record.values}
+        if record.stream == "telemetry":
+            line |= {"attempt": record.attempt, "wall": record.wall}
+        file = self._exact if record.stream == "exact" else self._telemetry
+        file.append(encoding.dumps(line, sort_keys=True) + "\n")
+
+    def sync(self) -> None:
+        self._exact.sync()
+        self._telemetry.sync()
+
+    def position(self) -> Any:
+        return {EXACT: self._exact.size}
+
+    def close(self) -> None:
+        self._exact.close()
+        self._telemetry.close()
