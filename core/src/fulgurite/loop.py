@@ -91,7 +91,6 @@ class Loop:
         """Trains, and tells the plugins how it ended."""
         try:
             self._fit()
-            self.emitter.close(self.step)
             result = self._result()
             self._event("on_fit_end", result=result)
             return result
@@ -198,6 +197,7 @@ class Loop:
         self.state()
         self.emitter.flush(wait=True)
         self.save()
+        self.emitter.close(self.step)
         if self._directory and self.step == self.span.end and not self._pending:
             self._consensus.decide(self._directory.mark_complete)
 

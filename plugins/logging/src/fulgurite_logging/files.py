@@ -67,8 +67,11 @@ class LineFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Lets go of the file."""
-        os.close(self._descriptor)
+        """Makes what was written durable and lets go of the file."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
 
     def replace_by(self, other: "LineFile") -> None:
         """Puts the file `other`, of the same folder, in the place of this one, durably and at once, and goes on with
