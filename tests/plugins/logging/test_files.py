@@ -1,0 +1,238 @@
+"""Bytes: what is written for given records, and what is left after going back."""
+
+import csv
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import numpy as np
+import pytest
+from fulgurite.encoding import loads
+from fulgurite.errors import CheckpointError
+from fulgurite_logging import Csv, JsonLines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def scalars(step: int, source: str = "train", /, **values: Any) -> fg.Record:
+    return fg.Record("scalars", source, step, values)
+
+
+def told(step: int, **values: Any) -> fg.Record:
+    return fg.Record("scalars", "train", step, values, "telemetry", 2, 1.5)
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    backend = JsonLines().backend(tmp_path, None)
+    backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
+    backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
+    backend.write(told(2, steps_per_second=math.inf))
+    backend.write(scalars(3, "test", array=np.float32([1, np.nan]), number=np.float32(0.1)))
+    assert (tmp_path / "records.jsonl").read_bytes() == (
+        b'{"kind":"scalars","source":"train","step":1,"values":'
+        b'{"accuracy":{"$float":"nan"},"count":3,"loss":0.5}}\n'
+        b'{"kind":"text","source":"note","step":2,"values":{"text":"\xc3\xa9\\n\\udc80"}}\n'
+        b'{"kind":"scalars","source":"test","step":3,"values":'
+        b'{"array":{"$array":[1.0,{"$float":"nan"}],"dtype":"float32","shape":[2]},"number":0.10000000149011612}}\n'
+    )
+    assert (tmp_path / "telemetry.jsonl").read_bytes() == (
+        b'{"attempt":2,"kind":"scalars","source":"train","step":2,"values":'
+        b'{"steps_per_second":{"$float":"inf"}},"wall":1.5}\n'
+    )
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert math.isnan(loads(lines[0])["values"]["accuracy"])
+    assert loads(lines[1])["values"]["text"] == "é\n\udc80"
+    assert backend.position() == {"records.jsonl": (tmp_path / "records.jsonl").stat().st_size}
+
+
+def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
+    for name, values in {"a": {"x": 1, "y": {"b": 1, "a": 2}}, "b": {"y": {"a": 2, "b": 1}, "x": 1}}.items():
+        (tmp_path / name).mkdir()
+        JsonLines().backend(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
+    assert (tmp_path / "a" / "records.jsonl").read_bytes() == (tmp_path / "b" / "records.jsonl").read_bytes()
+
+
+def test_a_torn_line_is_dropped_where_nothing_says_how_far_it_was_written(tmp_path: Path) -> None:
+    for name in ("records.jsonl", "telemetry.jsonl"):
+        (tmp_path / name).write_bytes(b'{"step":1}\n' + b"x" * 100_000)
+    backend = JsonLines().backend(tmp_path, None)
+    backend.write(told(2))
+    assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
+    first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
+    assert first == b'{"step":1}' and json.loads(second)["step"] == 2
+
+
+def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
+    backend = JsonLines().backend(tmp_path, None)
+    backend.write(told(1))
+    position = backend.position()
+    backend.write(told(2))
+    backend.write(scalars(2))
+    JsonLines().backend(tmp_path, position)
+    assert [json.loads(line)["step"] for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()] == [1, 2]
+    assert (tmp_path / "records.jsonl").read_bytes() == b""
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
+    backend = Csv().backend(tmp_path, None)
+    backend.write(scalars(1, loss=0.5, accuracy=math.nan))
+    backend.write(scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True))
+    backend.write(scalars(3, loss=-math.inf, array=np.float32([1, 2]), number=np.float32(0.5)))
+    backend.write(told(3, rate=2))
+    assert (tmp_path / "records.csv").read_text() == (
+        "step,train/accuracy,train/loss,"
+        '"test, held out/flag","test, held out/loss","test, held out/none","test, held out/words",'
+        "train/array,train/number\n"
+        "1,nan,0.5,,,,,,\n"
+        '2,,,True,1.5,,"a,b c",,\n'
+        '3,,-inf,,,,,"[1.0,2.0]",0.5\n'
+    )
+    assert (tmp_path / "telemetry.csv").read_text() == "attempt,wall,step,train/rate\n2,1.5,3,2\n"
+
+
+def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
+    backend = Csv().backend(tmp_path, None)
+    backend.write(scalars(1, a=1))
+    with open(tmp_path / "records.csv", "a") as file:
+        file.write("2,torn")
+    backend = Csv().backend(tmp_path, None)
+    backend.write(scalars(2, b=2))
+    assert (tmp_path / "records.csv").read_text() == "step,train/a,train/b\n1,1,\n2,,2\n"
+    assert backend.position() == {"records.csv": {"bytes": 31, "columns": 3, "rows": 2}}
+
+
+def test_a_table_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"):
+        Csv().backend(tmp_path, None)
+    (tmp_path / "records.csv").write_text('step,"a\n')
+    with pytest.raises(CheckpointError, match=r"records\.csv cannot be read"):
+        Csv().backend(tmp_path, None)
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.integers(-(10**20), 10**20),
+    st.floats(width=32),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=5),
+    st.just('",\r\n'),
+)
+NAMES = st.sampled_from(["a", "b", "c/d", 'odd, "name"\n', "é"])
+RECORDS = st.lists(
+    st.builds(
+        lambda source, values, exact: fg.Record(
+            "scalars", source, 1, values, "exact" if exact else "telemetry", 1, 0.5
+        ),
+        st.sampled_from(["train", "test"]),
+        st.dictionaries(NAMES, VALUES, max_size=4),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize(("sink", "name"), [(JsonLines, "records.jsonl"), (Csv, "records.csv")])
+@settings(max_examples=40)
+@given(before=RECORDS, lost=RECORDS, after=RECORDS, torn=st.binary(max_size=9).filter(lambda torn: b"\n" not in torn))
+def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
+    tmp_path_factory: pytest.TempPathFactory, sink: Any, name: str, before: Any, lost: Any, after: Any, torn: bytes
+) -> None:
+    """Whatever came in between, with other columns and a torn line at its end, at a position that went through JSON."""
+    whole, cut = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut")
+    straight, first = sink().backend(whole, None), sink().backend(cut, None)
+    for record in before:
+        straight.write(record)
+        first.write(record)
+    first.sync()
+    position, kept = json.loads(json.dumps(first.position())), (whole / name).read_bytes()
+    for record in lost:
+        first.write(record)
+    first.close()
+    with open(cut / name, "ab") as file:
+        file.write(torn)
+    second = sink().backend(cut, position)
+    assert (cut / name).read_bytes() == kept
+    assert second.position() == position
+    for record in after:
+        straight.write(record)
+        second.write(record)
+    straight.close()
+    second.close()
+    assert (cut / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_every_row_has_every_column(tmp_path: Path) -> None:
+    backend = Csv().backend(tmp_path, None)
+    for step in range(1, 6):
+        backend.write(scalars(step, **{f"new_{step // 2}": step}))
+    with open(tmp_path / "records.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert {len(row) for row in rows} == {4} and [row[0] for row in rows[1:]] == ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("sink", "position"),
+    [
+        (JsonLines, {"records.jsonl": 10_000}),
+        (JsonLines, {"records.jsonl": 5}),
+        (JsonLines, {"records.jsonl": -1}),
+        (JsonLines, {"records.jsonl": True}),
+        (JsonLines, {"records.jsonl": "../../victim"}),
+        (JsonLines, {"../victim": 0}),
+        (JsonLines, [1]),
+        (Csv, {"records.csv": {"bytes": 10_000, "columns": 2, "rows": 1}}),
+        (Csv, {"records.csv": {"bytes": 5, "columns": 2, "rows": 1}}),
+        (Csv, {"records.csv": {"bytes": 20, "columns": 9, "rows": 1}}),
+        (Csv, {"records.csv": {"bytes": 20, "columns": 1, "rows": 7}}),
+        (Csv, {"records.csv": {"bytes": 20, "columns": "2", "rows": None}}),
+        (Csv, {"records.csv": 7}),
+    ],
+)
+def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(tmp_path: Path, sink: Any, position: Any) -> None:
+    backend = sink().backend(tmp_path, None)
+    backend.write(scalars(1, a=1))
+    backend.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match="checkpoint"):
+        sink().backend(tmp_path, position)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# --- files that are not as they should be -----------------------------------------------------------------------------
+
+
+def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    os.symlink(victim, run / "records.jsonl")
+    with pytest.raises(OSError, match=r"records\.jsonl"):
+        JsonLines().backend(run, None)
+    os.remove(run / "records.jsonl")
+    os.mkfifo(run / "records.jsonl")
+    with pytest.raises(OSError, match="no regular file"):
+        JsonLines().backend(run, None)
+    assert victim.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("sink", [JsonLines, Csv])
+def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, sink: Any) -> None:
+    backend = sink().backend(tmp_path, None)
+    backend.write(scalars(1, a=1))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"deleted while it was written to.*records\."):
+        backend.write(scalars(2, a=1))
