@@ -1,0 +1,122 @@
+"""How several processes agree, over JAX's coordination service: no device takes part, so nobody waits for one."""
+
+import json
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError, ProcessError
+
+from fulgurite_sharding.distributed import client, reached_sync_point
+
+# So many meetings, and all wait for each other, so that what they left in the store can go.
+_TIDIED_EVERY = 64
+
+
+class Agreement(fg.Consensus):
+    """Every process does the same at the same step.
+
+    SIGTERM is JAX's: once one process has it, all stop at the same point, asked for at each end of a dispatch and
+    between the batches of an evaluation. What else a process wishes is looked at every `every` steps: actions due by
+    the clock are those of process 0's clock; the wish of any process to stop counts.
+
+    Arguments:
+        every: steps between two looks.
+        timeout: seconds to wait for another process, where all do the same.
+    """
+
+    signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGINT,)
+
+    def __init__(self, every: int = 50, timeout: float = 600.0) -> None:
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"agree_every is {every!r}; it must be a positive integer")
+        self._every, self._timeout = every, timeout
+        self._polls = self._meetings = self._decisions = 0
+        self._met: int | None = None
+        self._honoured = 0
+        self._gathered: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
+        # Counted by polls instead of steps, because evaluations poll as well; every process does so equally often.
+        self._polls += 1
+        preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(self._polls) else ())
+        if self._met is None or not self._met <= step < self._met - self._met % self._every + self._every:
+            self._met = step
+            return preempted | self._meet(wishes)
+        return preempted
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        self._decisions += 1
+        key = f"fulgurite/decide/{self._decisions}"
+        if jax.process_index() > 0:
+            answer = self._read(key)
+            if "error" in answer:
+                raise ProcessError(f"process 0 failed where it decides for all: {answer['error']}")
+            return answer["value"]
+        try:
+            value = make()
+        except BaseException as error:
+            self._write(key, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        self._write(key, {"value": value})
+        return value
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        with self._lock:
+            self._gathered[name] += 1
+            number = self._gathered[name]
+        key = f"fulgurite/gather/{name}/{number}"
+        if jax.process_index() > 0:
+            self._write(f"{key}/{jax.process_index()}", value)
+            return self._read(f"{key}/all")
+        values = [value, *(self._read(f"{key}/{other}") for other in range(1, jax.process_count()))]
+        for other in range(1, jax.process_count()):
+            self._drop(f"{key}/{other}")
+        # All have come here, and so have read what was gathered before.
+        self._drop(f"fulgurite/gather/{name}/{number - 1}/all")
+        self._write(f"{key}/all", values)
+        return values
+
+    def _meet(self, wishes: frozenset[str]) -> frozenset[str]:
+        """Process 0's decision. The others cast their votes to stop before they read it; it may come to know of a vote
+        one meeting late, and waits for none."""
+        self._meetings += 1
+        block, number = divmod(self._meetings, _TIDIED_EVERY)
+        key = f"fulgurite/agree/{block}/{number}"
+        if number == 0:
+            self.gather("meetings", None)
+            if jax.process_index() == 0:
+                self._drop(f"fulgurite/agree/{block - 1}")
+        stops = sorted(wish for wish in wishes if wish.startswith("stop:"))
+        if jax.process_index() > 0:
+            if stops:
+                vote = {"meeting": self._meetings, "stops": stops}
+                self._write(f"fulgurite/votes/{jax.process_index()}", vote)
+            return frozenset(self._read(key))
+        votes = [json.loads(text) for _, text in client().key_value_dir_get("fulgurite/votes/")]
+        # A vote counts once: what a fit ended for must not end the next one in this process.
+        agreed = {stop for vote in votes if vote["meeting"] > self._honoured for stop in vote["stops"]} | wishes
+        if any(wish.startswith("stop:") for wish in agreed):
+            self._honoured = self._meetings
+        self._write(key, sorted(agreed))
+        return frozenset(agreed)
+
+    def _write(self, key: str, value: Any) -> None:
+        client().key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+    def _read(self, key: str) -> Any:
+        try:
+            return json.loads(client().blocking_key_value_get(key, int(self._timeout * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            raise ProcessError(
+                f"process {jax.process_index()} waited {self._timeout:.0f} s for another one ({key}), in vain: "
+                "look at the output of the others"
+            ) from error
+
+    def _drop(self, key: str) -> None:
+        client().key_value_delete(key)
