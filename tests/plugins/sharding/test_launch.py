@@ -1,0 +1,231 @@
+"""`fulgurite launch` and `distributed()`: real processes on loopback, without a model.
+
+`PROGRAM` is what they run; its first argument says what is to happen.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_sharding import Agreement, distributed
+from fulgurite_sharding.distributed import Group
+from fulgurite_sharding.launch import launch
+
+PROGRAM = """
+import json, os, signal, sys, time
+import jax
+from fulgurite_sharding import Agreement, distributed
+
+what = sys.argv[1:]
+mine = jax.process_index()
+agreement = Agreement(every=10, timeout=60)
+
+def say(**values):
+    print(json.dumps(values), flush=True)
+
+if what == ["agree"]:
+    distributed()  # once more, which does nothing
+    say(processes=jax.process_count(), devices=jax.device_count(), local=jax.local_device_count())
+    say(decided=[agreement.decide(lambda: [mine, number]) for number in range(3)])
+    say(gathered=[agreement.gather("name", [mine, number]) for number in range(3)])
+    try:
+        agreement.decide(lambda: 1 / 0)
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}")
+    clock = {"task:save"} if mine == 0 else {"task:other"}
+    for step in range(700):  # enough meetings that what they leave behind is tidied up
+        agreement.agree(step, frozenset())
+    say(agreed=sorted(agreement.agree(700, frozenset(clock))))
+    # Nobody knows who is first: the vote of process 1 counts at this meeting or at the next one.
+    wishes = [frozenset({"stop:enough"} if mine and step < 720 else ()) for step in range(710, 740)]
+    votes = [agreement.agree(step, wish) for step, wish in enumerate(wishes, 710)]
+    say(voted=[sorted(vote) for vote in votes if vote])
+elif what[0] == "fail":
+    for number in range(30):
+        print("line", number, flush=True)
+    if mine == 1:
+        os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else os._exit(7) if what[1] == "exit" else 1 / 0
+    agreement.gather("never", None)
+elif what == ["wait"]:
+    with open(f"{mine}.pid", "x") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+FULGURITE = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
+
+
+def run(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [*FULGURITE, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env={**os.environ, **(environment or {})}
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Waits for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+
+
+# --- launch -----------------------------------------------------------------------------------------------------------
+
+
+def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> None:
+    ended = run("launch", "--processes", 2, "--logs", tmp_path / "logs", program, "agree")
+    assert ended.returncode == 0, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if line.startswith(("{", "[1] {"))]
+    first = [line for line in said if line.startswith("{")]
+    second = [line.removeprefix("[1] ") for line in said if line.startswith("[1] ")]
+    assert len(first) == len(second) == 6
+    assert first[0] == second[0] == '{"processes": 2, "devices": 2, "local": 1}'
+    assert first[1] == second[1] == '{"decided": [[0, 0], [0, 1], [0, 2]]}'
+    assert first[2] == second[2] == '{"gathered": [[[0, 0], [1, 0]], [[0, 1], [1, 1]], [[0, 2], [1, 2]]]}'
+    assert "ZeroDivisionError" in first[3] and "ProcessError: process 0 failed" in second[3]
+    assert "division by zero" in second[3]
+    assert first[4] == second[4] == '{"agreed": ["task:save"]}'
+    assert first[5] == second[5] == '{"voted": [["stop:enough"]]}'
+    for number, lines in enumerate((first, second)):
+        log = (tmp_path / "logs" / f"process-{number}.log").read_text()
+        assert [line for line in log.splitlines() if line.startswith("{")] == lines
+
+
+@pytest.mark.parametrize(("how", "code", "words"), [("kill", 137, "SIGKILL"), ("raise", 1, "exit code 1")])
+def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, code: int, words: str) -> None:
+    """Long before the heartbeat, which is a minute here, would tell JAX."""
+    ended = run("launch", "--processes", 2, "--heartbeat", 60, program, "fail", how)
+    assert ended.returncode == code
+    report = ended.stderr.splitlines()
+    start = next(number for number, line in enumerate(report) if line.startswith("process 1 of 2"))
+    assert words in report[start] and "Its last lines:" in report[start]
+    last = report[start + 1 :]
+    assert len(last) == 20
+    if how == "kill":
+        lines = [line.removeprefix("    ") for line in last]
+        assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(10, 30)]
+    else:
+        assert "    ZeroDivisionError: division by zero" in last
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_launcher(program: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """These two do not listen to SIGTERM, which is JAX's: asked twice, the launcher ends them."""
+    arguments = ["launch", "--processes", "2", str(program), "wait"]
+    launcher = subprocess.Popen([*FULGURITE, *arguments], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        files = [tmp_path / f"{process}.pid" for process in range(2)]
+        until(lambda: all(file.exists() and file.read_text() for file in files))
+        until(lambda: launcher.poll() is not None or launcher.send_signal(number) or False)
+        assert launcher.returncode == (137 if number == signal.SIGTERM else -signal.SIGKILL)
+        until(lambda: not any(alive(int(file.read_text())) for file in files))
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--processes", "0", __file__], "at least 1"),
+        (["--processes", "2", "nowhere.py"], "no Python file nowhere.py"),
+        (["--processes", "two", __file__], "invalid int"),
+        ([__file__], "--processes"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        launch(arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_gpus_are_divided_evenly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4")
+    with pytest.raises(SystemExit, match="2"):
+        launch(["--processes", "2", __file__])
+    assert "2 processes cannot have an equal part of 3 GPUs" in capsys.readouterr().err
+
+
+# --- distributed ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_never_arrives(process: int, program: Path) -> None:
+    """Whoever waits, says for whom, and ends."""
+    place = f"127.0.0.1:{20_000 + os.getpid() % 10_000} {process}/2 timeout=2"
+    ended = run("fit", program, environment={"FULGURITE_DISTRIBUTED": place})
+    assert ended.returncode == 2, ended.stderr
+    assert f"error: process {process} of 2 waited 2 s for the others at 127.0.0.1:" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_where_nothing_is_detected() -> None:
+    program = "import fulgurite_sharding; fulgurite_sharding.distributed()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 1
+    assert "ConfigurationError: JAX detects neither SLURM" in ended.stderr
+
+
+def test_a_backend_in_use() -> None:
+    jax.devices()
+    with pytest.raises(ConfigurationError, match="jax is in use already.*distributed\\(\\) before"):
+        distributed("127.0.0.1:4000", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("127.0.0.1:4000", 2), "process missing"),
+        ((None, 2, 0), "coordinator missing"),
+        (("127.0.0.1", 2, 0), "HOST:PORT"),
+        (("127.0.0.1:4000", 2, 2), "no process 2 of 2"),
+        (("127.0.0.1:4000", 2, 0, 0), "at least 1"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments: tuple, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Group(*arguments)
+
+
+@pytest.mark.parametrize("text", ["yes", "host:1 0", "host:1 0/x", "host:1 0/2 wait=3", "auto timeout=long"])
+def test_a_variable_that_cannot_be_meant(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="FULGURITE_DISTRIBUTED is '.*write `auto`, or `HOST:PORT"):
+        Group.parse(text)
+
+
+def test_the_variable() -> None:
+    assert Group.parse("auto heartbeat=7") == Group(heartbeat=7)
+    group = Group("[::1]:4000", 3, 1, 20, 30)
+    assert str(group) == "[::1]:4000 1/3 timeout=20 heartbeat=30"
+    assert Group.parse(str(group)) == group
+    assert Group.parse(str(Group())) == Group()
+
+
+def test_agree_every_is_a_number_of_steps() -> None:
+    with pytest.raises(ConfigurationError, match="agree_every is 0"):
+        Agreement(every=0)
