@@ -122,7 +122,7 @@ class _Member:
 
 
 def _watch(members: list[_Member], received: list[int]) -> int:
-    """Waits for all to end; hands signals on; ends the others when one has failed."""
+    """Waits for all to end; hands signals on; ends the others when one has failed. Gives the exit code."""
     running, ended = list(members), []
     handed_on, deadline = 0, float("inf")
     while running:
@@ -143,13 +143,14 @@ def _watch(members: list[_Member], received: list[int]) -> int:
             for member in running:
                 member.kill()
         time.sleep(0.05)
+    for member in members:
+        member.kill()  # for its last lines
     failed = [one for one in ended if one.process.returncode not in (0, *STOPPED)]
     first = next(iter(failed or [one for one in ended if one.process.returncode]), None)
     if first is None:
         return 0
     code = first.process.returncode
     if failed:
-        first.kill()  # for its last lines
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         print(f"{first.name} {how}. Its last lines:", file=sys.stderr)
         print("".join(f"    {line}" for line in first.tail), end="", file=sys.stderr)
