@@ -147,7 +147,10 @@ class Watching:
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", fg.At(10), lambda run: run.evaluate("test") and None, "evaluate")]
+        return [fg.Scheduled("evaluate", fg.At(10), self.evaluate, "evaluate")]
+
+    def evaluate(self, run: fg.Run) -> None:
+        run.evaluate("test")
 
     @fg.hookimpl
     def save(self, run: fg.Run) -> None:
