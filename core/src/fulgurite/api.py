@@ -31,6 +31,7 @@ from fulgurite.run import Stop as Stop
 from fulgurite.runs import Checkpoint as Checkpoint
 from fulgurite.runs import RunDirectory as RunDirectory
 from fulgurite.runs import Snapshot as Snapshot
+from fulgurite.sink import FileSink as FileSink
 from fulgurite.state import TrainState as TrainState
 from fulgurite.streams import Stream as Stream
 from fulgurite.streams import Streams as Streams

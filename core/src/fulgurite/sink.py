@@ -1,0 +1,87 @@
+"""What the sinks that write into a run's directory have in common."""
+
+from abc import abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fulgurite.errors import ConfigurationError
+from fulgurite.hooks import hookimpl
+from fulgurite.records import Record
+from fulgurite.run import Run
+from fulgurite.writer import Backend, Writer
+
+
+@dataclass(eq=False)
+class FileSink:
+    """A sink that writes into the run's directory on a thread of its own, and goes on where its checkpoint was.
+
+    A subclass says what writes (`backend`) and takes records besides scalars by hooks that call `put`.
+
+    Attributes:
+        required: whether training ends when the sink fails. Otherwise it goes on without it, and says so.
+    """
+
+    required: bool = False
+    plugin_name: ClassVar[str]
+    _position: Any = field(default=None, init=False, repr=False)
+    _failed: str | None = field(default=None, init=False, repr=False)
+    _writer: Writer | None = field(default=None, init=False, repr=False)
+
+    @abstractmethod
+    def backend(self, run: Run, position: Any) -> Backend:
+        """What writes to the files in `run.directory`, cut back to `position` unless that is None."""
+
+    def put(self, record: Record) -> None:
+        """Has the record written."""
+        if self._writer is not None:
+            self._writer.put(record)
+
+    @hookimpl
+    def rewind(self, position: Any) -> None:
+        """Notes where to go on from; `open_log` does it, which knows the directory."""
+        if isinstance(position, dict) and "failed" in position:
+            self._failed, position = str(position["failed"]), position.get("position")
+        self._position = position
+
+    @hookimpl
+    def open_log(self, run: Run) -> None:
+        """Opens the files and drops what came after the checkpoint that is gone on from."""
+        if run.directory is None:
+            raise ConfigurationError(
+                f"{self.plugin_name} writes into the run's directory, and this run has none: give "
+                f"Engine(run='runs/a') or --run runs/a, or leave {self.plugin_name} out"
+            )
+        self._writer = None
+        self._writer = Writer(self.plugin_name, self.backend(run, self._position))
+        self._position = None
+
+    @hookimpl
+    def on_fit_start(self, run: Run) -> None:
+        """Says that records are missing if the sink had failed before the checkpoint that is gone on from."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            notice = (
+                f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"
+            )
+            run.emit("text", self.plugin_name, {"notice": notice}, stream="telemetry")
+
+    @hookimpl
+    def log_scalars(self, record: Record) -> None:
+        """Has the record written."""
+        self.put(record)
+
+    @hookimpl
+    def durable(self, step: int) -> "Future[Any]":
+        """The position after everything up to `step`, once it is on disk."""
+        if self._writer is not None:
+            return self._writer.durable()
+        future: Future[Any] = Future()
+        future.set_result({"failed": "the files could not be opened", "position": self._position})
+        return future
+
+    @hookimpl
+    def close_log(self) -> None:
+        """Waits until everything is written."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,140 @@
+"""The plugin and what it writes: one directory of event files for each source of records."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fulgurite as fg
+from fulgurite.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fulgurite_tensorboard.events import EventFile
+
+FOLDER = "tensorboard"
+_FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.fulgurite")
+_SET_ASIDE = re.compile(r"set-aside\.([0-9]{10})")
+_SPLIT = re.compile(r"(?!\.)[\w.=+-]{1,100}")
+_TELEMETRY = "telemetry="
+
+
+@dataclass(eq=False)
+class TensorBoard(fg.FileSink):
+    """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`, a directory of
+    event files for each source: `train`, an evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
+
+    Each record of the exact stream is there once: a resumed run cuts the files back to where its checkpoint was, sets
+    later files aside, and begins a new file with a `SessionLog.START` event, by which a server that runs drops what it
+    has read of later steps. Telemetry is in directories of its own, `telemetry=train`, and there at least once.
+    """
+
+    plugin_name = FOLDER
+
+    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        """What writes the event files."""
+        assert run.directory is not None
+        return _Backend(run.directory.path / FOLDER, position, run.step)
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        """Has the record written."""
+        self.put(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Has the record written."""
+        self.put(record)
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        """Has the record written."""
+        self.put(record)
+
+
+class _Backend:
+    """The files of the exact stream have numbers; `position` tells the size of each, by split."""
+
+    def __init__(self, folder: Path, position: Any, step: int) -> None:
+        self._folder, self._open = folder, dict[str, "EventFile"]()
+        self._whole = _checked(position)
+        folder.mkdir(exist_ok=True)
+        for split in sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+            if not split.startswith(_TELEMETRY):
+                _set_aside(folder / split, self._whole.get(split, {}))
+        from fulgurite_tensorboard.events import started
+
+        for split, files in self._whole.items():
+            for name, size in files.items():
+                _cut(folder / split / name, size)
+            self._file(split).append(started(step + 1))
+
+    def write(self, record: fg.Record) -> None:
+        from fulgurite_tensorboard.events import recorded
+        from fulgurite_tensorboard.summaries import summaries
+
+        split = split_of(record)
+        for summary in summaries(record):
+            self._file(split).append(recorded(record.step, record.wall or time.time(), summary))
+
+    def sync(self) -> None:
+        for file in self._open.values():
+            file.sync()
+
+    def position(self) -> Any:
+        now = {split: {file.path.name: file.size} for split, file in self._open.items()}
+        splits = sorted(one for one in self._whole.keys() | now.keys() if not one.startswith(_TELEMETRY))
+        return {split: self._whole.get(split, {}) | now.get(split, {}) for split in splits}
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def _file(self, split: str) -> "EventFile":
+        """This attempt's file of a split."""
+        from fulgurite_tensorboard.events import EventFile
+
+        if split not in self._open:
+            folder = self._folder / split
+            folder.mkdir(exist_ok=True)
+            names = [path.name for path in folder.iterdir()]
+            numbers = [
+                int(match[1]) for name in names if (match := _FILE.fullmatch(name) or _SET_ASIDE.fullmatch(name))
+            ]
+            name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
+            self._open[split] = EventFile(folder / name)
+        return self._open[split]
+
+
+def split_of(record: fg.Record) -> str:
+    """The directory that a record is written to."""
+    name = re.sub(r"[^\w.+-]", "_", record.source).lstrip(".")[:80] or "_"
+    return name if record.stream == "exact" else _TELEMETRY + name
+
+
+def _checked(position: Any) -> dict[str, dict[str, int]]:
+    """A position, whose names are ours and no paths."""
+    if position is None:
+        return {}
+    if isinstance(position, dict):
+        splits = {split: files for split, files in position.items() if isinstance(files, dict)}
+        names = all(_SPLIT.fullmatch(split) and all(map(_FILE.fullmatch, files)) for split, files in splits.items())
+        sizes = all(type(size) is int and size >= 0 for files in splits.values() for size in files.values())
+        if len(splits) == len(position) and names and sizes:
+            return splits
+    raise CheckpointError(f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}")
+
+
+def _set_aside(folder: Path, known: dict[str, int]) -> None:
+    """Renames event files that are not `known`, so that TensorBoard does not see them."""
+    for path in sorted(folder.iterdir()):
+        if (match := _FILE.fullmatch(path.name)) and path.name not in known and not path.is_symlink():
+            path.rename(folder / f"set-aside.{match[1]}")
+
+
+def _cut(path: Path, size: int) -> None:
+    from fulgurite_tensorboard.events import cut
+
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{path} is missing, which the checkpoint knows: put it back")
+    cut(path, size)

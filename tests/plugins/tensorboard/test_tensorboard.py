@@ -1,0 +1,301 @@
+"""Event files: every record once, read back raw; cut back and set aside on resume."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_tensorboard import EventFile, TensorBoard, read_events
+from fulgurite_tensorboard.events import started
+from matplotlib.figure import Figure
+from PIL import Image
+
+
+class Line(fg.Module):
+    """Least squares with media: a picture of two pixels, a histogram of the weight, a text and a figure."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.arange(4.0)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        media = {
+            "pictures": lambda: fg.media.Images.of(jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])),
+            "weight": lambda: fg.media.Histogram.of(self.weight, bins=2),
+            "note": fg.media.Text("a note"),
+            "figure": lambda: fg.media.Figure(drawn, self.weight),
+        }
+        loss = ((batch @ self.weight - 1) ** 2).mean()
+        return fg.Output(loss, metrics={"double": 2 * loss}, media=media)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-2)
+
+
+def drawn(values: np.ndarray) -> Figure:
+    assert isinstance(values, np.ndarray)
+    figure = Figure(figsize=(1, 1), dpi=20)
+    figure.add_subplot().plot(values)
+    return figure
+
+
+@dataclass(frozen=True)
+class Showing:
+    """Shows media every so often, and evaluates."""
+
+    every: int = 4
+    plugin_name = "media"
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [
+            fg.Scheduled("show", self.every, fg.Run.show),
+            fg.Scheduled("evaluate", self.every, self.evaluate, "evaluate"),
+        ]
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("test", BATCHES[:2])]
+
+    def evaluate(self, run: fg.Run) -> None:
+        run.evaluate("test")
+
+
+BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
+
+
+def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.Result:
+    engine = fg.Engine(steps=steps, run=run, log_every=2, plugins=[TensorBoard(), *plugins], autoload=False)
+    return engine.fit(Line, fg.Data(BATCHES), **arguments)
+
+
+def events(run: Path, split: str) -> list[Any]:
+    """All events of a split as TensorBoard reads them: files by name, checksums looked at."""
+    files = sorted((run / "tensorboard" / split).glob("*tfevents*"))
+    found = []
+    for file in files:
+        found += [(end, event) for end, event in read_events(file)]
+        assert found[-1][0] == file.stat().st_size
+    return [event for _, event in found]
+
+
+def scalars(run: Path, split: str) -> list[tuple[int, str, float]]:
+    return [
+        (event.step, value.tag, value.simple_value)
+        for event in events(run, split)
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    ]
+
+
+def test_scalars_are_those_of_the_history_each_once(tmp_path: Path):
+    history = fit(tmp_path, Showing()).history
+    for split in ("train", "test"):
+        expected = [
+            (record.step, name, np.float32(value))
+            for record in history.records
+            if record.source == split
+            for name, value in record.values.items()
+        ]
+        assert expected and scalars(tmp_path, split) == expected
+    rates = scalars(tmp_path, "telemetry=train")
+    assert [(step, tag) for step, tag, _ in rates] == [(step, "steps_per_second") for step in (4, 6, 8)]
+    assert events(tmp_path, "train")[0].file_version == "brain.Event:2"
+
+
+def test_media(tmp_path: Path):
+    fit(tmp_path, Showing(), steps=4)
+    values = {value.tag: value for event in events(tmp_path, "train") for value in event.summary.value}
+    for index, shade in enumerate((0, 255)):
+        picture = values[f"pictures/{index}"].image
+        assert (picture.height, picture.width, picture.colorspace) == (2, 3, 3)
+        (tmp_path / "picture.png").write_bytes(picture.encoded_image_string)
+        assert (np.asarray(Image.open(tmp_path / "picture.png")) == shade).all()
+    weight = np.asarray(fit(tmp_path / "b", steps=3).module.weight)
+    counts, edges = np.histogram(weight, 2)
+    histogram = values["weight"].histo
+    assert list(histogram.bucket) == list(counts) and histogram.num == 4
+    np.testing.assert_allclose(histogram.bucket_limit, edges[1:], rtol=1e-5)
+    assert values["note/text_summary"].tensor.string_val[0] == b"a note"
+    assert values["figure"].image.width == 20
+
+
+def test_a_metric_that_is_an_array_gives_a_series_for_each_element(tmp_path: Path):
+    @dataclass(frozen=True)
+    class Telling:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            run.emit("scalars", "../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")})
+            run.emit("config", "setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
+
+    fit(tmp_path, Telling(), steps=1)
+    told = scalars(tmp_path, "_up")
+    assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(told[3][2])
+    assert not list(tmp_path.parent.glob("up*"))
+    tags = [value.tag for event in events(tmp_path, "setting") for value in event.summary.value]
+    assert tags == [
+        "setting/text_summary",
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+        "_hparams_/session_end_info",
+    ]
+
+
+@dataclass(eq=False)
+class Memory:
+    """A checkpointer that keeps what it is told in memory."""
+
+    kept: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("save", 3, fg.Run.save, "save")]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        positions = {one.name: future.result() for one, future in run.engine.plugins.call("durable", 0, step=run.step)}
+        snapshot = run.snapshot()
+        state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
+        self.kept[run.step] = (state, snapshot.span, snapshot.position, positions)
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot:
+        state, span, position, _ = self.kept[int(reference.step)]
+        return fg.Snapshot(
+            jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state), span, position
+        )
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        for rewind in run.engine.plugins.implementations("rewind"):
+            rewind(step, position=self.kept[step][3][rewind.plugin.name])
+
+
+class Killed(BaseException):
+    """Ends a run on the spot."""
+
+
+@dataclass(eq=False)
+class Kill:
+    step: int
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("kill", fg.At(self.step), self.kill)]
+
+    def kill(self, run: fg.Run) -> None:
+        raise Killed
+
+
+def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
+    """Log every 2, evaluate every 4, save every 3; ended at 5, resumed from 3; ended at 7, resumed from 6."""
+    fit(tmp_path / "whole", Showing(), steps=10)
+    run, memory = tmp_path / "run", Memory()
+    for step, resumed in ((5, None), (7, 3), (None, 6)):
+        kill = [] if step is None else [Kill(step)]
+        arguments = {} if resumed is None else {"resume": fg.Checkpoint(run, resumed)}
+        try:
+            fit(run, Showing(), memory, *kill, steps=10, **arguments)
+        except Killed:
+            pass
+    for split in ("train", "test"):
+        assert scalars(run, split) == scalars(tmp_path / "whole", split)
+        tags = [[v.tag for v in event.summary.value] for event in events(run, split) if event.HasField("summary")]
+        whole = [[v.tag for v in e.summary.value] for e in events(tmp_path / "whole", split) if e.HasField("summary")]
+        assert tags == whole
+    starts = [event.step for event in events(run, "train") if event.session_log.status == 1]  # START
+    assert starts == [4, 7]  # a server drops the steps from there on
+    files = sorted(path.name for path in (run / "tensorboard" / "train").iterdir())
+    assert files == [f"events.out.tfevents.{number:010d}.fulgurite" for number in (1, 2, 3)]
+
+
+def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
+    """From step 3, then from step 3 again: what the second attempt wrote does not count."""
+    memory = Memory()
+    fit(tmp_path, memory, steps=6)
+    for _ in range(2):
+        fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+    assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4, 6]
+    names = sorted(path.name for path in (tmp_path / "tensorboard" / "train").iterdir())
+    assert names == [
+        "events.out.tfevents.0000000001.fulgurite",
+        "events.out.tfevents.0000000003.fulgurite",
+        "set-aside.0000000002",
+    ]
+
+
+def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):
+    for _ in range(2):
+        fit(tmp_path, steps=4)
+    assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4]
+
+
+def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
+    memory = Memory()
+    fit(tmp_path, memory, steps=6)
+    change(next((tmp_path / "tensorboard" / "train").iterdir()))
+    fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (Path.unlink, "is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:50]), "is not the file"),
+        (lambda path: path.write_bytes(struct.pack("<QI", 5, 0) + path.read_bytes()), "is not the file"),
+    ],
+)
+def test_a_file_that_the_checkpoint_does_not_know_is_an_error(change: Any, message: str, tmp_path: Path):
+    with pytest.raises(CheckpointError, match=message):
+        damaged(change, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        3,
+        {"train": 3},
+        {"../up": {}},
+        {"train": {"../../victim": 0}},
+        {"train": {"events.out.tfevents.0000000001.fulgurite": -1}},
+        {".": {"events.out.tfevents.0000000001.fulgurite": 1}},
+    ],
+)
+def test_a_position_that_is_none_is_an_error(position: Any, tmp_path: Path):
+    memory = Memory()
+    fit(tmp_path, memory, steps=3)
+    memory.kept[3] = (*memory.kept[3][:3], {"tensorboard": position})
+    with pytest.raises(CheckpointError, match="position of the TensorBoard log"):
+        fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+
+
+def test_a_flipped_bit_is_seen(tmp_path: Path):
+    file = EventFile(tmp_path / "a")
+    file.append(started(3))
+    file.close()
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[-6] ^= 1
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        list(read_events(tmp_path / "a"))
+
+
+def test_without_a_run_directory_it_says_so():
+    engine = fg.Engine(steps=2, plugins=[TensorBoard()], autoload=False)
+    with pytest.raises(ConfigurationError, match="Engine\\(run="):
+        engine.fit(Line, fg.Data(BATCHES))
+
+
+def test_a_trial_writes_nothing(tmp_path: Path):
+    engine = fg.Engine(dev_run=2, run=tmp_path / "run", plugins=[TensorBoard()], autoload=False)
+    engine.fit(Line, fg.Data(BATCHES))
+    assert not (tmp_path / "run").exists()
