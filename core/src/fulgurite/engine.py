@@ -34,7 +34,7 @@ from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
 from fulgurite.plugins import PluginManager, merge
 from fulgurite.program import Program
-from fulgurite.resume import Resume, completed, reference_of, restored
+from fulgurite.resume import Resume, completed, reference_of, restored, span_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
@@ -172,11 +172,9 @@ class Engine:
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
             state = completed(self, state, program, source, self._root_key(), init_from)
             program.check(state)
-            if steps is None and epochs is not None and feed.epoch_length is not None:
-                steps = epochs * feed.epoch_length
-            span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
+            span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
             fuse = self.fuse if fuse is None else fuse
-            attempt, manifest = 1, manifest_of(self, program.like)
+            attempt, manifest = 1, manifest_of(self, program.like, steps=steps, epochs=epochs)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 own = directory.is_at(reference.path or "") if reference and snapshot else origin > 0

@@ -23,8 +23,9 @@ _USER = re.compile(r"(?<=://)[^/@\s]+@")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
-    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s.
+def manifest_of(engine: "Engine", like: "TrainState", **length: int | None) -> dict[str, Any]:
+    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s; `length` is
+    the `steps` and `epochs` that it was asked for, if not those of the engine.
 
     `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order;
     `model` the lines that Equinox prints of the module, in which everything that is no array shows by its value.
@@ -33,7 +34,7 @@ def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
     settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
     return {
         "configuration": None if engine.configuration is None else masked(engine.configuration),
-        "settings": settings,
+        "settings": settings | length,
         "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "devices": {
