@@ -81,12 +81,12 @@ def span_of(
     """
     if snapshot is not None and snapshot.asked in (None, (steps, epochs)):
         return snapshot.span
-    ends = snapshot.span.epoch_ends if snapshot else ()
+    ends: tuple[int, ...] = snapshot.span.epoch_ends if snapshot else ()
     if steps is not None or epochs is None:
         return Span(origin, None if steps is None else origin + steps, ends)
     if ends:
-        last = ends[-1] - (ends[-2] if len(ends) > 1 else origin)
-        return Span(origin, ends[-1] + max(epochs - len(ends), 0) * last, ends)
+        *_, before, end = (origin, *ends)
+        return Span(origin, end + max(epochs - len(ends), 0) * (end - before), ends)
     return Span(origin, None if epoch_length is None else origin + epochs * epoch_length)
 
 
