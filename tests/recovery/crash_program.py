@@ -206,7 +206,11 @@ def experiment(
         Evaluator("test", fg.Data(test, prefetch=0), run=fg.AtStart() | fg.Every(evaluate) | fg.AtEnd()),
         JsonLines() if delay == 0 else Delayed(delay),
         killer,
-        Checkpoints(every=fg.Every(save) | fg.Period(period), keep=3, background=background),
+        Checkpoints(
+            every=fg.Every(save) | fg.Period(period),
+            background=background,
+            resume_data="replay" if source == "replayed" else "exact",
+        ),
     ]
     engine = fg.Engine(steps=steps, seed=7, fuse=fuse, log_every=log, plugins=plugins, autoload=False)
     return fg.Experiment(engine, eqx.nn.make_with_state(Net), SOURCES[source](lambda: killer.at("batch")))
