@@ -46,6 +46,7 @@ class Net(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         keys, state = ctx.keys("dropout", len(batch["y"])), ctx.model_state
+        assert state is not None
         one = jax.vmap(self, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
         logits, state = one(batch["x"], state, keys)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
@@ -248,7 +249,7 @@ def main(run: str, arguments: list[str]) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(eqx.filter(result.state, eqx.is_array))
     }
     with open(Path(run, "final.partial"), "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     Path(run, "final.partial").rename(Path(run, "final.npz"))
 
 

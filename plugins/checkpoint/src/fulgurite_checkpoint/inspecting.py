@@ -42,7 +42,7 @@ def shown(kept: Read) -> str:
         (name, f"{dtype}[{','.join(map(str, shape))}]", _bytes(shape, dtype))
         for name, (shape, dtype) in kept.saved.items()
     ]
-    wide, wider = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    wide, wider = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
     lines = [f"{name:{wide}}  {spec:{wider}}  {size(count):>8}" for name, spec, count in rows]
     total = f"{len(rows)} arrays, {size(sum(count for *_, count in rows))}"
     del told["arrays"]

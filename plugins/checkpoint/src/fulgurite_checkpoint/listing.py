@@ -166,7 +166,7 @@ def _checkpoint(entry: Entry, verify: Verify, latest: int | None, best: int | No
     except (Damaged, OSError) as error:
         damage = str(error)
     metrics = {
-        f"{source}/{name}": value
+        f"{source}/{name}": float(value)
         for source, values in (entry.commit.metrics if entry.commit else {}).items()
         for name, value in values.items()
         if isinstance(value, int | float)
