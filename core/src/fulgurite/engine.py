@@ -32,6 +32,7 @@ from fulgurite.health import Policy
 from fulgurite.loop import Loop
 from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
+from fulgurite.placing import share_of
 from fulgurite.plugins import PluginManager, merge
 from fulgurite.program import Program
 from fulgurite.resume import Resume, completed, reference_of, restored, span_of
@@ -335,13 +336,13 @@ class Engine:
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
         # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
         seed = (self.seed, origin) if origin else self.seed
-        share = (jax.process_index(), jax.process_count())
+        share = share_of(self.plugins, data, self.mesh)
         return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
         key = spec.name, spec.fresh, *own
-        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec))
+        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec, self.mesh))
 
     def _subject(self, model: Any) -> Subject:
         model = model.state if isinstance(model, Result) else model

@@ -70,7 +70,7 @@ class Loop:
         self.between_steps = False
         self.run = program.run = Run(self)
         self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.accounts
-        self.feed, self._batches, self._resident = feed, iter(feed), resident
+        self.feed, self._batches, self._resident = feed, iter(feed), program.placed_resident(resident)
         self._held: Item | None = None
         self._compiled = program.compiled(fuse)
         self._flat = program.layout.split(state)
@@ -287,7 +287,7 @@ class Loop:
                 f"data ended after {step} steps{wanted}. An iterator can be used up once: pass something that can be "
                 "iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
             )
-        return self.program.placed(item)
+        return item
 
     def _end_epoch(self) -> None:
         """The epoch that ends at the present step is known, and with it the end of a run counted in epochs."""
