@@ -44,7 +44,7 @@ class Sharding:
     plugin_name: ClassVar[str] = "sharding"
 
     mesh: Mapping[str, int] | Mesh = field(default_factory=lambda: {"data": -1})
-    batch: tuple[str, ...] = ("data",)
+    batch: Sequence[str] = ("data",)
     parameters: BySize | None = None
     optimizer: BySize | Sequence[Rule] | None = None
     rules: Sequence[Rule] = ()
@@ -94,7 +94,7 @@ class Sharding:
     @fg.hookimpl
     def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
         """Every array of a batch, divided along its first dimension."""
-        spec = PartitionSpec(self.batch) if self.batch else PartitionSpec()
+        spec = PartitionSpec(tuple(self.batch)) if self.batch else PartitionSpec()
         return jax.tree.map(lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch)
 
     @fg.hookimpl
