@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from fulgurite.accounts import Accounts
-from fulgurite.annotations import spec_of
 from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
@@ -20,30 +19,29 @@ from fulgurite.encoding import dumps
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
-    ModelError,
     NonFiniteError,
     PluginError,
     StateError,
     did_you_mean,
 )
-from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Subject, as_numbers
+from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
 from fulgurite.loop import Loop
 from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
-from fulgurite.placing import share_of
-from fulgurite.plugins import PluginManager, merge
-from fulgurite.program import Program
-from fulgurite.resume import Resume, completed, reference_of, restored, span_of
+from fulgurite.plugins import PluginManager
+from fulgurite.program import Program, program_key
+from fulgurite.resume import Resume, completed, reference_of, restored
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
-from fulgurite.state import Source, TrainState, check_not_consumed, hashable, source_of
+from fulgurite.state import Source, TrainState, check_not_consumed, source_of
 from fulgurite.step import forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
 from fulgurite.triggers import AtEnd, Every, Span, Trigger
+from fulgurite.weights import restored_weights, subject_of, view_of
 
 
 class Engine:
@@ -173,9 +171,11 @@ class Engine:
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
             state = completed(self, state, program, source, self._root_key(), init_from)
             program.check(state)
-            span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
+            if steps is None and epochs is not None and feed.epoch_length is not None:
+                steps = epochs * feed.epoch_length
+            span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
             fuse = self.fuse if fuse is None else fuse
-            attempt, manifest = 1, manifest_of(self, program.like, steps=steps, epochs=epochs)
+            attempt, manifest = 1, manifest_of(self, program.like)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 own = directory.is_at(reference.path or "") if reference and snapshot else origin > 0
@@ -272,49 +272,57 @@ class Engine:
         limit: int | None = None,
         metrics: Functions | None = None,
         losses: Functions | None = None,
+        weights: Checkpoint | None = None,
     ) -> dict[str, Any]:
         """The metrics of a model over one epoch of `data`, exact over batches of unequal size.
 
         Arguments:
-            model: a module, a pair of a module and its state, a train state, or a result of `fit`.
+            model: a module, a pair of a module and its state, a train state, or a result of `fit`; with `weights`
+                anything that `fit` takes.
             data: any data source, or an object whose `evaluations[name]` is one.
             name: of the evaluation; its random numbers depend on it.
             limit: at most so many batches.
             metrics, losses: instead of the module's own, see `EvaluatorSpec`.
+            weights: a checkpoint to take the weights from, which the active checkpointer reads.
         """
+        model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics, losses=losses)
-        return self._evaluation(spec).evaluate(self._subject(model), spec.data, self._limit(limit))
+        subject = subject_of(model, self._root_key())
+        return self._evaluation(spec).evaluate(subject, spec.data, self._limit(limit))
 
-    def predict(self, model: Any, data: Any, *, limit: int | None = None) -> PyTree[np.ndarray]:
-        """What the module's `predict_step` gives for every example of `data`, in order and without padding."""
+    def predict(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        limit: int | None = None,
+        weights: Checkpoint | None = None,
+        callback: Callable[[PyTree[np.ndarray]], None] | None = None,
+    ) -> PyTree[np.ndarray] | None:
+        """What the module's `predict_step` gives for every example of `data`, in order and without padding.
+
+        With `callback` the predictions are handed to it batch by batch instead, and none is kept. The other arguments
+        are those of `evaluate`.
+        """
+        model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec("predict", part_of(data, "predict"), limit)
-        return self._evaluation(spec).predict(self._subject(model), spec.data, self._limit(limit))
+        subject = subject_of(model, self._root_key())
+        return self._evaluation(spec).predict(subject, spec.data, self._limit(limit), callback)
+
+    def restored(self, model: Any, weights: Checkpoint) -> TrainState:
+        """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state. Needs no data."""
+        return restored_weights(self, model, weights)
 
     def evaluated(self, name: str, state: TrainState, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """The metrics of the evaluation that a plugin declared as `name`, with the weights that it asks for."""
         if name not in self.evaluators:
             raise PluginError(f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}")
         spec = self.evaluators[name]
-        module = state.module if spec.weights == "current" else self.view(state, spec.weights)
-
-        def standard(state: TrainState) -> dict[str, Any]:
-            return self._evaluation(spec).evaluate(
-                self._subject(state), spec.data, self._limit(spec.limit), interrupted
-            )
-
-        if spec.custom is None:
-            return standard(state.replace(module=module))
-        metrics = spec.custom(state.replace(module=eqx.nn.inference_mode(module)), int(state.step), standard)
-        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
-            raise PluginError(f"evaluator {name!r} gave {metrics!r}; an evaluation gives metrics by name")
-        return as_numbers(metrics)
+        return self._evaluation(spec).of_state(spec, state, self._limit(spec.limit), interrupted)
 
     def view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
-        views = merge(self.plugins.call("module_views", state=state), "module view")
-        if name not in views:
-            raise PluginError(f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}")
-        return views[name]
+        return view_of(self.plugins, state, name)
 
     def set_run(self, run: str | os.PathLike[str]) -> None:
         """Sets the run's directory, as `--run` does."""
@@ -326,33 +334,23 @@ class Engine:
 
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
         made = source.given or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
-        key = _key(made, batch, resident)
+        key = program_key(made, batch, resident)
         if key not in self._programs:
             program = self._programs[key] = Program(self, source, batch, resident)
             # A module that makes functions gives other ones at each call; those in the state are those of `like`.
-            self._programs[_key((program.like.module, program.like.model_state), batch, resident)] = program
+            self._programs[program_key((program.like.module, program.like.model_state), batch, resident)] = program
         return self._programs[key]
 
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
         # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
         seed = (self.seed, origin) if origin else self.seed
-        share = share_of(self.plugins, data, self.mesh)
+        share = (jax.process_index(), jax.process_count())
         return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
         key = spec.name, spec.fresh, *own
-        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec, self.mesh))
-
-    def _subject(self, model: Any) -> Subject:
-        model = model.state if isinstance(model, Result) else model
-        check_not_consumed(model)
-        if isinstance(model, TrainState):
-            return Subject(model.module, model.model_state, model.key, model.step)
-        module, model_state = model if isinstance(model, tuple) else (model, None)
-        if not isinstance(module, eqx.Module):
-            raise ModelError(f"give a module, (module, state), a train state or a result, not {model!r}")
-        return Subject(module, model_state, self._root_key(), 0)
+        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec))
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
@@ -376,11 +374,6 @@ class Engine:
         if (steps is None) == (epochs is None):
             raise ConfigurationError("how long to train: give Engine or fit either steps= or epochs=")
         return steps, epochs
-
-
-def _key(made: Any, batch: Any, resident: Any) -> Any:
-    leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
-    return treedef, tuple(map(hashable, leaves))
 
 
 def _first(feed: Feed, origin: int) -> Any:

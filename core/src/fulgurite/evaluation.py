@@ -10,22 +10,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from fulgurite.annotations import describe
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
-from fulgurite.errors import ModelError
+from fulgurite.errors import ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output, measured
-from fulgurite.placing import everywhere, replicated, share_of, spread, tracing_on
 from fulgurite.plugins import PluginManager
-from fulgurite.state import TrainState, hashable
+from fulgurite.state import TrainState
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.streams import Streams
+from fulgurite.weights import Subject, subject_of, view_of
 from fulgurite.window import as_number, flattened
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -68,27 +67,11 @@ class EvaluatorSpec:
     custom: Callable[[TrainState, int, Callable[[TrainState], dict[str, Any]]], dict[str, Any]] | None = None
 
 
-class Subject:
-    """What is evaluated: a module, its state, a root key and a step, flattened once for all batches."""
-
-    def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
-        arrays, self._static = eqx.partition((module, model_state, key, jnp.asarray(step)), eqx.is_array)
-        self.leaves, self._treedef = jax.tree.flatten(arrays)
-        leaves, treedef = jax.tree.flatten(self._static)
-        self.key = self._treedef, treedef, tuple(map(hashable, leaves))
-
-    def join(self, leaves: list[Any]) -> tuple[Any, Any, Any, Any]:
-        """Module, model state, key and step of these leaves."""
-        return eqx.combine(jax.tree.unflatten(self._treedef, leaves), self._static)
-
-
 class Evaluation:
     """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
 
-    def __init__(
-        self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec, mesh: Mesh | None
-    ) -> None:
-        self._plugins, self._streams, self._spec, self._mesh = plugins, streams, spec, mesh
+    def __init__(self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec) -> None:
+        self._plugins, self._streams, self._spec = plugins, streams, spec
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
@@ -102,19 +85,16 @@ class Evaluation:
         merged: dict[str, Metric] | None = None
         gathered: list[dict[str, Gathered]] = []
         in_flight: deque[Any] = deque()
-        resident = replicated(resident_of(data), self._mesh)
-        share = share_of(self._plugins, data, self._mesh)
-        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
+        resident = resident_of(data)
+        with Feed(data, seed=0, limit=limit, epochs=1) as feed:
             for index, item in enumerate(feed):
                 if interrupted():
                     raise Interrupted
                 run = self._function("validation_step", subject, item.batch)
-                batch = spread(self._plugins, item.batch, self._mesh)
-                arguments = (subject.leaves, batch, resident, np.int32(index))
+                arguments = (subject.leaves, item.batch, resident, np.int32(index))
                 if merged is None:
                     specs = jax.eval_shape(run, *arguments, None)[0]
-                    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
-                    merged = jax.device_put(zeros, everywhere(self._mesh))
+                    merged = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), specs)
                 merged, more = run(*arguments, merged)
                 for leaf in jax.tree.leaves(more):
                     leaf.copy_to_host_async()
@@ -128,31 +108,50 @@ class Evaluation:
             values[name] = parts[0].merge(*parts[1:]).compute()
         return as_numbers(values)
 
-    def predict(self, subject: Subject, data: Any, limit: int | None) -> PyTree[np.ndarray]:
-        """The predictions for every example, in order, without padding."""
+    def of_state(
+        self, spec: EvaluatorSpec, state: TrainState, limit: int | None, interrupted: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """The metrics of the evaluation `spec` of a train state, with the weights that it asks for."""
+        state = state.replace(module=view_of(self._plugins, state, spec.weights))
+
+        def standard(state: TrainState) -> dict[str, Any]:
+            return self.evaluate(subject_of(state, state.key), spec.data, limit, interrupted)
+
+        if spec.custom is None:
+            return standard(state)
+        metrics = spec.custom(state.replace(module=eqx.nn.inference_mode(state.module)), int(state.step), standard)
+        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
+            raise PluginError(f"evaluator {spec.name!r} gave {metrics!r}; an evaluation gives metrics by name")
+        return as_numbers(metrics)
+
+    def predict(
+        self,
+        subject: Subject,
+        data: Any,
+        limit: int | None,
+        callback: Callable[[PyTree[np.ndarray]], None] | None = None,
+    ) -> PyTree[np.ndarray] | None:
+        """The predictions for every example, in order, without padding: in one tree, or batch by batch to
+        `callback`."""
         made: list[Any] = []
-        resident = replicated(resident_of(data), self._mesh)
-        share = share_of(self._plugins, data, self._mesh)
-        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
+        take = made.append if callback is None else callback
+        in_flight: deque[Any] = deque()
+        resident = resident_of(data)
+        with Feed(data, seed=0, limit=limit, epochs=1) as feed:
             for index, item in enumerate(feed):
                 run = self._function("predict_step", subject, item.batch)
-                batch = spread(self._plugins, item.batch, self._mesh)
-                preds, mask = run(subject.leaves, batch, resident, np.int32(index))
-                made.append((preds, mask))
-                if index >= IN_FLIGHT:
-                    made[index - IN_FLIGHT] = _unpadded(*made[index - IN_FLIGHT])
-        made[-IN_FLIGHT:] = [_unpadded(*pair) for pair in made[-IN_FLIGHT:]]
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *made)
+                in_flight.append(run(subject.leaves, item.batch, resident, np.int32(index)))
+                if len(in_flight) > IN_FLIGHT:
+                    take(_unpadded(*in_flight.popleft()))
+        for preds, mask in in_flight:
+            take(_unpadded(preds, mask))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *made) if callback is None else None
 
     def _function(self, step: str, subject: Subject, batch: Any) -> Callable[..., Any]:
         key = step, subject.key, jax.tree.structure(batch)
         if key not in self._compiled:
             body = self._evaluate if step == "validation_step" else self._predict
-            # Whatever leaves an evaluation is read on the host, by every process.
-            whole = everywhere(self._mesh)
-            self._compiled[key] = jax.jit(
-                lambda leaves, *arguments: body(subject.join(leaves), *arguments), out_shardings=whole
-            )
+            self._compiled[key] = jax.jit(lambda leaves, *arguments: body(subject.join(leaves), *arguments))
         return self._compiled[key]
 
     def _evaluate(self, subject: Any, batch: Any, resident: Any, index: Any, merged: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fulgurite.errors import ConfigurationError, ProcessError, did_you_mean
+from fulgurite.manifest import MASK
 from fulgurite.processes import connect
 
 if TYPE_CHECKING:
@@ -75,8 +77,11 @@ def main(
     return result
 
 
-def build(experiment: Callable[..., Experiment], overrides: Sequence[str]) -> Experiment:
-    """The experiment with `name=value` overrides."""
+def build(
+    experiment: Callable[..., Experiment], overrides: Sequence[str], kept: dict[str, Any] | None = None
+) -> Experiment:
+    """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest, which holds: an
+    override that says otherwise is an error, unless the manifest does not tell, because it is a secret."""
     known, given = arguments_of(experiment), {}
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -85,6 +90,8 @@ def build(experiment: Callable[..., Experiment], overrides: Sequence[str]) -> Ex
         if name not in known:
             raise ConfigurationError(f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, known)}")
         given[name] = parsed(name, text, known[name][1])
+    if kept is not None:
+        given |= _kept(experiment, kept, given)
     if missing := [name for name, (one, _) in known.items() if one.default is one.empty and name not in given]:
         raise ConfigurationError(f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}")
     made = experiment(**given)
@@ -92,6 +99,24 @@ def build(experiment: Callable[..., Experiment], overrides: Sequence[str]) -> Ex
         raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
     made.engine.configuration = {name: one.default for name, (one, _) in known.items()} | given
     return made
+
+
+def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a run was made with."""
+    known = arguments_of(experiment)
+    told = {name: value for name, value in kept.items() if MASK not in json.dumps(value)}
+    for name, value in told.items():
+        if name not in known:
+            raise ConfigurationError(
+                f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}: evaluate "
+                "it with the program that trained it"
+            )
+        if name in given and json.loads(json.dumps(given[name])) != value:
+            raise ConfigurationError(
+                f"{name}={given[name]!r} is not what the run was made with, {name}={value!r}: leave it out"
+            )
+    lists = {name for name, value in told.items() if isinstance(value, list) and "tuple" in str(known[name][1])}
+    return {name: tuple(value) if name in lists else value for name, value in told.items()}
 
 
 def arguments_of(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:

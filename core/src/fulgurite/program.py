@@ -14,10 +14,11 @@ from fulgurite.annotations import spec_of
 from fulgurite.compile import CompiledStep
 from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
+from fulgurite.feed import Item
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
-from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
-from fulgurite.state import Source, TrainState, check_same_structure, owned
+from fulgurite.plugins import PluginManager
+from fulgurite.state import Source, TrainState, check_same_structure, hashable, owned
 from fulgurite.step import TrainStep
 from fulgurite.streams import fold_name
 from fulgurite.triggers import Span
@@ -44,34 +45,29 @@ class Program:
         rule = self.rule.at(0, Span(0))
         self.step = TrainStep(engine.train_step, rule, self._plugins, engine.streams, names, engine.nonfinite)
         self._metrics: Any = ({}, {})
-        with tracing_on(engine.mesh):
-            shapes = source, source.arrays, key, spec_of(batch), spec_of(resident)
-            self._metrics = eqx.filter_eval_shape(self._step_metrics, *shapes)
-            self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
-        self._shardings = state_shardings(self._plugins, self.like, engine.mesh)
-        self.layout = Layout(self.like, self._shardings)
+        self._metrics = eqx.filter_eval_shape(self._step_metrics, source, source.arrays, key, spec_of(batch), resident)
+        self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
+        self.layout = Layout(self.like)
+        self._shardings = self._plugins.exclusive("state_sharding", state=self.like, mesh=engine.mesh)
         if self._shardings is not None:
             self.like = _placed(self.like, self._shardings)
-        self._placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
-        self._close = jax.jit(self._closed, out_shardings=None if self._shardings is None else everywhere(engine.mesh))
+        self._batch_sharding = self._plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=engine.mesh)
+        self._close = jax.jit(self._closed)
         self._compiled: dict[int, CompiledStep] = {}
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
         leaves, treedef = jax.tree.flatten(self.like)
-        with tracing_on(self._engine.mesh):
-            made = iter(self.initializer(source)(source.arrays, key))
-        return treedef.unflatten([next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves])
-
-    def initializer(self, source: Source) -> Any:
-        """The jitted function `(source.arrays, key)` that gives the arrays of a new state, in the order of its leaves.
-        No device ever has more of them than its own part."""
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
 
         def arrays(given: Any, key: Key[Array, ""]) -> list[Array]:
-            made = zip(jax.tree.leaves(self.like), jax.tree.leaves(self._make(source, given, key)), strict=True)
-            return [leaf for spec, leaf in made if isinstance(spec, jax.ShapeDtypeStruct)]
+            made = jax.tree.leaves(self._make(source, given, key))
+            return [made[place] for place in places]
 
-        return jax.jit(arrays, out_shardings=self._shardings)
+        shardings = None if self._shardings is None else jax.tree.leaves(self._shardings)
+        for place, array in zip(places, jax.jit(arrays, out_shardings=shardings)(source.arrays, key), strict=True):
+            leaves[place] = array
+        return jax.tree.unflatten(treedef, leaves)
 
     def enter(self, step: Any, span: Span) -> None:
         """Takes the update rule that holds from the update after `step` on."""
@@ -84,13 +80,21 @@ class Program:
         except ModelError as error:
             raise StateError(f"the state does not fit this engine, model and data: {error}") from error
 
-    def placed_resident(self, resident: Any) -> Any:
-        """Arrays that batches are gathered from, on every device of the mesh."""
-        return replicated(resident, self._engine.mesh)
+    def placed(self, item: Item) -> Item:
+        """The item with its batch made of global arrays, where a plugin shards batches."""
+        if self._batch_sharding is None:
+            return item
+        made = jax.tree.map(jax.make_array_from_process_local_data, self._batch_sharding, item.batch)
+        return item._replace(batch=made)
 
     def compiled(self, fuse: int) -> CompiledStep:
         """The compiled step for up to `fuse` steps a dispatch."""
         if fuse not in self._compiled:
+            shardings = None
+            if self._shardings is not None:
+                assert self._engine.mesh is not None, "a plugin that shards the state gives the mesh"
+                everywhere = jax.sharding.NamedSharding(self._engine.mesh, jax.sharding.PartitionSpec())
+                shardings = self.layout.flat_shardings(self._shardings, everywhere)
             self._compiled[fuse] = CompiledStep(
                 self.step,
                 self.layout,
@@ -98,8 +102,7 @@ class Program:
                 cap=self._engine.max_compilations,
                 compiling=lambda: self._plugins.accounts.time("compile"),
                 on_compile=self._on_compile,
-                mesh=self._engine.mesh,
-                placing=self._placing,
+                out_shardings=shardings,
             )
         return self._compiled[fuse]
 
@@ -164,10 +167,6 @@ class Program:
 
     def _make(self, source: Source, arrays: Any, key: Key[Array, ""]) -> TrainState:
         module, model_state = source.build(arrays, self._engine.streams(key).key("params", "init"))
-        slices = {
-            hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
-            for hook in self._plugins.implementations("plugin_state")
-        }
         return TrainState(
             step=jnp.int32(0),
             module=module,
@@ -176,7 +175,7 @@ class Program:
             key=key,
             window=Window.empty(*self._metrics),
             health=Health.good(module),
-            plugins=owned({name: own for name, own in slices.items() if own is not None}),
+            plugins=slices_of(self._plugins, module, key),
         )
 
     def _step_metrics(self, source: Source, arrays: Any, key: Key[Array, ""], batch: Any, resident: Any) -> Any:
@@ -190,8 +189,23 @@ class Program:
         self._plugins.call("on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled)
 
 
-def _placed(like: TrainState, shardings: list[Any]) -> TrainState:
-    given = iter(shardings)
+def slices_of(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
+    """The slice of each plugin that has one. Traced."""
+    made = {
+        hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
+        for hook in plugins.implementations("plugin_state")
+    }
+    return owned({name: own for name, own in made.items() if own is not None})
+
+
+def program_key(made: Any, batch: Any, resident: Any) -> Any:
+    """What tells kinds of models and batches apart."""
+    leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
+    return treedef, tuple(map(hashable, leaves))
+
+
+def _placed(like: TrainState, shardings: Any) -> TrainState:
+    given = iter(jax.tree.leaves(shardings))
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):

@@ -12,7 +12,6 @@ from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.program import Program
 from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
 from fulgurite.state import Source, source_of
-from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -64,30 +63,12 @@ def of_path(path: str | os.PathLike[str]) -> Checkpoint:
 
 def restored(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
     """The snapshot that the active checkpointer reads; the host states in it are handed to their plugins."""
-    snapshot = _read(engine, reference, like)
+    snapshot = snapshot_of(engine, reference, like)
     host = snapshot.host if snapshot else {}
     for hook in engine.plugins.implementations("restore_host_state"):
         if kept := host.get(hook.plugin.name):
             hook(None, state=kept["state"], version=kept["version"])
     return snapshot
-
-
-def span_of(
-    snapshot: Snapshot | None, origin: int, steps: int | None, epochs: int | None, epoch_length: int | None
-) -> Span:
-    """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
-
-    A resumed fit keeps its span, unless it is asked for another length than before.
-    """
-    if snapshot is not None and snapshot.asked in (None, (steps, epochs)):
-        return snapshot.span
-    ends: tuple[int, ...] = snapshot.span.epoch_ends if snapshot else ()
-    if steps is not None or epochs is None:
-        return Span(origin, None if steps is None else origin + steps, ends)
-    if ends:
-        *_, before, end = (origin, *ends)
-        return Span(origin, end + max(epochs - len(ends), 0) * (end - before), ends)
-    return Span(origin, None if epoch_length is None else origin + epochs * epoch_length)
 
 
 def completed(
@@ -109,7 +90,7 @@ def completed(
     if init_from is None:
         return program.init(source, key)
     reference = init_from if isinstance(init_from, Checkpoint) else of_path(init_from)
-    snapshot = _read(engine, replace(reference, map=reference.map or WEIGHTS, optional=False), program.like)
+    snapshot = snapshot_of(engine, replace(reference, map=reference.map or WEIGHTS, optional=False), program.like)
     assert snapshot is not None
     read, state = snapshot.state, program.init(source, key)
     weights = _filled((read.module, read.model_state), (state.module, state.model_state))
@@ -121,7 +102,8 @@ def _filled(read: T, initial: T) -> T:
     return jax.tree.map(lambda a, b: b if isinstance(a, jax.ShapeDtypeStruct) else a, read, initial)
 
 
-def _read(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+def snapshot_of(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+    """The snapshot that the active checkpointer reads; None if there is none and that is fine."""
     where = "the run" if reference.path is None else reference.path
     restore = engine.plugins.the_one("restore")
     if restore is None:

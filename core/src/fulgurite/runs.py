@@ -1,5 +1,6 @@
 """What a run leaves behind: its directory, references to its checkpoints, and what a checkpoint holds."""
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
+_MANIFEST_SIZE = 16 * 2**20  # bytes, far beyond any
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 
@@ -59,7 +61,6 @@ class Snapshot:
         pending: the actions that were due at this step and did not come to an end.
         host: what plugins keep on the host: `{"version": int, "state": JSON}` by plugin name.
         metrics: the newest metrics by source.
-        asked: the steps and epochs, one of them None, that the fit was to take.
     """
 
     state: "TrainState"
@@ -68,7 +69,6 @@ class Snapshot:
     pending: tuple[str, ...] = ()
     host: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    asked: tuple[int | None, int | None] | None = None
 
 
 class RunDirectory:
@@ -100,6 +100,20 @@ class RunDirectory:
     def attempts(self) -> int:
         """How often the run was started."""
         return max((int(file.name) for file in self._in("attempts") if _NUMBER.fullmatch(file.name)), default=0)
+
+    def manifest(self) -> dict[str, Any]:
+        """What the newest attempt is made of, see `fulgurite.manifest`. Nothing is imported or called. A
+        `CheckpointError` if there is no attempt, or its manifest is not whole."""
+        path = self.path / "attempts" / str(self.attempts)
+        try:
+            if not _is_file(path) or path.stat().st_size > _MANIFEST_SIZE:
+                raise ValueError("there is no file of a manifest's size")
+            found = json.loads(path.read_bytes())
+            if not isinstance(found, dict):
+                raise ValueError("it is no JSON object")
+            return found
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read as the manifest of a run: {error}; check the path") from error
 
     @property
     def owner(self) -> tuple[Owner, float] | None:
