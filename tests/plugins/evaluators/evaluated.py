@@ -1,6 +1,12 @@
 """Small models and plugins that the tests of evaluators share."""
 
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -96,9 +102,113 @@ class Act:
         return [fg.Scheduled("act", fg.At(self.step), lambda run: self.action(), "act")]
 
 
+@dataclass(eq=False)
+class Disk:
+    """A checkpointer of one file a step, for other processes to read. What it does is noted in `NOTES`."""
+
+    every: int
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        assert run.directory is not None
+        target, snapshot = run.directory.step_directory(run.step), run.snapshot()
+        if (target / "COMMIT").exists():
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
+        arrays = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
+        np.savez(target / "arrays.npz", **arrays)  # type: ignore[arg-type]
+        rest = {"span": snapshot.span.to_json(), "position": snapshot.position, "pending": list(snapshot.pending)}
+        (target / "rest.json").write_text(json.dumps({**rest, "metrics": snapshot.metrics}))
+        (target / "COMMIT.new").write_text(hashlib.sha256((target / "arrays.npz").read_bytes()).hexdigest())
+        (target / "COMMIT.new").rename(target / "COMMIT")
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
+        directory = fg.RunDirectory(reference.path) if reference.path is not None else engine.run
+        assert directory is not None
+        if not (found := directory.committed()):
+            return None
+        # The loss only falls: here the best is the first one.
+        step = {"latest": found[-1][0], "best": found[0][0]}.get(reference.step, reference.step)  # type: ignore[call-overload]
+        path = directory.step_directory(step)
+        note(directory.path, f"restores {step}")
+        gate(directory.path, f"restore-{step}")
+        with np.load(path / "arrays.npz") as arrays:
+            state = jax.tree_util.tree_map_with_path(lambda keys, leaf: _placed(arrays, keys, leaf), like)
+        rest = json.loads((path / "rest.json").read_text())
+        return fg.Snapshot(state, fg.Span.from_json(rest["span"]), rest["position"], tuple(rest["pending"]))
+
+
+@dataclass(eq=False)
+class Witness:
+    """Notes every record and event."""
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        self.path = run.directory.path if run.directory else None
+        self._note("starts")
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self._note("logs")
+
+    @fg.hookimpl
+    def on_evaluate_end(self, name: str) -> None:
+        self._note(f"evaluated {name}")
+
+    def _note(self, what: str) -> None:
+        if self.path is not None:
+            note(self.path, what)
+
+
+def note(run: Path, what: str) -> None:
+    """Notes what this process does, in a file beside the run."""
+    with open(run.with_suffix(".notes"), "a") as file:
+        file.write(f"{os.getpid()} {what}\n")
+
+
+def notes(run: Path, pid: int | None = None) -> list[str]:
+    """What one process, or any, has noted."""
+    file = run.with_suffix(".notes")
+    lines = [line.split(" ", 1) for line in file.read_text().splitlines()] if file.exists() else []
+    return [what for who, what in lines if pid in (None, int(who))]
+
+
+def gate(run: Path, name: str) -> None:
+    """Waits here while the file NAME is beside the run, put there by a test; says that it does."""
+    file = run.parent / name
+    if file.exists():
+        note(run, f"waits at {name}")
+        until(lambda: not file.exists())
+
+
+def until(condition: Callable[[], Any], seconds: float = 240.0) -> None:
+    """Waits for a condition, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
 def numbers(*batches: Any) -> list[np.ndarray]:
     """A list of batches of float32 numbers."""
     return [np.asarray(batch, np.float32) for batch in batches]
+
+
+def _plain(leaf: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def _placed(arrays: Any, keys: Any, like: Any) -> Any:
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    array = jnp.asarray(arrays[jax.tree_util.keystr(keys)])
+    return jax.random.wrap_key_data(array) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else array
 
 
 def _copied(snapshot: fg.Snapshot) -> fg.Snapshot:

@@ -1,5 +1,7 @@
 """Named evaluations for Fulgurite, along training or in a process of their own, and exact metrics."""
 
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
+from fulgurite_evaluators.results import Evaluated as Evaluated
+from fulgurite_evaluators.results import results as results
 from fulgurite_evaluators.standalone import EveryCheckpoint as EveryCheckpoint
 from fulgurite_evaluators.standalone import LastCheckpoint as LastCheckpoint

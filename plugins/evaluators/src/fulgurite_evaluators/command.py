@@ -1,0 +1,101 @@
+"""The command `fulgurite evaluate`: a run's checkpoint, or all of them as they come."""
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+import fulgurite as fg
+from fulgurite.command import load_experiment
+from fulgurite.encoding import dumps
+from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
+from fulgurite.experiment import build
+
+from fulgurite_evaluators.follow import Follower, line
+
+POLL = 0.2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `fulgurite evaluate`; gives 0, 1 if anything failed or was waited for in vain, and 2 on arguments that
+    cannot be meant."""
+    parser = argparse.ArgumentParser(
+        "fulgurite evaluate",
+        description="Evaluates a checkpoint of a run (--step), or its checkpoints while it is training (--group). "
+        "The program's arguments are those of the run.",
+    )
+    parser.add_argument("program", metavar="PROGRAM", help="the Python file that defines `experiment`")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments that the run does not tell")
+    parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--step", default="latest", type=_step, help="latest (the default), best, or a number")
+    what.add_argument("--group", help="follow the run with the standalone evaluators of this group")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for the run to begin (600)")
+    parser.add_argument(
+        "--idle-timeout", type=float, default=120.0, help="seconds without a sign of life of the trainer (120)"
+    )
+    parser.add_argument("--json", action="store_true", help="results as JSON, one line each")
+    options = parser.parse_intermixed_args(arguments)
+    run = fg.RunDirectory(options.run)
+    try:
+        if options.group is not None:
+            _wait_for(run, options.timeout)
+        experiment = build(load_experiment(options.program), options.overrides, run.manifest()["configuration"])
+        if options.group is None:
+            return _once(experiment, run, options.step, options.json)
+        follower = Follower(experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell)
+        return 0 if follower.follow() else 1
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except FulguriteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _wait_for(run: fg.RunDirectory, timeout: float) -> None:
+    """Waits until the run has begun; a `CheckpointError` if it does not."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            run.manifest()
+            return
+        except CheckpointError as error:
+            if time.monotonic() >= deadline:
+                raise CheckpointError(
+                    f"no run began in {run.path} within {timeout:g} s. Check the path, start the training with --run, "
+                    "or wait longer with --timeout"
+                ) from error
+        time.sleep(POLL)
+
+
+def _once(experiment: fg.Experiment, run: fg.RunDirectory, step: int | str, as_json: bool) -> int:
+    engine = experiment.engine
+    if not engine.evaluators:
+        raise ConfigurationError("the program has no evaluator: add Evaluator('test', data) to its plugins")
+    state = engine.restored(experiment.model, fg.Checkpoint(run.path, step))  # type: ignore[arg-type]
+    at, failed = int(state.step), False
+    for name in engine.evaluators:
+        try:
+            metrics = engine.evaluated(name, state, lambda: False)
+        except Exception:
+            print(f"{name}  step {at}  failed:\n{traceback.format_exc()}", file=sys.stderr)
+            failed = True
+            continue
+        _tell(dumps({"evaluator": name, "step": at, "metrics": metrics}) if as_json else line(name, at, metrics))
+    return int(failed)
+
+
+def _step(text: str) -> int | str:
+    if text in ("latest", "best"):
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor latest nor best")
+    return int(text)
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,171 @@
+"""A process that evaluates the checkpoints of a run while another one trains."""
+
+import hashlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.lock import Lock, owner_of
+
+from fulgurite_evaluators.evaluator import Evaluator
+from fulgurite_evaluators.results import FOLDER, Evaluated, Results
+from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
+
+Tell = Callable[[str], None]
+
+
+class Follower:
+    """Runs the standalone evaluators of one group on the checkpoints of a run, one process for each group.
+
+    It takes the newest checkpoint first and may skip others, never the last. What was evaluated is not evaluated again,
+    in whichever process, unless the checkpoint of that step is another one now. Nothing of the run is written but
+    `evaluations/GROUP.jsonl` and the group's lock, and no data but that of its evaluators is touched.
+
+    Arguments:
+        experiment: of the program that trains.
+        run: its directory, which exists.
+        group: of evaluators.
+        idle_timeout: seconds without a heartbeat of the trainer after which to give up, if the run is not complete.
+        tell: is given one line for each result and each failure.
+
+    Raises `ConfigurationError` if no evaluator is of that group.
+    """
+
+    def __init__(
+        self, experiment: fg.Experiment, run: fg.RunDirectory, group: str, *, idle_timeout: float, tell: Tell
+    ) -> None:
+        self._experiment, self._run, self._group = experiment, run, group
+        self._idle_timeout, self._tell = idle_timeout, tell
+        if group not in (groups := standalone(experiment.engine)):
+            raise ConfigurationError(
+                f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A standalone one is "
+                f"Evaluator(..., run=EveryCheckpoint(), group={group!r})"
+            )
+        self._evaluators = groups[group]
+        self._failed: set[tuple[str, int, str]] = set()
+
+    def follow(self) -> bool:
+        """Evaluates until the run is complete and its last checkpoint done; gives whether every evaluation succeeded.
+
+        Raises `CheckpointError` if another process runs this group, and if the trainer is gone before its end.
+        """
+        poll = min(one.poll for one in self._evaluators.values())
+        with self._held() as results:
+            while True:
+                # Looked at first: what was complete then has its last checkpoint.
+                complete, newest = self._run.complete, self._newest()
+                due = self._due(results, newest, complete)
+                if newest is not None and due:
+                    self._evaluate(results, *newest, due)
+                elif complete:
+                    return not self._failed
+                else:
+                    self._check_trainer()
+                    time.sleep(poll)
+
+    def _newest(self) -> tuple[int, str] | None:
+        """Step and hash of the newest checkpoint. One that goes away meanwhile is none."""
+        for step, path in reversed(self._run.committed()):
+            if (commit := commit_of(path)) is not None:
+                return step, commit
+        return None
+
+    def _due(self, results: Results, newest: tuple[int, str] | None, complete: bool) -> list[str]:
+        if newest is None:
+            return []
+        past = results.done | self._failed
+        return [
+            name
+            for name, when in self._evaluators.items()
+            if (name, *newest) not in past and (complete or not isinstance(when, LastCheckpoint))
+        ]
+
+    def _evaluate(self, results: Results, step: int, commit: str, due: list[str]) -> None:
+        """Restores a checkpoint once and runs what is due on it."""
+        engine = self._experiment.engine
+        path = self._run.step_directory(step)
+        try:
+            state = engine.restored(self._experiment.model, fg.Checkpoint(self._run.path, step))
+        except Exception:
+            if commit_of(path) == commit:
+                self._fail(step, commit, due, "cannot be restored")
+            return  # it was deleted or replaced under our hands: look again
+        if commit_of(path) not in (commit, None):
+            return
+        for name in due:
+            try:
+                metrics = engine.evaluated(name, state, lambda: False)
+            except Exception:
+                self._fail(step, commit, [name], "failed")
+                continue
+            results.append(Evaluated(name, step, commit, metrics))
+            self._tell(line(name, step, metrics))
+
+    def _fail(self, step: int, commit: str, names: list[str], what: str) -> None:
+        self._failed |= {(name, step, commit) for name in names}
+        self._tell(f"{', '.join(names)}  step {step}  {what}:\n{traceback.format_exc()}")
+
+    def _check_trainer(self) -> None:
+        owner = self._run.owner
+        if owner is None:
+            return
+        who, beat = owner
+        os.utime(self._lock)  # the time by the clock of the file system, whose other times these are
+        idle = self._lock.stat().st_mtime - beat
+        if idle > self._idle_timeout:
+            raise CheckpointError(
+                f"{self._run.path} is not complete, and its trainer ({who}) has shown no sign of life for {idle:.0f} "
+                "s. Resume the training and start this again; nothing is evaluated twice"
+            )
+
+    @property
+    def _lock(self) -> Path:
+        return self._run.path / FOLDER / f"{self._group}.lock"
+
+    @contextmanager
+    def _held(self) -> Iterator[Results]:
+        """The results of this group, with nobody else at work on them."""
+        folder = self._run.path / FOLDER
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
+        folder.mkdir(exist_ok=True)
+        former = owner_of(self._lock)
+        lock = Lock(self._lock, former[0].attempt + 1 if former else 1)
+        try:
+            results = Results(self._run, self._group)
+            try:
+                yield results
+            finally:
+                results.close()
+        finally:
+            lock.release()
+
+
+def standalone(engine: fg.Engine) -> dict[str, dict[str, Standalone]]:
+    """The standalone evaluators of an engine: when they run by name, by group."""
+    groups: dict[str, dict[str, Standalone]] = {}
+    for registered in engine.plugins.plugins.values():
+        one = registered.plugin
+        if isinstance(one, Evaluator) and isinstance(one.run, Standalone) and one.group is not None:
+            groups.setdefault(one.group, {})[one.name] = one.run
+    return groups
+
+
+def commit_of(checkpoint: Path) -> str | None:
+    """The SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is not there any more."""
+    try:
+        return hashlib.sha256((checkpoint / "COMMIT").read_bytes()).hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def line(name: str, step: int, metrics: dict[str, Any]) -> str:
+    """A result for people."""
+    numbers = [f"{key} {value:.6g}" for key, value in metrics.items() if isinstance(value, bool | int | float)]
+    return "  ".join([name, f"step {step}", *numbers])

@@ -1,0 +1,104 @@
+"""The results of standalone evaluators: in the run's directory, one line each, each there once."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fulgurite import RunDirectory
+from fulgurite.encoding import dumps, loads
+from fulgurite.errors import CheckpointError
+
+FOLDER = "evaluations"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a standalone evaluator found.
+
+    Attributes:
+        evaluator: its name.
+        step: of the checkpoint.
+        commit: the SHA-256 of the checkpoint's `COMMIT`, in hexadecimal: another one means another checkpoint, of the
+            same step.
+        metrics: by name.
+    """
+
+    evaluator: str
+    step: int
+    commit: str
+    metrics: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What is evaluated once."""
+        return self.evaluator, self.step, self.commit
+
+
+class Results:
+    """The results of one group, in `evaluations/GROUP.jsonl` of a run; only the holder of the group's lock appends.
+
+    A line that a process was killed in is no result: it is cut off here, and what it said is found again.
+    """
+
+    def __init__(self, run: RunDirectory, group: str) -> None:
+        self._path = run.path / FOLDER / f"{group}.jsonl"
+        found, whole = _read(self._path)
+        self.done = {one.key for one in found}
+        # 0o644 like any file; no link is followed out of the run.
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        os.ftruncate(self._file, whole)
+        os.fsync(self._file)
+        _sync_folder(self._path.parent)
+
+    def append(self, one: Evaluated) -> None:
+        """Writes a result down, durably; raises `OSError` if that fails."""
+        line = dumps({"evaluator": one.evaluator, "step": one.step, "commit": one.commit, "metrics": one.metrics})
+        data = f"{line}\n".encode()
+        if (written := os.write(self._file, data)) != len(data):
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(f"{self._path}: only {written} of {len(data)} bytes of a result could be written")
+        os.fsync(self._file)
+        self.done.add(one.key)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
+    """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
+
+    Where a step was done again on another checkpoint, that one counts. May be called while the run and its evaluators
+    are at work.
+
+    Raises:
+        CheckpointError: a file of results that was not written by an evaluator.
+    """
+    path = (run if isinstance(run, RunDirectory) else RunDirectory(run)).path / FOLDER
+    found = [one for file in sorted(path.glob("*.jsonl")) for one in _read(file)[0]]
+    newest = {(one.evaluator, one.step): one for one in found}
+    return [newest[key] for key in sorted(newest)]
+
+
+def _read(path: Path) -> tuple[list[Evaluated], int]:
+    """The results in a file, and how many bytes of it are whole lines."""
+    data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    whole = data.rfind(b"\n") + 1
+    found = []
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            one = Evaluated(**loads(line))
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}, line {number} is no result of an evaluator: {error}; remove it") from error
+        found.append(one)
+    return found, whole
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

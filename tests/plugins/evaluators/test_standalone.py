@@ -1,0 +1,273 @@
+"""Standalone evaluators: processes that follow a run, and what is left of them in its directory."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fulgurite as fg
+import pytest
+from evaluated import notes, until
+from fulgurite.command import load_experiment
+from fulgurite.command import main as fulgurite
+from fulgurite.errors import CheckpointError
+from fulgurite.experiment import build
+from fulgurite.experiment import main as train
+from fulgurite_evaluators import Evaluated, results
+
+PROGRAM = str(Path(__file__).with_name("program.py"))
+EVERY = [10, 20, 30, 40]
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`fulgurite ARGUMENTS` in a process of its own, which does not outlive the block."""
+    command = [sys.executable, "-c", "import sys; from fulgurite.command import main; sys.exit(main())", *arguments]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def trainer(run: Path):
+    return process("fit", PROGRAM, f"run={run}", "--run", str(run))
+
+
+def follower(run: Path, group: str = "slow"):
+    return process("evaluate", PROGRAM, "--run", str(run), "--group", group)
+
+
+def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and output of a process, once it has ended."""
+    output, _ = running.communicate(timeout=240)
+    return running.returncode, output
+
+
+def steps(run: Path, evaluator: str = "slow") -> list[int]:
+    """The steps of the results of an evaluator."""
+    return [one.step for one in results(run) if one.evaluator == evaluator]
+
+
+def lines(run: Path, group: str = "slow") -> list[dict]:
+    """Every line that a group wrote."""
+    return [json.loads(line) for line in (run / "evaluations" / f"{group}.jsonl").read_text().splitlines()]
+
+
+def close(run: Path, *gates: str) -> None:
+    for name in gates:
+        (run.parent / name).touch()
+
+
+def open_gate(run: Path, name: str) -> None:
+    (run.parent / name).unlink()
+
+
+def waits_at(run: Path, name: str) -> None:
+    """Waits until a process waits at a gate."""
+    until(lambda: f"waits at {name}" in notes(run))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train(load_experiment(PROGRAM), [f"run={run}", "size=3", "scales=2,5", "--run", str(run)])
+    return run
+
+
+@pytest.fixture
+def trained(trained_once: Path, tmp_path: Path) -> Path:
+    """A complete run of 40 steps, with a checkpoint every 10."""
+    run = Path(shutil.copytree(trained_once, tmp_path / "run"))
+    manifest = run / "attempts" / "1"
+    manifest.write_text(manifest.read_text().replace(str(trained_once), str(run)))
+    return run
+
+
+def evaluate(run: Path, *arguments: str) -> int:
+    """`fulgurite evaluate` in this process."""
+    return fulgurite(["evaluate", PROGRAM, "--run", str(run), *arguments])
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
+    close(run, "train-25", "train-40", "slow-20", "slow-40")
+    with follower(run) as first, trainer(run) as training:
+        waits_at(run, "train-25")  # 10 and 20 are saved; the follower begins before the run or after any of them
+        waits_at(run, "slow-20")
+        first.kill()
+    assert set(steps(run)) <= {10}
+    with open(run / "evaluations" / "slow.jsonl", "a") as file:
+        file.write('{"evaluator": "slow", "step"')  # what a process that is killed while it writes may leave
+    open_gate(run, "slow-20")
+    with trainer(run) as training, follower(run) as second:
+        open_gate(run, "train-25")
+        until(lambda: 20 in steps(run))
+        open_gate(run, "train-40")
+        waits_at(run, "slow-40")
+        assert second.poll() is None and ended(training)[0] == 0
+        assert steps(run, "last") == []  # the run is complete, its last checkpoint is not done
+        open_gate(run, "slow-40")
+        code, output = ended(second)
+        assert code == 0, output
+        witnessed = notes(run, second.pid)
+    written = [(one["evaluator"], one["step"]) for one in lines(run)]
+    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(written)
+    assert set(written) <= {("slow", step) for step in EVERY} | {("last", 40)}
+    assert re.search(r"^last  step 40  loss -\d+\.\d+  updates \d+", output, re.MULTILINE)
+    # No record, no event, no training data; one restore for both evaluators.
+    assert set(witnessed) <= {f"{what} {step}" for what in ("restores", "evaluates slow") for step in EVERY} | {
+        "waits at slow-40",
+        "evaluates last 40",
+    }
+    assert witnessed.count("restores 40") == 1
+
+
+def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
+    close(run, "train-25")
+    with follower(run) as following:
+        with trainer(run) as training:
+            waits_at(run, "train-25")
+            until(lambda: 20 in steps(run))
+            training.kill()
+        open_gate(run, "train-25")
+        with trainer(run) as training:
+            assert ended(training)[0] == 0
+        code, output = ended(following)
+        assert code == 0, output
+    assert "starts" in notes(run) and notes(run).count("starts") == 2
+    written = [(one["evaluator"], one["step"]) for one in lines(run)]
+    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(written)
+    found = {one.step: one.metrics["loss"] for one in results(run) if one.evaluator == "slow"}
+    assert found[20] - found[40] == pytest.approx(20)
+
+
+# --- which checkpoints ------------------------------------------------------------------------------------------------
+
+
+def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path) -> None:
+    assert evaluate(trained, "--group", "slow") == 0
+    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 40), ("last", 40)]
+    first = results(trained)
+    assert evaluate(trained, "--group", "slow") == 0
+    assert results(trained) == first and len(lines(trained)) == 2
+    assert notes(trained).count("restores 40") == 1
+
+
+def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(trained: Path) -> None:
+    assert evaluate(trained, "--group", "slow") == 0
+    commit = trained / "checkpoints" / "step-40" / "COMMIT"
+    commit.write_text(commit.read_text() + "\n")
+    assert evaluate(trained, "--group", "slow") == 0
+    assert len(lines(trained)) == 4
+    newest = results(trained)
+    assert [(one.evaluator, one.step) for one in newest] == [("last", 40), ("slow", 40)]
+    assert {one.commit for one in newest} == {lines(trained)[-1]["commit"]} != {lines(trained)[0]["commit"]}
+    assert all(isinstance(one, Evaluated) for one in newest)
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> None:
+    close(trained, "restore-40")
+    with follower(trained) as following:
+        waits_at(trained, "restore-40")
+        shutil.rmtree(trained / "checkpoints" / "step-40")
+        open_gate(trained, "restore-40")
+        code, output = ended(following)
+    assert code == 0, output
+    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 30), ("last", 30)]
+
+
+def test_one_that_cannot_be_restored_is_told_and_the_process_fails(trained: Path, capsys) -> None:
+    (trained / "checkpoints" / "step-40" / "arrays.npz").write_bytes(b"damaged")
+    assert evaluate(trained, "--group", "slow") == 1
+    assert "slow, last  step 40  cannot be restored" in capsys.readouterr().out
+    assert lines(trained) == []
+
+
+def test_an_evaluator_that_fails_does_not_stop_the_others(trained: Path, capsys) -> None:
+    assert evaluate(trained, "--group", "mixed") == 1
+    output = capsys.readouterr().out
+    assert "broken  step 40  failed:" in output and "ValueError: this evaluator is broken" in output
+    assert [(one["evaluator"], one["step"]) for one in lines(trained, "mixed")] == [("sound", 40)]
+    assert notes(trained).count("restores 40") == 1
+
+
+# --- whom it waits for ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_never_begins(tmp_path: Path, capsys) -> None:
+    assert evaluate(tmp_path / "run", "--group", "slow", "--timeout", "0.1") == 1
+    assert "no run began in" in (error := capsys.readouterr().err) and "within 0.1 s" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_without_a_sign_of_life(trained: Path, capsys) -> None:
+    (trained / "COMPLETE").unlink()
+    os.utime(trained / "lock", (1, os.stat(trained / "lock").st_mtime - 100))
+    assert evaluate(trained, "--group", "slow", "--idle-timeout", "50") == 1
+    assert "is not complete, and its trainer (attempt 1, process" in capsys.readouterr().err
+    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 40)]
+
+
+def test_one_process_for_each_group(trained: Path, capsys) -> None:
+    close(trained, "slow-40")
+    with follower(trained) as following:
+        waits_at(trained, "slow-40")
+        assert evaluate(trained, "--group", "slow") == 1
+        assert f"is in use by attempt 1, process {following.pid}" in capsys.readouterr().err
+        assert evaluate(trained, "--group", "mixed") == 1  # another one, whose evaluator is broken
+        following.send_signal(signal.SIGKILL)
+        following.wait()
+    open_gate(trained, "slow-40")
+    assert evaluate(trained, "--group", "slow") == 0
+
+
+def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
+    assert evaluate(trained, "--group", "slwo") == 2
+    assert "no evaluator is of the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
+
+
+# --- one checkpoint, once ---------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsys) -> None:
+    before = sorted(path for path in trained.rglob("*"))
+    experiment = build(load_experiment(PROGRAM), [f"run={trained}", "size=3", "scales=2,5"])
+    for step, number in (("latest", 40), ("best", 10), ("30", 30)):
+        assert evaluate(trained, "--step", step, "--json") == (number > 10)  # `broken` fails, and stops nothing else
+        output = capsys.readouterr()
+        assert ("this evaluator is broken" in output.err) == (number > 10)
+        found = {one.pop("evaluator"): one for one in map(json.loads, output.out.splitlines())}
+        assert set(found) == {"slow", "last", "sound", "along"} | ({"broken"} if number == 10 else set())
+        assert found["slow"]["step"] == number and found["slow"]["metrics"]["scale"] == 2
+        weights = fg.Checkpoint(trained, number)
+        along = experiment.engine.evaluate(
+            experiment.model, experiment.engine.evaluators["along"].data, weights=weights
+        )
+        assert along == found["along"]["metrics"]
+    assert sorted(path for path in trained.rglob("*")) == before
+    assert evaluate(trained, "--step", "latest", "size=4") == 2
+    assert "size=4 is not what the run was made with, size=3: leave it out" in capsys.readouterr().err
+    assert evaluate(trained, "--step", "best", "size=3", "scales=2,5") == 0
+
+
+def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -> None:
+    assert evaluate(tmp_path / "nothing", "--step", "best") == 1
+    assert "cannot be read as the manifest of a run" in capsys.readouterr().err
+    experiment = build(load_experiment(PROGRAM), [f"run={trained}"])
+    with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
+        experiment.engine.evaluate(experiment.model, [], weights=fg.Checkpoint(tmp_path))
