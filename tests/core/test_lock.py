@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def foreign(path: Path, age: float, **changes: Any) -> Path:
     """A lock file of an owner on another machine, whose last heartbeat is `age` seconds old."""
     owner = {"host": "elsewhere", "boot": "b", "pid": 1, "started": 0.0, "attempt": 4, "ended": False} | changes
     (path / "lock").write_text(json.dumps(owner))
-    os.utime(path / "lock", (time.time() - age,) * 2)
+    then = time.time() - age
+    os.utime(path / "lock", (then, then))
     return path / "lock"
 
 
@@ -126,7 +128,7 @@ def test_a_dev_run_takes_no_lock(tmp_path: Path):
 # --- other machines ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"host": lock.platform.node()}], ids=["other host", "other boot"])
+@pytest.mark.parametrize("changes", [{}, {"host": platform.node()}], ids=["other host", "other boot"])
 def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(tmp_path: Path, changes: dict[str, str]):
     path = foreign(tmp_path, 61.0, **changes)
     with fg.RunDirectory(tmp_path).hold():

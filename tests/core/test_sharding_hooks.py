@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import DataError
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -57,6 +58,16 @@ class Average:
 
 
 @dataclass(frozen=True, eq=False)
+class Columns(Average):
+    """The same, divided by columns, whatever shards the state."""
+
+    @fg.hookimpl
+    def slice_sharding(self, own: Any, mesh: jax.sharding.Mesh) -> Any:
+        assert own.shape == (8, 4)
+        return NamedSharding(mesh, P(None, "data"))
+
+
+@dataclass(frozen=True, eq=False)
 class Sharding:
     """Shards whatever divides by the devices on its first axis, and batches on theirs; notes what it was given."""
 
@@ -78,6 +89,11 @@ class Sharding:
         self.seen["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
         return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
 
+    @fg.hookimpl
+    def output_sharding(self, output: fg.Output) -> Any:
+        whole = NamedSharding(self.devices, P())
+        return jax.tree.map(lambda _: None, output).replace(preds=whole)
+
 
 def divisible(leaf: Any) -> bool:
     return bool(leaf.shape) and leaf.shape[0] % DEVICES == 0
@@ -96,6 +112,14 @@ class Looking:
 
         jax.debug.inspect_array_sharding(batch["x"], callback=look)
         return batch
+
+    @fg.hookimpl
+    def loss_terms(self, output: fg.Output) -> Any:
+        def look(sharding: Any) -> None:
+            self.seen["preds part"] = list(sharding.shard_shape(output.preds.shape))
+
+        jax.debug.inspect_array_sharding(output.preds, callback=look)
+        return {}
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
@@ -132,7 +156,24 @@ def report() -> dict[str, Any]:
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding, looking = Sharding(mesh), Looking()
     results = {"plain": train(), "sharded": train(sharding, looking), "fused": train(Sharding(mesh), Looking(), fuse=3)}
+    engine = fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Columns()], autoload=False)
+    columns = engine.fit(Net, data)
+    # From where it was made by an engine without a mesh, the state goes to where this one has it.
+    plain = fg.Engine(steps=STEPS, plugins=[Average()], autoload=False)
+    moved, moving = plain.init(Net, data), fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Average()], autoload=False)
+    for batch in moving.batches(data):
+        moved, _ = moving.step(moved, batch)
+    ragged = fg.ArrayData({"x": x[:42], "y": np.sin(x[:42].sum(1))}, 16)
+    try:
+        indivisible = str(engine.fit(Net, fg.ArrayData(ragged.arrays, 14)))
+    except DataError as error:
+        indivisible = str(error)
     return {
+        "columns": parts(columns.state)[".plugins['columns']"],
+        "moved": [parts(moved), np.asarray(moved.module.first).tolist()],
+        "indivisible": indivisible,
+        "evaluated": [one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))],
+        "predicted": [one.predict(columns.module, ragged).tolist() for one in (engine, fg.Engine(steps=1))],
         "devices": len(jax.devices()),
         "asked": sharding.seen,
         "seen": looking.seen,
@@ -193,6 +234,32 @@ def test_batches_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None
 @pytest.mark.parametrize("what", ["losses", "weights", "averages"])
 def test_the_numbers_are_those_of_one_device(reported: dict[str, Any], what: str, name: str) -> None:
     np.testing.assert_allclose(reported[what][name], reported[what]["plain"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_plugin_says_where_its_own_slice_is(reported: dict[str, Any]) -> None:
+    assert reported["columns"] == [8, 1]
+
+
+def test_outputs_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None:
+    assert reported["seen"]["preds part"] == [16]
+
+
+def test_a_state_made_elsewhere_is_placed_by_the_first_step(reported: dict[str, Any]) -> None:
+    placed, weights = reported["moved"]
+    assert placed == SHARDED
+    np.testing.assert_allclose(weights, reported["weights"]["plain"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_that_does_not_divide_is_an_error(reported: dict[str, Any]) -> None:
+    assert reported["indivisible"].startswith(
+        "the batch for step 1: axis 0 of x [14, 4] does not divide into 4 parts along the mesh's 'data'"
+    )
+
+
+@pytest.mark.parametrize("what", ["evaluated", "predicted"])
+def test_an_evaluation_is_that_of_one_device(reported: dict[str, Any], what: str) -> None:
+    """With a last batch that does not divide."""
+    np.testing.assert_allclose(*reported[what], rtol=1e-6, atol=1e-6)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.layout import Flat, Layout, Packing, Vectors
 from fulgurite.module import Output
+from fulgurite.placing import BatchPlacing, everywhere, tracing_on
 from fulgurite.step import TrainStep
 
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once. That costs a step
@@ -44,7 +45,8 @@ class CompiledStep:
         cap: the largest number of executables.
         compiling: a context that each compilation runs in.
         on_compile: told of each executable: name, spec of its batch, executable.
-        out_shardings: of the flat state, where arrays are sharded.
+        mesh: what is traced may name its axes.
+        placing: of batches.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class CompiledStep:
         cap: int,
         compiling: Callable[[], AbstractContextManager[None]],
         on_compile: Callable[[str, Any, jax.stages.Compiled], None],
-        out_shardings: Flat | None = None,
+        mesh: jax.sharding.Mesh | None,
+        placing: BatchPlacing,
     ) -> None:
         self.fuse = fuse
         self._step, self._layout, self._cap = step, layout, cap
-        self._compiling, self._on_compile, self._out_shardings = compiling, on_compile, out_shardings
+        self._compiling, self._on_compile, self._mesh = compiling, on_compile, mesh
+        self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
         self._outputs = Packing([])
         self._output_tree: Any = None
@@ -74,9 +78,11 @@ class CompiledStep:
         `resident` are the arrays on the device that indexed batches are gathered from."""
         leaves, treedef = jax.tree.flatten(batches[0])
         key = id(self._step.rule), treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        buffer = batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches)
-        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         executable = self._executables.get(key)
+        if executable is None:
+            self._placing.check(batches[0], f"the batch for step {self._step.at}")
+        buffer = self._places(batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches))
+        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         if executable is None:
             executable = self._executables[key] = self._compile(batches[0], arguments)
         arrays, packed, output = executable(*arguments)
@@ -117,12 +123,12 @@ class CompiledStep:
                 f"Seen so far:\n{shapes}\nPad the batches to few shapes, for the last one of an epoch by "
                 "ArrayData(remainder='pad') or 'drop', or raise Engine(max_compilations=)."
             )
-        shardings = None if self._out_shardings is None else (*self._out_shardings, None)
+        shardings = None if self._layout.shardings is None else (*self._layout.shardings, everywhere(self._mesh))
         small = sum(array.nbytes for array in arguments[0]) < _SMALL_STATE
         options = _SMALL_STATE_OPTIONS.get(jax.default_backend()) if small else None
         run = jax.jit(self._run, donate_argnums=0, out_shardings=shardings, compiler_options=options)
-        with self._compiling():
-            compiled = run.lower(*arguments).compile()
+        with self._compiling(), tracing_on(self._mesh):
+            compiled = run.lower(*arguments[:3], self._places.specs(arguments[3]), *arguments[4:]).compile()
         self._on_compile("step", spec, compiled)
         return compiled
 

@@ -30,9 +30,10 @@ from fulgurite.health import Policy
 from fulgurite.loop import Loop
 from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
+from fulgurite.placing import share_of
 from fulgurite.plugins import PluginManager
 from fulgurite.program import Program, program_key
-from fulgurite.resume import Resume, completed, reference_of, restored
+from fulgurite.resume import Resume, completed, reference_of, restored, span_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
@@ -171,11 +172,9 @@ class Engine:
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
             state = completed(self, state, program, source, self._root_key(), init_from)
             program.check(state)
-            if steps is None and epochs is not None and feed.epoch_length is not None:
-                steps = epochs * feed.epoch_length
-            span = snapshot.span if snapshot else Span(origin, None if steps is None else origin + steps)
+            span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
             fuse = self.fuse if fuse is None else fuse
-            attempt, manifest = 1, manifest_of(self, program.like)
+            attempt, manifest = 1, manifest_of(self, program.like, steps=steps, epochs=epochs)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 own = directory.is_at(reference.path or "") if reference and snapshot else origin > 0
@@ -344,13 +343,13 @@ class Engine:
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
         # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
         seed = (self.seed, origin) if origin else self.seed
-        share = (jax.process_index(), jax.process_count())
+        share = share_of(self.plugins, data, self.mesh)
         return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
         key = spec.name, spec.fresh, *own
-        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec))
+        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec, self.mesh))
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from fulgurite.annotations import describe
@@ -20,6 +21,7 @@ from fulgurite.feed import Feed
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output, measured
+from fulgurite.placing import everywhere, replicated, share_of, spread, tracing_on
 from fulgurite.plugins import PluginManager
 from fulgurite.state import TrainState
 from fulgurite.step import examples_in, forward, unmasked
@@ -70,8 +72,10 @@ class EvaluatorSpec:
 class Evaluation:
     """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
 
-    def __init__(self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec) -> None:
-        self._plugins, self._streams, self._spec = plugins, streams, spec
+    def __init__(
+        self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec, mesh: Mesh | None
+    ) -> None:
+        self._plugins, self._streams, self._spec, self._mesh = plugins, streams, spec, mesh
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
@@ -85,16 +89,19 @@ class Evaluation:
         merged: dict[str, Metric] | None = None
         gathered: list[dict[str, Gathered]] = []
         in_flight: deque[Any] = deque()
-        resident = resident_of(data)
-        with Feed(data, seed=0, limit=limit, epochs=1) as feed:
+        resident = replicated(resident_of(data), self._mesh)
+        share = share_of(self._plugins, data, self._mesh)
+        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
             for index, item in enumerate(feed):
                 if interrupted():
                     raise Interrupted
                 run = self._function("validation_step", subject, item.batch)
-                arguments = (subject.leaves, item.batch, resident, np.int32(index))
+                batch = spread(self._plugins, item.batch, self._mesh)
+                arguments = (subject.leaves, batch, resident, np.int32(index))
                 if merged is None:
                     specs = jax.eval_shape(run, *arguments, None)[0]
-                    merged = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), specs)
+                    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
+                    merged = jax.device_put(zeros, everywhere(self._mesh))
                 merged, more = run(*arguments, merged)
                 for leaf in jax.tree.leaves(more):
                     leaf.copy_to_host_async()
@@ -136,11 +143,13 @@ class Evaluation:
         made: list[Any] = []
         take = made.append if callback is None else callback
         in_flight: deque[Any] = deque()
-        resident = resident_of(data)
-        with Feed(data, seed=0, limit=limit, epochs=1) as feed:
+        resident = replicated(resident_of(data), self._mesh)
+        share = share_of(self._plugins, data, self._mesh)
+        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
             for index, item in enumerate(feed):
                 run = self._function("predict_step", subject, item.batch)
-                in_flight.append(run(subject.leaves, item.batch, resident, np.int32(index)))
+                batch = spread(self._plugins, item.batch, self._mesh)
+                in_flight.append(run(subject.leaves, batch, resident, np.int32(index)))
                 if len(in_flight) > IN_FLIGHT:
                     take(_unpadded(*in_flight.popleft()))
         for preds, mask in in_flight:
@@ -151,7 +160,11 @@ class Evaluation:
         key = step, subject.key, jax.tree.structure(batch)
         if key not in self._compiled:
             body = self._evaluate if step == "validation_step" else self._predict
-            self._compiled[key] = jax.jit(lambda leaves, *arguments: body(subject.join(leaves), *arguments))
+            # Whatever leaves an evaluation is read on the host, by every process.
+            whole = everywhere(self._mesh)
+            self._compiled[key] = jax.jit(
+                lambda leaves, *arguments: body(subject.join(leaves), *arguments), out_shardings=whole
+            )
         return self._compiled[key]
 
     def _evaluate(self, subject: Any, batch: Any, resident: Any, index: Any, merged: Any) -> Any:

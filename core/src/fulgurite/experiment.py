@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fulgurite.errors import ConfigurationError, ProcessError, did_you_mean
-from fulgurite.manifest import MASK
+from fulgurite.masking import MASK
 from fulgurite.processes import connect
 
 if TYPE_CHECKING:

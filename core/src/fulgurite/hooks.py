@@ -71,9 +71,15 @@ def state_sharding(state: "TrainState", mesh: "jax.sharding.Mesh | None") -> "Py
 
 
 @hookspec("build")
+def slice_sharding(own: PyTree, mesh: "jax.sharding.Mesh") -> "PyTree[jax.sharding.Sharding] | None":
+    """A sharding for every array of this plugin's own slice, instead of those that `state_sharding` gives it; asked
+    only where the state is sharded."""
+
+
+@hookspec("build")
 def batch_sharding(batch: PyTree, mesh: "jax.sharding.Mesh | None") -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of `batch` (`jax.ShapeDtypeStruct`s of this process's part); the engine makes global
-    arrays of them. Exclusive."""
+    """A sharding for every array of `batch`, whose arrays are `jax.ShapeDtypeStruct`s; with several processes they may
+    be of one process's part. The engine makes global arrays of batches. Exclusive."""
 
 
 @hookspec("build", gives="UpdateRule")
@@ -127,6 +133,12 @@ def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[re
 @hookspec("traced")
 def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
     """The batch, changed on the device, before the step sees it; training only. Folded in order."""
+
+
+@hookspec("traced")
+def output_sharding(output: "Output") -> "PyTree[jax.sharding.Sharding | None] | None":
+    """A sharding for every array of what the module's step returned, None for those that the compiler may place.
+    Exclusive."""
 
 
 @hookspec("traced", gives="dict")

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from fulgurite.errors import StateError
@@ -52,15 +53,19 @@ class Packing:
 class Flat(NamedTuple):
     """A train state between two steps: arrays that the next step donates, and packed scalars that it does not."""
 
-    arrays: list[Array]
-    packed: Vectors
+    arrays: list[Any]
+    packed: tuple[Any, ...]
 
 
 class Layout:
-    """The order of a state's leaves, and everything in it that is not an array. `state` may be of arrays or of
-    specs."""
+    """The order of a state's leaves, and everything in it that is not an array.
 
-    def __init__(self, state: TrainState) -> None:
+    Arguments:
+        state: of arrays or of specs.
+        shardings: of each of its arrays, None where they may be anywhere.
+    """
+
+    def __init__(self, state: TrainState, shardings: list[NamedSharding] | None = None) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
         paths = [str(from_keys(keys)) for keys, _ in keyed]
         self._leaves = [_struct(leaf) for _, leaf in keyed]
@@ -72,7 +77,16 @@ class Layout:
                 (self._scalars if small and not _is_key(leaf) else self._arrays).append(index)
         self._impls = {index: _impl(self._leaves[index]) for index in self._arrays if _is_key(self._leaves[index])}
         self.packing = Packing([self._leaves[index] for index in self._scalars])
-        self._pack, self._unpack = jax.jit(self.packing.pack), jax.jit(self.packing.unpack)
+        self._places: dict[int, NamedSharding] = {}
+        self.shardings: Flat | None = None
+        if shardings is not None:
+            arrays = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+            self._places = dict(zip(arrays, shardings, strict=True))
+            whole = NamedSharding(shardings[0].mesh, PartitionSpec())
+            self.shardings = Flat([self._places[index] for index in self._arrays], (whole,) * len(self.packing.dtypes))
+        scalars = None if shardings is None else [self._places[index] for index in self._scalars]
+        self._pack = jax.jit(self.packing.pack, out_shardings=self.shardings and self.shardings.packed)
+        self._unpack = jax.jit(self.packing.unpack, out_shardings=scalars)
         self._parts = {
             name: (
                 jax.tree.structure(getattr(state, name)),
@@ -87,10 +101,14 @@ class Layout:
         return treedef == self.treedef and all(map(_alike, leaves, self._leaves))
 
     def split(self, state: TrainState) -> Flat:
-        """The flat form of a state, outside of a trace. A state that was consumed is an error."""
+        """The flat form of a state, outside of a trace, with its arrays where they belong. A state that was consumed is
+        an error."""
         leaves = self._flattened(state)
         if any(leaves[index].is_deleted() for index in self._arrays):
             check_not_consumed(state)
+        for index, place in self._places.items():
+            if leaves[index].sharding != place:
+                leaves[index] = jax.device_put(leaves[index], place)
         return Flat(self._raw(leaves), self._pack([leaves[index] for index in self._scalars]))
 
     def join(self, flat: Flat) -> TrainState:
@@ -118,13 +136,6 @@ class Layout:
         for place, leaf in zip(self._parts[name][1], jax.tree.leaves(part), strict=True):
             values[place] = leaf
         return self.packing.pack(values)
-
-    def flat_shardings(self, shardings: Any, packed: Any) -> Flat:
-        """The shardings of the flat form, from those of every array of the state."""
-        given = jax.tree.leaves(shardings)
-        arrays = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
-        by_index = dict(zip(arrays, given, strict=True))
-        return Flat([by_index[index] for index in self._arrays], tuple(packed for _ in self.packing.dtypes))
 
     def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)

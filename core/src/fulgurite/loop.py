@@ -12,7 +12,7 @@ import jax
 from fulgurite.accounts import Rate
 from fulgurite.compile import Results
 from fulgurite.consensus import LOCAL
-from fulgurite.errors import DataError, PluginError
+from fulgurite.errors import DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
 from fulgurite.media import SHOW
@@ -70,7 +70,7 @@ class Loop:
         self.between_steps = False
         self.run = program.run = Run(self)
         self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.accounts
-        self.feed, self._batches, self._resident = feed, iter(feed), resident
+        self.feed, self._batches, self._resident = feed, iter(feed), program.placed_resident(resident)
         self._held: Item | None = None
         self._compiled = program.compiled(fuse)
         self._flat = program.layout.split(state)
@@ -83,6 +83,8 @@ class Loop:
         self._armed: dict[str, Armed] = {}
         self._clocks: dict[str, Armed] = {}
         self._emitted, self._now = 0, -math.inf
+        # Within a dispatch and between two actions of one step there is no state that another run could go on from.
+        self._torn, self._broken = True, False
         self._newest: tuple[Results | None, Any] = None, None
         self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
@@ -95,7 +97,7 @@ class Loop:
             self._event("on_fit_end", result=result)
             return result
         except BaseException as error:
-            self.between_steps = True
+            self.between_steps, self._broken = True, self._torn
             hooks = self.engine.plugins.implementations("on_exception")
             told = [partial(hook, self.step, run=self.run, exception=error) for hook in hooks]
             for call in (partial(self.emitter.flush, wait=True), *told, partial(self.emitter.close, self.step)):
@@ -118,7 +120,9 @@ class Loop:
         return self._state
 
     def snapshot(self) -> Snapshot:
-        """Everything needed to go on from here."""
+        """Everything needed to go on from here; a `StateError` where an exception has left nothing to go on from."""
+        if self._broken:
+            raise StateError("what failed was half done: there is no state here from which a run could go on exactly")
         self.emitter.flush(wait=True)
         host = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
@@ -223,7 +227,9 @@ class Loop:
         target = self._next_due(self.step)
         while True:
             asked = perf_counter()
+            self._torn = False
             items = self._take(target)
+            self._torn = True
             taken = perf_counter()
             self.program.step.at = self.step + 1
             self.step += len(items)
@@ -281,7 +287,7 @@ class Loop:
                 f"data ended after {step} steps{wanted}. An iterator can be used up once: pass something that can be "
                 "iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
             )
-        return self.program.placed(item)
+        return item
 
     def _end_epoch(self) -> None:
         """The epoch that ends at the present step is known, and with it the end of a run counted in epochs."""
@@ -332,7 +338,7 @@ class Loop:
 
         What is due is looked up anew after each action: a stop request makes everything due that waits for the end.
         """
-        self.between_steps, self._pending, done = True, (), set()
+        self.between_steps, self._torn, self._pending, done = True, True, (), set()
         self.emitter.flush(wait=True)
         if not self._agreed:
             self._called()
@@ -353,9 +359,13 @@ class Loop:
             self._emitted = self.emitter.emitted
             try:
                 self._perform(task)
-            except Interrupted:
-                # The rest is done by the run that resumes, so that its records come in the same order.
-                self._pending = (*(one.name for one in due), *["epoch_end"] * self._epoch_ended)
+            except Exception as error:
+                if self.emitter.emitted == self._emitted:
+                    # The rest is done by the run that resumes, so that its records come in the same order.
+                    self._pending = (*(one.name for one in due), *["epoch_end"] * self._epoch_ended)
+                    self._torn = False
+                if not isinstance(error, Interrupted):
+                    raise
                 break
             self._armed[task.name].done(self.step, monotonic())
         reasons = sorted(wish.removeprefix("stop:") for wish in self._agreed if wish.startswith("stop:"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 
+from fulgurite.masking import MASK, masked
 from fulgurite.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -17,14 +18,13 @@ if TYPE_CHECKING:
     from fulgurite.state import TrainState
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-MASK = "***"
-_SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
-    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s.
+def manifest_of(engine: "Engine", like: "TrainState", **length: int | None) -> dict[str, Any]:
+    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s; `length` is
+    the `steps` and `epochs` that it was asked for, if not those of the engine.
 
     `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order;
     `model` the lines that Equinox prints of the module, in which everything that is no array shows by its value.
@@ -32,8 +32,8 @@ def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
     devices = jax.devices()
     settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
     return {
-        "configuration": None if engine.configuration is None else masked(engine.configuration),
-        "settings": settings,
+        "configuration": None if engine.configuration is None else without_secrets(engine.configuration),
+        "settings": settings | length,
         "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "devices": {
@@ -47,15 +47,15 @@ def manifest_of(engine: "Engine", like: "TrainState") -> dict[str, Any]:
     }
 
 
-def masked(value: Any, name: str = "") -> Any:
-    """A JSON value without secrets: what is called like one, and users and passwords in URLs, are `***`."""
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A JSON value with `***` for what is called like a secret, and with the texts in it `masked`."""
     if isinstance(value, dict):
-        return {key: masked(item, str(key)) for key, item in value.items()}
+        return {key: without_secrets(item, str(key)) for key, item in value.items()}
     if value is not None and _SECRET.search(name):
         return MASK
     if isinstance(value, list | tuple):
-        return [masked(item) for item in value]
-    return _USER.sub(f"{MASK}@", value) if isinstance(value, str) else value
+        return [without_secrets(item) for item in value]
+    return masked(value) if isinstance(value, str) else value
 
 
 def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
         "distribution": distribution,
         "version": number,
         "decisive": bool(decisive or hooks & {"host_state", "restore_host_state"}),
-        "settings": masked({name: _written(value) for name, value in values.items() if _is_plain(value)}),
+        "settings": without_secrets({name: _written(value) for name, value in values.items() if _is_plain(value)}),
     }
 
 

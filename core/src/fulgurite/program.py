@@ -14,9 +14,9 @@ from fulgurite.annotations import spec_of
 from fulgurite.compile import CompiledStep
 from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
-from fulgurite.feed import Item
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
+from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
 from fulgurite.state import Source, TrainState, check_same_structure, hashable, owned
 from fulgurite.step import TrainStep
@@ -45,29 +45,34 @@ class Program:
         rule = self.rule.at(0, Span(0))
         self.step = TrainStep(engine.train_step, rule, self._plugins, engine.streams, names, engine.nonfinite)
         self._metrics: Any = ({}, {})
-        self._metrics = eqx.filter_eval_shape(self._step_metrics, source, source.arrays, key, spec_of(batch), resident)
-        self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
-        self.layout = Layout(self.like)
-        self._shardings = self._plugins.exclusive("state_sharding", state=self.like, mesh=engine.mesh)
+        with tracing_on(engine.mesh):
+            shapes = source, source.arrays, key, spec_of(batch), spec_of(resident)
+            self._metrics = eqx.filter_eval_shape(self._step_metrics, *shapes)
+            self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
+        self._shardings = state_shardings(self._plugins, self.like, engine.mesh)
+        self.layout = Layout(self.like, self._shardings)
         if self._shardings is not None:
-            self.like = _placed(self.like, self._shardings)
-        self._batch_sharding = self._plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=engine.mesh)
-        self._close = jax.jit(self._closed)
+            self.like = placed(self.like, self._shardings)
+        self._placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
+        self._close = jax.jit(self._closed, out_shardings=None if self._shardings is None else everywhere(engine.mesh))
         self._compiled: dict[int, CompiledStep] = {}
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
         leaves, treedef = jax.tree.flatten(self.like)
-        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+        with tracing_on(self._engine.mesh):
+            made = iter(self.initializer(source)(source.arrays, key))
+        return treedef.unflatten([next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves])
+
+    def initializer(self, source: Source) -> Any:
+        """The jitted function `(source.arrays, key)` that gives the arrays of a new state, in the order of its leaves.
+        No device ever has more of them than its own part."""
 
         def arrays(given: Any, key: Key[Array, ""]) -> list[Array]:
-            made = jax.tree.leaves(self._make(source, given, key))
-            return [made[place] for place in places]
+            made = zip(jax.tree.leaves(self.like), jax.tree.leaves(self._make(source, given, key)), strict=True)
+            return [leaf for spec, leaf in made if isinstance(spec, jax.ShapeDtypeStruct)]
 
-        shardings = None if self._shardings is None else jax.tree.leaves(self._shardings)
-        for place, array in zip(places, jax.jit(arrays, out_shardings=shardings)(source.arrays, key), strict=True):
-            leaves[place] = array
-        return jax.tree.unflatten(treedef, leaves)
+        return jax.jit(arrays, out_shardings=self._shardings)
 
     def enter(self, step: Any, span: Span) -> None:
         """Takes the update rule that holds from the update after `step` on."""
@@ -80,21 +85,13 @@ class Program:
         except ModelError as error:
             raise StateError(f"the state does not fit this engine, model and data: {error}") from error
 
-    def placed(self, item: Item) -> Item:
-        """The item with its batch made of global arrays, where a plugin shards batches."""
-        if self._batch_sharding is None:
-            return item
-        made = jax.tree.map(jax.make_array_from_process_local_data, self._batch_sharding, item.batch)
-        return item._replace(batch=made)
+    def placed_resident(self, resident: Any) -> Any:
+        """Arrays that batches are gathered from, on every device of the mesh."""
+        return replicated(resident, self._engine.mesh)
 
     def compiled(self, fuse: int) -> CompiledStep:
         """The compiled step for up to `fuse` steps a dispatch."""
         if fuse not in self._compiled:
-            shardings = None
-            if self._shardings is not None:
-                assert self._engine.mesh is not None, "a plugin that shards the state gives the mesh"
-                everywhere = jax.sharding.NamedSharding(self._engine.mesh, jax.sharding.PartitionSpec())
-                shardings = self.layout.flat_shardings(self._shardings, everywhere)
             self._compiled[fuse] = CompiledStep(
                 self.step,
                 self.layout,
@@ -102,7 +99,8 @@ class Program:
                 cap=self._engine.max_compilations,
                 compiling=lambda: self._plugins.accounts.time("compile"),
                 on_compile=self._on_compile,
-                out_shardings=shardings,
+                mesh=self._engine.mesh,
+                placing=self._placing,
             )
         return self._compiled[fuse]
 
@@ -204,8 +202,9 @@ def program_key(made: Any, batch: Any, resident: Any) -> Any:
     return treedef, tuple(map(hashable, leaves))
 
 
-def _placed(like: TrainState, shardings: Any) -> TrainState:
-    given = iter(jax.tree.leaves(shardings))
+def placed(like: TrainState, shardings: list[Any]) -> TrainState:
+    """The same kind of state, with a sharding for each array."""
+    given = iter(shardings)
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):

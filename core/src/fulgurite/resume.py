@@ -12,6 +12,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.program import Program
 from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
 from fulgurite.state import Source, source_of
+from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -69,6 +70,24 @@ def restored(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Sna
         if kept := host.get(hook.plugin.name):
             hook(None, state=kept["state"], version=kept["version"])
     return snapshot
+
+
+def span_of(
+    snapshot: Snapshot | None, origin: int, steps: int | None, epochs: int | None, epoch_length: int | None
+) -> Span:
+    """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
+
+    A resumed fit keeps its span, unless it is asked for another length than before.
+    """
+    if snapshot is not None and snapshot.asked in (None, (steps, epochs)):
+        return snapshot.span
+    ends: tuple[int, ...] = snapshot.span.epoch_ends if snapshot else ()
+    if steps is not None or epochs is None:
+        return Span(origin, None if steps is None else origin + steps, ends)
+    if ends:
+        *_, before, end = (origin, *ends)
+        return Span(origin, end + max(epochs - len(ends), 0) * (end - before), ends)
+    return Span(origin, None if epoch_length is None else origin + epochs * epoch_length)
 
 
 def completed(

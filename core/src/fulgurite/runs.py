@@ -61,6 +61,7 @@ class Snapshot:
         pending: the actions that were due at this step and did not come to an end.
         host: what plugins keep on the host: `{"version": int, "state": JSON}` by plugin name.
         metrics: the newest metrics by source.
+        asked: the steps and epochs, one of them None, that the fit was to take.
     """
 
     state: "TrainState"
@@ -69,6 +70,7 @@ class Snapshot:
     pending: tuple[str, ...] = ()
     host: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    asked: tuple[int | None, int | None] | None = None
 
 
 class RunDirectory:

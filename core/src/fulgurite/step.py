@@ -16,6 +16,7 @@ from fulgurite.health import Policy
 from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
 from fulgurite.module import Output
+from fulgurite.placing import constrained
 from fulgurite.plugins import Implementation, PluginManager, merge
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.streams import Streams
@@ -139,6 +140,7 @@ def forward(
         raise ModelError(
             f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)"
         )
+    output = constrained(plugins, output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
         (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))

@@ -11,8 +11,9 @@ from jaxtyping import Array, Key
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
 from fulgurite.paths import from_keys
+from fulgurite.placing import state_shardings
 from fulgurite.plugins import PluginManager, merge
-from fulgurite.program import slices_of
+from fulgurite.program import placed, slices_of
 from fulgurite.resume import snapshot_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint
@@ -75,22 +76,10 @@ def restored_weights(engine: "Engine", model: Any, reference: Checkpoint) -> Tra
 def _like(engine: "Engine", source: Source) -> TrainState:
     def make(arrays: Any, key: Key[Array, ""]) -> TrainState:
         module, model_state = source.build(arrays, key)
-        slices, nothing = (
-            slices_of(engine.plugins, module, key),
-            dict[str, Any](opt_state=None, window=None, health=None),
-        )
-        return TrainState(jnp.int32(0), module, model_state, key=key, plugins=slices, **nothing)
+        left_out: Any = None
+        slices = slices_of(engine.plugins, module, key)
+        return TrainState(jnp.int32(0), module, model_state, left_out, key, left_out, left_out, slices)
 
     like: TrainState = eqx.filter_eval_shape(make, source.arrays, jax.random.key(0))
-    shardings = engine.plugins.exclusive("state_sharding", state=like, mesh=engine.mesh)
-    if shardings is None:
-        return like
-    places = iter(jax.tree.leaves(shardings))
-    return jax.tree.map(
-        lambda leaf: (
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=next(places))
-            if isinstance(leaf, jax.ShapeDtypeStruct)
-            else leaf
-        ),
-        like,
-    )
+    shardings = state_shardings(engine.plugins, like, engine.mesh)
+    return like if shardings is None else placed(like, shardings)

@@ -192,7 +192,7 @@ def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | Non
                 continue
             if name not in there:
                 raise Damaged(f"{path} lacks {name}")
-            size = _size(there[name])
+            size = size_of(there[name])
             if not isinstance(kept, list) or (how != "none" and size != kept[0]):
                 raise Damaged(f"{there[name]} has {size} bytes; it was written with {kept}")
             if how == "full" and list(checksum(there[name])) != kept:
@@ -230,6 +230,12 @@ def checksum(path: Path) -> tuple[int, int]:
         while chunk := file.read(CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file."""
+    found: Any = path.stat()
+    return found.st_size if isinstance(path, Path) else found.length
 
 
 def read_json(path: Path) -> Any:
@@ -275,11 +281,6 @@ def _read(path: Path) -> bytes:
     if len(raw) > LIMIT:
         raise Damaged(f"{path} is larger than {LIMIT:,} bytes")
     return raw
-
-
-def _size(path: Path) -> int:
-    found: Any = path.stat()
-    return found.st_size if isinstance(path, Path) else found.length
 
 
 def _parsed(raw: bytes, path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
+from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
 from fulgurite.triggers import as_trigger
 
 from fulgurite_checkpoint import restoring
@@ -171,9 +171,13 @@ class Checkpoints:
             self._close()
 
     def _last_save(self, saver: Saver, run: fg.Run, exception: Exception) -> None:
-        if isinstance(exception, NonFiniteError | CheckpointError):
+        # What fails in one of several processes cannot be saved by all of them.
+        if isinstance(exception, NonFiniteError | CheckpointError) or jax.process_count() > 1:
             return
-        saver.save(run, wait=True)
+        try:
+            saver.save(run, wait=True)
+        except StateError as error:
+            warnings.warn(f"nothing is saved after {type(exception).__name__}: {error}", stacklevel=2)
 
     def _root(self, engine: fg.Engine) -> Path | None:
         if self.directory is not None:

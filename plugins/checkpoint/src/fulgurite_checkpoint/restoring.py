@@ -118,7 +118,16 @@ def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, mi
     state = arrays.filled(like, _loaded(kept, wanted, verify))
     index = kept.index
     span = fg.Span.from_json(index["span"])
-    return fg.Snapshot(state, span, kept.host["position"], tuple(index["pending"]), kept.host["host"], index["metrics"])
+    asked = kept.manifest["settings"]
+    return fg.Snapshot(
+        state,
+        span,
+        kept.host["position"],
+        tuple(index["pending"]),
+        kept.host["host"],
+        index["metrics"],
+        (asked["steps"], asked["epochs"]),
+    )
 
 
 def part(kept: Read, like: fg.TrainState, reference: fg.Checkpoint, verify: Verify) -> fg.Snapshot:

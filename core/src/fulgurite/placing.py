@@ -1,0 +1,207 @@
+"""Where arrays go: what a mesh and the shardings that plugins give mean for states, batches and processes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from fulgurite.annotations import spec_of
+from fulgurite.data import ArrayData, as_data
+from fulgurite.errors import ConfigurationError, DataError, PluginError
+from fulgurite.feed import Share
+from fulgurite.module import Output
+from fulgurite.paths import leaves_with_paths
+from fulgurite.plugins import PluginManager
+from fulgurite.state import TrainState
+
+
+@contextmanager
+def tracing_on(mesh: Mesh | None) -> Iterator[None]:
+    """Within it, what is traced may name the axes of `mesh`: `with_sharding_constraint(x, P("data"))`."""
+    if mesh is None:
+        yield
+    else:
+        with jax.set_mesh(mesh):
+            yield
+
+
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """The sharding of what every device of a mesh has whole."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def replicated(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """A tree of host or local arrays, the same in every process, with every array whole on every device of `mesh`."""
+    whole = everywhere(mesh)
+    if whole is None:
+        return tree
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(leaf.shape, whole, np.asarray(leaf).__getitem__), tree
+    )
+
+
+def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None) -> list[NamedSharding] | None:
+    """A sharding for each array of a state of this kind, in the order of its leaves, or None without a plugin that
+    shards states."""
+    shardings = plugins.exclusive("state_sharding", state=like, mesh=mesh)
+    if shardings is None:
+        return None
+    if mesh is None:
+        raise PluginError("a plugin answers the hook state_sharding, but none the hook mesh")
+    for hook in plugins.implementations("slice_sharding"):
+        own = hook(None, own=like.plugins.get(hook.plugin.name), mesh=mesh)
+        if own is not None:
+            shardings = shardings.replace(plugins={**shardings.plugins, hook.plugin.name: own})
+    found = jax.tree.leaves(shardings)
+    arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if len(found) != len(arrays) or not all(isinstance(one, NamedSharding) for one in found):
+        raise PluginError(
+            f"hook state_sharding must give a NamedSharding for each of the {len(arrays)} arrays of the state and None "
+            f"for its other leaves; it gave {len(found)} leaves"
+        )
+    return found
+
+
+def constrained(plugins: PluginManager, output: Output) -> Output:
+    """The output of a step, traced, sharded as a plugin says."""
+    shardings = plugins.exclusive("output_sharding", output=output)
+    if shardings is None:
+        return output
+    leaves, treedef = jax.tree.flatten(output)
+    places = zip(leaves, treedef.flatten_up_to(shardings), strict=True)
+    made = [leaf if place is None else jax.lax.with_sharding_constraint(leaf, place) for leaf, place in places]
+    return treedef.unflatten(made)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlacing:
+    """Places batches of one structure. `shardings` has a sharding for each array of a batch; None leaves them as they
+    are."""
+
+    shardings: PyTree[NamedSharding] | None
+
+    @staticmethod
+    def asked(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> "BatchPlacing":
+        """As plugins say, for batches like this one."""
+        shardings = plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=mesh)
+        structure = jax.tree.structure(batch)
+        if shardings is not None and (
+            jax.tree.structure(shardings) != structure
+            or not all(isinstance(one, NamedSharding) for one in jax.tree.leaves(shardings))
+        ):
+            raise PluginError(f"hook batch_sharding must give a NamedSharding for each array of a batch {structure}")
+        return BatchPlacing(shardings)
+
+    def stacked(self) -> "BatchPlacing":
+        """For several batches along a new first axis."""
+
+        def stack(one: NamedSharding) -> NamedSharding:
+            return NamedSharding(one.mesh, PartitionSpec(None, *one.spec))
+
+        return replace(self, shardings=jax.tree.map(stack, self.shardings))
+
+    def misfit(self, batch: PyTree) -> str | None:
+        """What of this process's part of a batch does not divide by its devices, or None."""
+        if self.shardings is None:
+            return None
+        for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                continue
+            for axis, (size, parts) in enumerate(zip(leaf.shape, _local_parts(sharding, leaf.ndim), strict=True)):
+                if size % parts:
+                    over = f"{parts} parts along the mesh's {sharding.spec[axis]!r}"
+                    return f"axis {axis} of {path or 'the array'} {list(leaf.shape)} does not divide into {over}"
+        return None
+
+    def check(self, batch: PyTree, what: str) -> None:
+        """A `DataError` if a batch does not divide by the devices."""
+        if misfit := self.misfit(batch):
+            raise DataError(
+                f"{what}: {misfit}. Choose a batch_size that is a multiple of it, and for what is left at the end of "
+                "an epoch ArrayData(remainder='drop') or 'pad'"
+            )
+
+    def __call__(self, batch: PyTree) -> PyTree:
+        """The batch as arguments for a program compiled for `specs` of it. In one process NumPy arrays stay, because to
+        place them beforehand is slower."""
+        if self.shardings is None:
+            return batch
+        alone = jax.process_count() == 1
+        leaves, treedef = jax.tree.flatten(batch)
+        places = treedef.flatten_up_to(self.shardings)
+        return treedef.unflatten(
+            [
+                leaf if alone and not isinstance(leaf, jax.Array) else _global(leaf, place)
+                for leaf, place in zip(leaves, places, strict=True)
+            ]
+        )
+
+    def on_devices(self, batch: PyTree) -> PyTree:
+        """The batch as global arrays."""
+        return batch if self.shardings is None else jax.tree.map(_global, batch, self.shardings)
+
+    def specs(self, batch: PyTree) -> PyTree:
+        """Shapes, dtypes and shardings of a batch that `__call__` gave."""
+        if self.shardings is None:
+            return batch
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), batch, self.shardings
+        )
+
+
+def spread(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:
+    """A batch for evaluation, as global arrays. One that does not divide by the devices is whole on each of them: to
+    pad it would change the results of a step that knows no mask."""
+    placing = BatchPlacing.asked(plugins, batch, mesh)
+    if jax.process_count() == 1 and placing.misfit(batch):
+        return replicated(batch, mesh)
+    placing.check(batch, "a batch to evaluate")
+    return placing.on_devices(batch)
+
+
+def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
+    """Which part of each batch of `data` this process reads, and how many parts there are.
+
+    Processes whose devices hold the same examples, such as two that share a model, read the same part.
+    """
+    source = as_data(data).source
+    if jax.process_count() == 1 or mesh is None or not isinstance(source, ArrayData):
+        return jax.process_index(), jax.process_count()
+    batch = next(iter(source))
+    placing = BatchPlacing.asked(plugins, batch, mesh)
+    sharding, leaf = next(iter(jax.tree.leaves(placing.shardings)), None), jax.tree.leaves(batch)[0]
+    if sharding is None:
+        return 0, 1
+    rows: dict[int, set[int]] = {}
+    for device, index in sharding.devices_indices_map((mesh.size,) * leaf.ndim).items():
+        rows.setdefault(device.process_index, set()).add(index[0].start or 0)
+    parts = sorted(set(map(frozenset, rows.values())), key=min)
+    if sum(map(len, parts)) != len(frozenset().union(*parts)):
+        raise ConfigurationError(
+            f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same; choose "
+            "axis sizes that divide by the devices of a process, or by which they divide"
+        )
+    return parts.index(frozenset(rows[jax.process_index()])), len(parts)
+
+
+@lru_cache(maxsize=256)
+def _local_parts(sharding: NamedSharding, rank: int) -> tuple[int, ...]:
+    """Into how many parts the devices of this process divide each axis of its part of an array."""
+    if len(sharding.spec) > rank:
+        raise PluginError(f"hook batch_sharding gave {sharding.spec} for an array with {rank} axes")
+    shape = (prod(sharding.mesh.shape.values()),) * rank
+    indices = list(sharding.addressable_devices_indices_map(shape).values())
+    return tuple(len({index[axis].start for index in indices if index}) for axis in range(rank))
+
+
+def _global(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if jax.process_count() == 1 or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
+        return jax.device_put(leaf, sharding)
+    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))

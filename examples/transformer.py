@@ -1,0 +1,185 @@
+"""A language model over bytes, trained on the source text of Python's standard library, on one device or on many.
+
+python examples/transformer.py                                  # on the devices that there are, a minute on two cores
+python examples/transformer.py layout=fsdp devices=8            # on eight simulated ones
+python examples/transformer.py layout=both devices=8 width=256  # fully sharded and tensor parallel
+
+`layout` is `data` (batches divided), `fsdp` (parameters and optimizer state as well), `tensor` (attention heads and
+hidden units divided) or `both` of the last two. The model knows nothing of it.
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite_sharding import DataParallel, Fsdp, Sharding, TensorParallel, bytes_per_device
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, Key, UInt8
+
+Batch = UInt8[Array, "batch length"]
+Hidden = Float[Array, "time width"]
+
+# Attention is divided by heads and the hidden layer by units; the products that come back add up over "model".
+RULES = [
+    ("blocks[*].attention.output.weight", P(None, "model")),
+    ("blocks[*].attention.*.weight", P("model", None)),
+    ("blocks[*].up.weight", P("model", None)),
+    ("blocks[*].down.weight", P(None, "model")),
+    ("head.weight", P("model", None)),
+]
+
+
+def linear(inputs: int, outputs: int, key: Key[Array, ""]) -> eqx.nn.Linear:
+    return eqx.nn.Linear(inputs, outputs, use_bias=False, key=key)
+
+
+class Attention(eqx.Module):
+    """Causal attention with rotary position embeddings (Su et al. 2021, arXiv:2104.09864)."""
+
+    query: eqx.nn.Linear
+    key: eqx.nn.Linear
+    value: eqx.nn.Linear
+    output: eqx.nn.Linear
+    rotary: eqx.nn.RotaryPositionalEmbedding
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: Key[Array, ""]) -> None:
+        self.query, self.key, self.value, self.output = (linear(width, width, one) for one in jax.random.split(key, 4))
+        self.rotary, self.heads = eqx.nn.RotaryPositionalEmbedding(width // heads), heads
+
+    def __call__(self, x: Hidden) -> Hidden:
+        def by_head(layer: eqx.nn.Linear) -> Float[Array, "time heads part"]:
+            return jax.vmap(layer)(x).reshape(len(x), self.heads, -1)
+
+        rotated = jax.vmap(self.rotary, in_axes=1, out_axes=1)
+        query, key = rotated(by_head(self.query)), rotated(by_head(self.key))
+        mixed = jax.nn.dot_product_attention(query, key, by_head(self.value), is_causal=True)
+        return jax.vmap(self.output)(mixed.reshape(x.shape))
+
+
+class Block(eqx.Module):
+    """Attention and a layer of hidden units, each after a norm and beside a residual connection."""
+
+    norms: list[eqx.nn.RMSNorm]
+    attention: Attention
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, width: int, heads: int, *, key: Key[Array, ""]) -> None:
+        attention, up, down = jax.random.split(key, 3)
+        self.norms = [eqx.nn.RMSNorm(width, use_bias=False), eqx.nn.RMSNorm(width, use_bias=False)]
+        self.attention = Attention(width, heads, key=attention)
+        self.up, self.down = linear(width, 4 * width, up), linear(4 * width, width, down)
+
+    def __call__(self, x: Hidden) -> Hidden:
+        x = x + self.attention(jax.vmap(self.norms[0])(x))
+        hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.norms[1])(x)))
+        return x + jax.vmap(self.down)(hidden)
+
+
+class Transformer(fg.Module):
+    """Predicts each byte of a text from those before it."""
+
+    embedding: eqx.nn.Embedding
+    blocks: list[Block]
+    norm: eqx.nn.RMSNorm
+    head: eqx.nn.Linear
+    lr: float = eqx.field(static=True)
+
+    def __init__(self, width: int, blocks: int, heads: int, lr: float, *, key: Key[Array, ""]) -> None:
+        first, last, *keys = jax.random.split(key, blocks + 2)
+        self.embedding = eqx.nn.Embedding(weight=0.02 * jax.random.normal(first, (256, width)))
+        self.blocks = [Block(width, heads, key=one) for one in keys]
+        self.norm, self.head = eqx.nn.RMSNorm(width, use_bias=False), linear(width, 256, last)
+        self.lr = lr
+
+    def __call__(self, text: Int[Array, " time"]) -> Float[Array, "time 256"]:
+        x = jax.vmap(self.embedding)(text)
+        for block in self.blocks:
+            x = block(x)
+        return jax.vmap(self.head)(jax.vmap(self.norm)(x))
+
+    def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
+        text = batch.astype(jnp.int32)
+        logits = jax.vmap(self)(text[:, :-1])
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean()
+        return fg.Output(loss, metrics={"bits_per_byte": loss / jnp.log(2.0)})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adamw(self.lr)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A plugin: what the state takes, a line at every log step, and how well the model does on other text."""
+
+    test: fg.ArrayData
+    tokens: int
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        parameters, optimizer = bytes_per_device(run.state.module), bytes_per_device(run.state.opt_state)
+        print(f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters and {optimizer:,} of Adam's")
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        if "bits_per_byte" in record.values:
+            print(f"step {record.step:5}  bits per byte {record.values['bits_per_byte']:.3f}", flush=True)
+        elif "steps_per_second" in record.values:
+            print(f"step {record.step:5}  tokens per second {self.tokens * record.values['steps_per_second']:,.0f}")
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+        print(f"other text: bits per byte {run.engine.evaluate(result, self.test)['bits_per_byte']:.3f}")
+
+
+def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The source text of Python's own modules in pieces of `length` bytes, to train on and to test on."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+    pieces: UInt8[np.ndarray, "pieces length"] = text[: len(text) // length * length].reshape(-1, length)
+    pieces = pieces[np.random.default_rng(0).permutation(len(pieces))]
+    return pieces[:-256], pieces[-256:]
+
+
+def experiment(
+    layout: str = "data",
+    devices: int = 0,
+    width: int = 128,
+    blocks: int = 2,
+    heads: int = 4,
+    context: int = 64,
+    batch_size: int = 32,
+    lr: float = 2e-3,
+    steps: int = 300,
+    seed: int = 0,
+) -> fg.Experiment:
+    """Trains a transformer on the standard library; `devices` simulates so many on the CPU."""
+    if devices:
+        jax.config.update("jax_num_cpu_devices", devices)
+    size = min(4, heads)
+    layouts: dict[str, Sharding] = {
+        "data": DataParallel(),
+        "fsdp": Fsdp(min_size=2**12),
+        "tensor": TensorParallel(RULES, size),
+        "both": Fsdp(min_size=2**12, mesh={"data": -1, "model": size}, rules=RULES),
+    }
+    train, test = standard_library(context + 1)
+    report = Report(fg.ArrayData(test, batch_size), tokens=batch_size * context)
+    engine = fg.Engine(steps=steps, seed=seed, log_every=50, plugins=[layouts[layout], report])
+    return fg.Experiment(
+        engine=engine,
+        model=partial(Transformer, width, blocks, heads, lr),
+        data=fg.ArrayData(train, batch_size, shuffle=True, remainder="drop"),
+    )
+
+
+if __name__ == "__main__":
+    fg.main(experiment)

@@ -1,0 +1,72 @@
+"""A checkpoint of the mean weights of others (Izmailov et al. 2018, Averaging Weights Leads to Wider Optima)."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.encoding import dumps
+from fulgurite.errors import CheckpointError
+
+from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.inspecting import values
+from fulgurite_checkpoint.restoring import Read
+from fulgurite_checkpoint.retention import publish
+
+PARTS = ("module", "model_state")
+
+
+def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
+    """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float
+    array of module and model state, summed in float64; of other arrays there those of the newest. Gives their steps."""
+    if last < 1:
+        raise CheckpointError(f"--last is {last}; it must be a positive integer")
+    if out.exists():
+        raise CheckpointError(f"{out} is there already: choose another path")
+    root = format.place(run)
+    found = format.entries(root)[-last:]
+    if len(found) < last:
+        raise CheckpointError(f"{root} has {len(found)} checkpoints, not {last}")
+    kept = [restoring.read(entry, "full") for entry in found]
+    newest = kept[-1]
+    specs = {name: spec for name, spec in newest.saved.items() if _is_weight(name)}
+    for one in kept:
+        arrays.compare(
+            {name: np.broadcast_to(np.zeros((), spec[1]), spec[0]) for name, spec in specs.items()},
+            {name: spec for name, spec in one.saved.items() if _is_weight(name)},
+            one.path,
+        )
+    _write(out, newest, _means(kept, list(specs)))
+    return [one.commit.step for one in kept]
+
+
+def _means(kept: list[Read], names: list[str]) -> dict[str, np.ndarray]:
+    newest = values(kept[-1], names)
+    sums = {
+        name: array.astype(np.float64) for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.floating)
+    }
+    for one in kept[:-1]:
+        for name, array in values(one, list(sums)).items():
+            sums[name] += array.astype(np.float64)
+    return newest | {name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()}
+
+
+def _write(out: Path, newest: Read, means: dict[str, Any]) -> None:
+    step = newest.commit.step
+    path = format.folder_of(out) / f"saving-step-{step}"
+    path.mkdir(parents=True)
+    arrays.save(path / "arrays", {name: jnp.asarray(array) for name, array in means.items()}).result()
+    index = newest.index | {"arrays": {name: arrays.spec_of(array) for name, array in means.items()}, "pending": []}
+    texts = {"manifest.json": newest.manifest, "index.json": index, "host-0.json": {"host": {}, "position": None}}
+    for name, content in texts.items():
+        format.write(path / name, dumps(content).encode())
+    commit = Commit(step, 1, [format.write_hashes(path, 0, 1)], [{}], {}, None, {}, time.time())
+    format.write_commit(path, commit)
+    publish(path, commit)
+
+
+def _is_weight(name: str) -> bool:
+    return name.startswith(tuple(f"{part}{mark}" for part in PARTS for mark in ".[")) or name in PARTS

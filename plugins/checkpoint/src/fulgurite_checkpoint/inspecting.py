@@ -1,0 +1,106 @@
+"""What a checkpoint holds, and how two of them differ."""
+
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from fulgurite.errors import CheckpointError
+from fulgurite.resume import of_path
+
+from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.listing import number, plain, size
+from fulgurite_checkpoint.restoring import Read
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Read:
+    """The checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is whole; its small files, verified."""
+    reference = of_path(path)
+    root = format.place(reference.path or "")
+    if not root.is_dir():
+        raise CheckpointError(f"there is no run in {root}: check the path")
+    if reference.step != "latest":
+        return restoring.read(restoring.chosen(root, reference.step, None), "size")
+    kept = restoring.newest(root, lambda entry: restoring.read(entry, "size"))
+    if kept is None:
+        raise CheckpointError(f"there is no checkpoint in {root}")
+    return kept
+
+
+def content(kept: Read) -> dict[str, Any]:
+    """All of it but the values of the arrays, as JSON."""
+    rows = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in kept.saved.items()}
+    commit = {name: getattr(kept.commit, name) for name in ("step", "attempt", "wall", "metrics", "timers")}
+    return commit | {"span": kept.index["span"], "arrays": rows, "manifest": kept.manifest}
+
+
+def shown(kept: Read) -> str:
+    """The same for people: arrays by path with dtype, shape and size, then the rest as indented JSON."""
+    told = content(kept)
+    rows = [
+        (name, f"{dtype}[{','.join(map(str, shape))}]", _bytes(shape, dtype))
+        for name, (shape, dtype) in kept.saved.items()
+    ]
+    wide, wider = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
+    lines = [f"{name:{wide}}  {spec:{wider}}  {size(count):>8}" for name, spec, count in rows]
+    total = f"{len(rows)} arrays, {size(sum(count for *_, count in rows))}"
+    del told["arrays"]
+    return plain("\n".join([str(kept.path), "", *lines, total, "", json.dumps(told, indent=2)]))
+
+
+def compared(first: Read, second: Read) -> list[str]:
+    """A line for each difference: arrays that are there once, other shapes and dtypes, other values, and what the runs
+    are made of."""
+    rows, same = [], []
+    for name in dict.fromkeys([*first.saved, *second.saved]):
+        one, two = first.saved.get(name), second.saved.get(name)
+        if one == two:
+            same.append(name)
+        else:
+            rows.append(f"{name}: {_written(one)} | {_written(two)}")
+    left, right = values(first, same), values(second, same)
+    for name in same:
+        if left[name].tobytes() != right[name].tobytes():
+            rows.append(f"{name}: {_distance(left[name], right[name])}")
+    return [plain(row) for row in rows + restoring.differences(first.manifest, second.manifest)]
+
+
+def values(kept: Read, names: list[str]) -> dict[str, np.ndarray]:
+    """Arrays of a checkpoint as NumPy arrays, verified; keys as their data."""
+    format.verify(kept.path, kept.commit, "full")
+    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], _dtype(kept.saved[name][1])) for name in names}
+    read = arrays.load(kept.path / "arrays", specs)
+    return {
+        name: np.asarray(jax.random.key_data(read[name]) if _is_key(read[name].dtype) else read[name]) for name in names
+    }
+
+
+def _distance(left: np.ndarray, right: np.ndarray) -> str:
+    if left.dtype.kind in "biu":
+        return f"{np.count_nonzero(left != right)} of {left.size} differ"
+    return f"differs by up to {number(float(np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)))))}"
+
+
+def _dtype(name: str) -> Any:
+    if name.startswith("key<"):
+        for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
+            if name == str(dtype := jax.random.key(0, impl=implementation).dtype):
+                return dtype
+    try:
+        return jax.numpy.dtype(name)
+    except TypeError as error:
+        raise CheckpointError(f"arrays of dtype {name!r} are unknown here") from error
+
+
+def _is_key(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    each = 8 if dtype.startswith("key<") else _dtype(dtype).itemsize
+    return each * int(np.prod(shape, dtype=np.int64))
+
+
+def _written(spec: Any) -> str:
+    return "not there" if spec is None else f"{spec[1]}{list(spec[0])}"

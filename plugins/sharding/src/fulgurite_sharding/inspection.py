@@ -1,0 +1,110 @@
+"""Looking at what is spread over devices: where it is, the whole of it, and whether its replicas agree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.paths import leaves_with_paths, resolve
+from jax.experimental import multihost_utils
+from jaxtyping import PyTree
+
+
+class ReplicaError(FulguriteError):
+    """Copies of one array, or of one part of it, that differ between devices."""
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """The bytes that each device holds of the arrays of a tree, or would hold of specs with shardings."""
+    return sum(_part_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_placed(leaf))
+
+
+def show(tree: PyTree, visualize: str | None = None) -> None:
+    """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line sums them up.
+
+    `visualize` is the path of an array with one or two dimensions, whose parts are drawn by
+    `jax.debug.visualize_array_sharding`, which needs `rich`.
+    """
+    rows = [("path", "shape", "spec", "bytes per device")]
+    for path, leaf in leaves_with_paths(tree):
+        if _is_placed(leaf):
+            spec = getattr(leaf.sharding, "spec", type(leaf.sharding).__name__)
+            rows.append((path, str(list(leaf.shape)), str(spec), f"{_part_bytes(leaf):,}"))
+    rows.append(("total", "", "", f"{bytes_per_device(tree):,}"))
+    a, b, c, d = (max(map(len, column)) for column in zip(*rows, strict=True))
+    print("\n".join(f"{path:{a}}  {shape:{b}}  {spec:{c}}  {size:>{d}}" for path, shape, spec, size in rows))
+    if visualize is not None:
+        leaf = resolve(tree, visualize)
+        if getattr(leaf, "ndim", 0) not in (1, 2):
+            raise ConfigurationError(f"show: {visualize} is no array with one or two dimensions")
+        jax.debug.visualize_array_sharding(leaf)
+
+
+def gather(tree: PyTree) -> PyTree:
+    """The same tree with every array whole, as a NumPy array, in every process. To be called by all of them.
+
+    What only one process knows of, a NumPy array or one on its own devices, becomes those of all processes one after
+    the other along the first axis. Typed keys become their data; what is no array stays.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            return leaf
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(whole, tree)
+
+
+def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
+    """Compares all copies of each array, or part of one, over all devices and processes; all of these call it.
+
+    Raises:
+        ReplicaError: two copies differ by more than `tolerance`; it names path, device and largest difference.
+    """
+    for path, leaf in leaves_with_paths(tree):
+        if not isinstance(leaf, jax.Array):
+            continue
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        first: dict[tuple[int, ...], np.ndarray] = {}
+        for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
+            start, data = tuple(part.start or 0 for part in shard.index), np.asarray(shard.data)
+            _compare(path, str(shard.device), first.setdefault(start, data), data, tolerance)
+        if not leaf.is_fully_addressable:
+            _check_processes(path, first, tolerance)
+
+
+def _check_processes(path: str, parts: dict[tuple[int, ...], np.ndarray], tolerance: float) -> None:
+    starts = np.asarray(list(parts), np.int64).reshape(len(parts), -1)
+    all_starts = multihost_utils.process_allgather(starts)
+    all_parts = multihost_utils.process_allgather(np.stack(list(parts.values())))
+    first: dict[tuple[int, ...], np.ndarray] = {}
+    for process, (keys, values) in enumerate(zip(all_starts, all_parts, strict=True)):
+        for key, value in zip(keys, values, strict=True):
+            _compare(path, f"process {process}", first.setdefault(tuple(map(int, key)), value), value, tolerance)
+
+
+def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> None:
+    if np.array_equal(a, b, equal_nan=a.dtype.kind in "fcV"):
+        return
+    wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b)]
+    same = (wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(wide[0] - wide[1]))
+    largest = float(np.max(np.where(np.isnan(difference), np.inf, difference)))
+    if largest > tolerance:
+        raise ReplicaError(
+            f"{path}: the copy on {where} differs from the first one by up to {largest:.3g} (tolerance {tolerance:g}). "
+            "Devices that should hold the same numbers do not: look for random keys or data that differ by process"
+        )
+
+
+def _is_placed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
+
+
+def _part_bytes(leaf: Any) -> int:
+    return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize

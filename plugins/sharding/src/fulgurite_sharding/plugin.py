@@ -1,0 +1,233 @@
+"""The plugin: a mesh, and where batches, parameters, optimizer state and outputs lie on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.paths import Path, from_keys
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from fulgurite_sharding.rules import BySize, Rule, Rules, axes_of
+
+Known = dict[Path, tuple[tuple[int, ...], PartitionSpec]]
+"""Shape and spec of each parameter by its path in the module."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """Trains on a mesh of devices. The step is compiled once for all of them; GSPMD inserts the communication.
+
+    Arguments:
+        mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together they take every
+            device. Or a `jax.sharding.Mesh` whose axes are of type Auto.
+        batch: the axes that divide the first dimension of every batch array; () for batches whole on every device.
+        parameters: how parameters that no rule matches are divided: `BySize(axis, min_size)`, or None to have them
+            whole on every device. It also divides what a rule leaves whole, unless the rule names no axis at all.
+        optimizer: the optimizer state follows its parameters. `BySize` divides it further; rules over its own paths
+            (such as `**.mu.**.weight`) take precedence.
+        rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
+        outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), for training and
+            evaluation.
+
+    Raises:
+        ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a rule that does not
+            fit an array.
+        PathError: a rule that matches no array.
+    """
+
+    plugin_name: ClassVar[str] = "sharding"
+
+    mesh: Mapping[str, int] | Mesh = field(default_factory=lambda: {"data": -1})
+    batch: Sequence[str] = ("data",)
+    parameters: BySize | None = None
+    optimizer: BySize | Sequence[Rule] | None = None
+    rules: Sequence[Rule] = ()
+    outputs: Sequence[Rule] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch, str) or not all(isinstance(axis, str) for axis in self.batch):
+            raise ConfigurationError(
+                f"Sharding: batch is {self.batch!r}; it must be a tuple of axes, such as ('data',)"
+            )
+        for name in ("parameters", "optimizer"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, BySize) and (name == "parameters" or _is_plain(value)):
+                raise ConfigurationError(f"Sharding: {name} is {value!r}; it must be BySize(axis, min_size) or None")
+        names = self.mesh.axis_names if isinstance(self.mesh, Mesh) else _checked(self.mesh)
+        for what, axes in self._named().items():
+            if unknown := sorted(set(axes) - set(names)):
+                known = did_you_mean(unknown[0], names)
+                raise ConfigurationError(f"Sharding: {what} names the axis {unknown[0]!r} of the mesh. {known}")
+
+    @cached_property
+    def devices(self) -> Mesh:
+        """The mesh. The first use of it starts JAX' backend."""
+        if isinstance(self.mesh, Mesh):
+            if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
+                raise ConfigurationError(
+                    "Sharding: the mesh has axes that are not Auto, under which some Equinox layers fail: make it by "
+                    "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * n)"
+                )
+            return self.mesh
+        sizes, count = dict(self.mesh), jax.device_count()
+        taken = prod(size for size in sizes.values() if size != -1)
+        sizes = {name: count // taken if size == -1 else size for name, size in sizes.items()}
+        if prod(sizes.values()) != count:
+            raise ConfigurationError(
+                f"Sharding: a mesh of {dict(self.mesh)} does not take all {count} devices: sizes must multiply to "
+                f"{count}, or to a divisor of it beside one axis of size -1. For some of the devices give a "
+                "jax.sharding.Mesh"
+            )
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+    @fg.hookimpl(specname="mesh")
+    def give_mesh(self) -> Mesh:
+        """The mesh, built when the engine is."""
+        return self.devices
+
+    @fg.hookimpl
+    def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
+        """Every array of a batch, divided along its first dimension."""
+        spec = PartitionSpec(tuple(self.batch)) if self.batch else PartitionSpec()
+        return jax.tree.map(lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch)
+
+    @fg.hookimpl
+    def state_sharding(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
+        """Parameters by rule and size, optimizer state and slices after their parameters, the rest whole."""
+        known = self._parameters(state.module)
+
+        def place(keys: Any, leaf: Any) -> NamedSharding | None:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                return None
+            part, *rest = from_keys(keys)
+            path = Path(rest)
+            if part == "module":
+                return self._on_mesh(known[path][1])
+            if part == "opt_state":
+                return self._on_mesh(self._optimizer_spec(path, leaf.shape, known))
+            return self._on_mesh(self._following(path, leaf.shape, known) if part == "plugins" else PartitionSpec())
+
+        shardings = jax.tree_util.tree_map_with_path(place, state)
+        self._optimizer_rules.check_used(_paths(state.opt_state))
+        return shardings
+
+    @fg.hookimpl
+    def output_sharding(self, output: fg.Output) -> PyTree[NamedSharding | None]:
+        """What the rules for outputs say."""
+        rules = Rules(self.outputs, "Sharding(outputs=)")
+
+        def place(keys: Any, leaf: Any) -> NamedSharding | None:
+            spec = rules.spec(from_keys(keys), leaf.shape, self.devices)
+            return None if spec is None else self._on_mesh(spec)
+
+        return jax.tree_util.tree_map_with_path(place, output) if rules else None
+
+    @property
+    def _optimizer_rules(self) -> Rules:
+        rules = () if self.optimizer is None or isinstance(self.optimizer, BySize) else self.optimizer
+        return Rules(rules, "Sharding(optimizer=)")
+
+    def _named(self) -> dict[str, list[str]]:
+        """The axes named by each argument."""
+        sizes = {name: getattr(self, name) for name in ("parameters", "optimizer")}
+        return {
+            "batch": list(self.batch),
+            **{name: [size.axis] for name, size in sizes.items() if isinstance(size, BySize)},
+            "optimizer (a rule)": sorted(self._optimizer_rules.axes),
+            "rules": sorted(Rules(self.rules, "Sharding(rules=)").axes),
+            "outputs": sorted(Rules(self.outputs, "Sharding(outputs=)").axes),
+        }
+
+    def _parameters(self, module: PyTree) -> Known:
+        rules, known = Rules(self.rules, "Sharding(rules=)"), {}
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                continue
+            path = from_keys(keys)
+            spec = rules.spec(path, leaf.shape, self.devices)
+            if self.parameters is not None and (spec is None or axes_of(spec)):
+                spec = self.parameters.extended(spec or PartitionSpec(), leaf.shape, self.devices)
+            known[path] = leaf.shape, spec or PartitionSpec()
+        rules.check_used(list(known))
+        return known
+
+    def _optimizer_spec(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
+        spec = self._optimizer_rules.spec(path, shape, self.devices)
+        if spec is None:
+            spec = self._following(path, shape, known)
+            if isinstance(self.optimizer, BySize):
+                spec = self.optimizer.extended(spec, shape, self.devices)
+        return spec
+
+    def _following(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
+        """The spec of the parameter whose path this one ends with, if they are of one shape; else by size alone."""
+        for start in range(len(path)):
+            found = known.get(Path(path[start:]))
+            if found and found[0] == shape:
+                return found[1]
+        return self.parameters.extended(PartitionSpec(), shape, self.devices) if self.parameters else PartitionSpec()
+
+    def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.devices, spec)
+
+
+class DataParallel(Sharding):
+    """Batches divided over all devices, everything else whole on each."""
+
+    def __init__(self, axis: str = "data") -> None:
+        super().__init__(mesh={axis: -1}, batch=(axis,))
+
+
+class Fsdp(Sharding):
+    """Batches, parameters and optimizer state divided over one axis: each parameter along its largest dimension that
+    divides, if it has `min_size` elements at least, and gathered where it is used.
+
+    With `rules` and a mesh of more axes it is fully sharded and tensor parallel at once:
+    `Fsdp(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
+    """
+
+    def __init__(
+        self,
+        axis: str = "data",
+        min_size: int = 2**14,
+        *,
+        mesh: Mapping[str, int] | Mesh | None = None,
+        rules: Sequence[Rule] = (),
+    ) -> None:
+        super().__init__(mesh or {axis: -1}, (axis,), BySize(axis, min_size), rules=rules)
+
+
+class TensorParallel(Sharding):
+    """Parameters divided as the rules say over the axis "model" of `size` devices (-1: all), batches over the others
+    along "data"."""
+
+    def __init__(self, rules: Sequence[Rule], size: int = -1) -> None:
+        super().__init__({"data": 1 if size == -1 else -1, "model": size}, rules=rules)
+
+
+def _checked(mesh: Any) -> list[str]:
+    """The names of a mesh given by sizes."""
+    good = isinstance(mesh, Mapping) and mesh and all(isinstance(name, str) for name in mesh)
+    sizes = list(mesh.values()) if good else []
+    good = good and all(type(size) is int and (size > 0 or size == -1) for size in sizes) and sizes.count(-1) <= 1
+    if not good:
+        raise ConfigurationError(
+            f"Sharding: mesh is {mesh!r}; it must be a jax.sharding.Mesh or sizes by name, such as {{'data': -1, "
+            "'model': 2}, with at most one -1"
+        )
+    return list(mesh)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) or not isinstance(value, Sequence)
+
+
+def _paths(tree: PyTree) -> list[Path]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [from_keys(keys) for keys, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

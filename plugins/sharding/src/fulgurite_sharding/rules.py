@@ -1,0 +1,93 @@
+"""Rules: which dimensions of which arrays lie on which axes of the mesh."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from fulgurite.errors import ConfigurationError, PathError, did_you_mean
+from fulgurite.paths import Path, Pattern
+from jax.sharding import Mesh, PartitionSpec
+
+Rule = tuple[str, PartitionSpec | Sequence[Any]]
+"""A path pattern, and the mesh axes of each dimension: `("**.attention.*.weight", P("model", None))`, or as plain data
+`("**.attention.*.weight", ["model", None])`."""
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Puts `axis` on the largest dimension that it divides of every array with at least `min_size` elements; smaller
+    ones, and those that it divides nowhere, stay as they are. Dimensions that a rule has put on other axes are left."""
+
+    axis: str = "data"
+    min_size: int = 2**14
+
+    def extended(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+        """`spec` with the axis added, where it can be."""
+        names: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
+        fitting = [i for i, size in enumerate(shape) if names[i] is None and size % mesh.shape[self.axis] == 0]
+        if prod(shape) < self.min_size or not fitting or self.axis in axes_of(spec):
+            return spec
+        names[max(fitting, key=lambda i: shape[i])] = self.axis
+        return PartitionSpec(*names)
+
+
+class Rules:
+    """Rules for the arrays of one tree; the first whose pattern is the whole path decides."""
+
+    def __init__(self, rules: Iterable[Rule], what: str) -> None:
+        self._what, self._rules = what, [_parsed(rule, what) for rule in rules]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    @property
+    def axes(self) -> set[str]:
+        """Every axis that is named."""
+        return {axis for _, spec in self._rules for axis in axes_of(spec)}
+
+    def spec(self, path: Path, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
+        """What the first matching rule says of an array, or None. A `ConfigurationError` if it does not fit."""
+        for pattern, spec in self._rules:
+            if pattern.matches(path):
+                self._check(pattern, spec, path, shape, mesh)
+                return spec
+        return None
+
+    def check_used(self, paths: Sequence[Path]) -> None:
+        """A `PathError` for a rule whose pattern matches none of `paths`."""
+        for pattern, spec in self._rules:
+            if not any(map(pattern.matches, paths)):
+                near = did_you_mean(pattern.text, map(str, paths))
+                raise PathError(f"{self._what}: the rule {(pattern.text, spec)} matches no array. {near}")
+
+    def _check(self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh) -> None:
+        where = f"{self._what}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
+        if len(spec) > len(shape):
+            raise ConfigurationError(f"{where}, which has {len(shape)} dimensions")
+        for dimension, names in enumerate(spec):
+            count = prod(mesh.shape[name] for name in axes_of((names,)))
+            if shape[dimension] % count:
+                raise ConfigurationError(
+                    f"{where}: dimension {dimension} of {shape[dimension]} does not divide by axis {names!r}, which "
+                    f"has {count} devices"
+                )
+
+
+def axes_of(spec: Iterable[Any]) -> list[str]:
+    """The axes that a spec names, in order."""
+    return [axis for names in spec if names for axis in ((names,) if isinstance(names, str) else names)]
+
+
+def _parsed(rule: Any, what: str) -> tuple[Pattern, PartitionSpec]:
+    well_formed = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
+    if not well_formed or isinstance(rule[1], str) or not isinstance(rule[1], PartitionSpec | Sequence):
+        raise ConfigurationError(f"{what}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}")
+    names = [tuple(name) if isinstance(name, list) else name for name in rule[1]]
+    for name in names:
+        parts = name if isinstance(name, tuple) else (name,)
+        if not all(part is None or isinstance(part, str) for part in parts):
+            raise ConfigurationError(f"{what}: {name!r} in the rule {rule!r} is no name of an axis")
+    if len(set(axes_of(names))) != len(axes_of(names)):
+        raise ConfigurationError(f"{what}: the rule {rule!r} names an axis twice")
+    return Pattern.parse(rule[0]), PartitionSpec(*names)

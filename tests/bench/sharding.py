@@ -1,0 +1,78 @@
+"""What the engine costs on eight simulated devices, against a loop written by hand with the same shardings.
+
+The loop by hand is `jax.jit` over the partitioned Equinox tree, donated, with `in_shardings` and `out_shardings`;
+batches are NumPy arrays, with which that is fastest. Otherwise everything is as in `overhead.py`, whose arms these are.
+The ratios are those of `engine.fit` over it, for data parallel and fully sharded training.
+"""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+from fulgurite_sharding import BySize, DataParallel, Fsdp, Sharding
+from harness import Spread, arguments, ratio, show, write
+from jax.sharding import NamedSharding, PartitionSpec
+from overhead import OPTIMIZER, WORKLOADS, Arm, Batch, Workload, engine_arm, hand_arm, measured, update_of
+
+DEVICES = 8
+# A weight of (128, 128) is divided.
+LAYOUTS = {"data_parallel": DataParallel(), "fsdp": Fsdp(min_size=2**12)}
+
+
+def sharded_arm(workload: Workload, arrays: Batch, model: Any, sharding: Sharding) -> Arm:
+    """The loop by hand."""
+    mesh = sharding.devices
+    sizes = sharding.parameters or BySize("data", 2**62)
+
+    def on_mesh(leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, sizes.extended(PartitionSpec(), leaf.shape, mesh))
+
+    params, update = update_of(model)
+    carry = params, OPTIMIZER.init(params)
+    places, whole = jax.tree.map(on_mesh, carry), NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(
+        update,
+        donate_argnums=(0, 1),
+        in_shardings=(*places, whole, whole, NamedSharding(mesh, PartitionSpec("data"))),
+        out_shardings=(*places, whole),
+    )
+
+    def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Any]:
+        params, opt_state, loss = step(*carry, key, i, batch)
+        return (params, opt_state), loss
+
+    return hand_arm(workload, arrays, jax.device_put(carry, places), advance)
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    options = arguments(__doc__, repeats=7).parse_args()
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    ratios: dict[str, Spread] = {}
+    for name in ("mlp_small", "mlp_784"):
+        workload = WORKLOADS[name]
+        arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
+        for layout, sharding in LAYOUTS.items():
+            engine = fg.Engine(steps=1, plugins=[sharding])
+            fused = fg.Engine(steps=1, fuse=16, plugins=[sharding])
+            arms = {
+                "by hand": sharded_arm(workload, arrays, model, sharding),
+                "fit": engine_arm(workload, arrays, model, engine),
+                "fused": engine_arm(workload, arrays, model, fused),
+            }
+            losses = {arm: made.train(made.start(), 32, False) for arm, made in arms.items()}
+            if not np.allclose(list(losses.values()), losses["by hand"], rtol=1e-3):
+                raise SystemExit(f"the arms do not train alike; losses after 32 steps: {losses}")
+            seconds = measured(workload, arms, options.repeats)
+            rows = {arm: Spread.of([1e6 * one for one in values]) for arm, values in seconds.items()}
+            show(f"{name}, {layout}: microseconds a step", rows)
+            found = {f"{name}/{layout}/{arm}": ratio(seconds, arm, "by hand") for arm in ("fit", "fused")}
+            show("ratio to the loop by hand", found)
+            ratios |= found
+    if options.json:
+        write(options.json, ratios)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`fulgurite runs` and `fulgurite checkpoints`, on runs that were really trained."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.command import main
+from fulgurite_checkpoint import Checkpoints
+
+
+class Following(fg.Module):
+    """A weight to which each update adds the batch, and a count of how often it was trained."""
+
+    weight: jax.Array
+    table: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight, self.table = jnp.zeros(()), jnp.arange(6).reshape(2, 3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(-self.weight * batch[0], metrics={"weight": fg.metrics.Last.of(self.weight)})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1.0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric measured at every step: the number in `values` for it."""
+
+    values: tuple[float, ...]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("score", 1, lambda run: run.emit("scalars", "test", {"score": self.values[run.step - 1]}))]
+
+
+def train(run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any) -> fg.Result:
+    """Saves after each step; with 1, 1, 1, 7 the weight is 1, 2, 3, 10. With `stop`, stops after the second."""
+
+    class Stopping:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("stop", fg.At(2), lambda run: os.kill(os.getpid(), signal.SIGINT) if stop else None)]
+
+    plugins = [Checkpoints(every=1, keep=None, best="test/score"), Score((0.5, 0.9, 0.9, 0.1)), Stopping()]
+    data = [np.full(1, value, np.float32) for value in batches]
+    engine = fg.Engine(steps=len(batches), plugins=plugins, run=run, log_every=1, autoload=False)
+    return engine.fit(Following, data, resume="auto", **options)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is complete, made once."""
+    run = tmp_path_factory.mktemp("made") / "run"
+    train(run)
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:
+    """What the command prints, the errors included."""
+    assert main([str(argument) for argument in arguments]) == code
+    out, err = capsys.readouterr()
+    return err if code == 2 else out
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, Any]]:
+    return json.loads(printed(capsys, *arguments, "--json"))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_and_their_state(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made, tmp_path / "a")
+    train(tmp_path / "b", stop=True)
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    lock = tmp_path / "c" / "lock"
+    owner = json.loads(lock.read_text()) | {"ended": False}
+    lock.write_text(json.dumps(owner | {"pid": 2**22 + 5}))  # larger than any process's
+    shutil.copytree(tmp_path / "c", tmp_path / "d")
+    lock = tmp_path / "d" / "lock"
+    lock.write_text(json.dumps(owner | {"host": "elsewhere"}))
+    shutil.copytree(tmp_path / "d", tmp_path / "e")
+    os.utime(tmp_path / "e" / "lock", (time.time() - 100, time.time() - 100))
+    (tmp_path / "no run").mkdir()
+    found = {row["run"]: row for row in rows(capsys, "runs", tmp_path)}
+    assert {name: row["state"] for name, row in found.items()} == {
+        "a": "complete",
+        "b": "stopped",
+        "c": "killed",
+        "d": "running",
+        "e": "killed",
+    }
+    assert (found["a"]["step"], found["a"]["attempts"], found["a"]["best"]) == (4, 1, ["test/score", 0.9, 2])
+    assert found["b"]["step"] in (2, 3)
+    assert found["d"]["heartbeat"] < 60 and "elsewhere" in found["d"]["note"]
+    table = printed(capsys, "runs", tmp_path).splitlines()
+    assert table[0].split() == ["run", "state", "heartbeat", "attempts", "step", "best", "note"]
+    assert table[1].split() == ["a", "complete", "1", "4", "test/score", "0.9", "at", "2"]
+    assert rows(capsys, "runs", tmp_path / "a") == [found["a"]]
+
+
+def test_a_run_under_way_shows_its_heartbeat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def look(run: fg.Run) -> None:
+        [row] = rows(capsys, "runs", tmp_path)
+        seen.append((row["state"], row["heartbeat"] < 60, str(os.getpid()) in row["note"]))
+
+    class Looking:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("look", fg.At(2), look)]
+
+    seen: list[Any] = []
+    data = [np.ones(1, np.float32)]
+    fg.Engine(steps=3, plugins=[Looking()], run=tmp_path / "run", autoload=False).fit(Following, data)
+    assert seen == [("running", True, True)]
+
+
+def test_a_damaged_or_hostile_run_is_a_row(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made, tmp_path / "a")
+    (tmp_path / "a" / "checkpoints" / "step-3" / "COMMIT").write_text('{"step": "\x1b[2J../../victim"}')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "checkpoints").symlink_to(made / "checkpoints")
+    found = rows(capsys, "runs", tmp_path)
+    assert [row["state"] for row in found] == ["complete", "unreadable"]
+    assert found[0]["note"] == "damaged: 3" and "is a link" in found[1]["note"]
+    assert "\x1b" not in printed(capsys, "checkpoints", tmp_path / "a")
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "checkpoints", run)
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    assert [row["metrics"]["test/score"] for row in found] == [0.5, 0.9, 0.9, 0.1]
+    assert [row["marks"] for row in found] == [[], ["best"], [], ["latest"]]
+    files = [file for file in (run / "checkpoints" / "step-2").rglob("*") if file.is_file()]
+    assert found[1]["bytes"] == sum(file.stat().st_size for file in files)
+    assert all(row["damage"] is None for row in found)
+    table = printed(capsys, "checkpoints", run).splitlines()
+    assert len(table) == 5 and table[2].endswith("best") and "test/score 0.9" in table[2]
+
+
+def test_damage_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoints" / "step-1" / "COMMIT").unlink()
+    files = [file for file in (run / "checkpoints" / "step-3" / "arrays").rglob("*") if file.is_file()]
+    large = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(large.read_bytes())
+    content[len(content) // 2] ^= 1
+    large.write_bytes(content)
+    (run / "checkpoints" / "step-4" / "index.json").write_text("{}")
+    damage = [row["damage"] for row in rows(capsys, "checkpoints", run)]
+    assert "COMMIT" in damage[0] and damage[1:3] == [None, None] and "index.json" in damage[3]
+    damage = [row["damage"] for row in rows(capsys, "checkpoints", run, "--full")]
+    assert damage[1] is None and large.name in damage[2]
+    assert "damaged: " in printed(capsys, "checkpoints", run)
+
+
+def test_show_prints_arrays_and_manifest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "checkpoints", "show", run / "checkpoints" / "step-2")
+    lines = [line.split() for line in text.splitlines()]
+    assert ["module.table", "int32[2,3]", "24", "B"] in lines
+    assert ["module.weight", "float32[]", "4", "B"] in lines
+    shown = json.loads(printed(capsys, "checkpoints", "show", run, "--json"))
+    assert shown["step"] == 4 and shown["metrics"]["test"] == {"score": 0.1}
+    assert shown["arrays"]["module.table"] == {"shape": [2, 3], "dtype": "int32"}
+    assert "checkpoints" in [plugin["name"] for plugin in shown["manifest"]["plugins"]]
+
+
+def test_diff_says_what_differs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = run / "checkpoints"
+    assert printed(capsys, "checkpoints", "diff", run, steps / "step-4") == "no difference\n"
+    lines = printed(capsys, "checkpoints", "diff", steps / "step-1", steps / "step-4", code=1).splitlines()
+    assert "module.weight: differs by up to 9" in lines
+    assert "step: 1 of 1 differ" in lines
+    assert not [line for line in lines if line.startswith("module.table")]
+
+    class Wider(Following):
+        def __init__(self, *, key: Any) -> None:
+            self.weight, self.table = jnp.zeros(()), jnp.zeros((4, 3))
+
+    data = [np.ones(1, np.float32)]
+    fg.Engine(steps=1, seed=1, plugins=[Checkpoints(every=1)], run=tmp_path / "b", autoload=False).fit(Wider, data)
+    lines = printed(capsys, "checkpoints", "diff", steps / "step-1", tmp_path / "b", code=1).splitlines()
+    assert "module.table: int32[2, 3] | float32[4, 3]" in lines
+    assert "seed was 0 and is 1" in lines
+
+
+def test_case_16_the_mean_of_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with it."""
+    text = printed(capsys, "checkpoints", "average", run, "--last", 4, "--out", tmp_path / "mean")
+    assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"
+    shown = json.loads(printed(capsys, "checkpoints", "show", tmp_path / "mean", "--json"))
+    assert sorted(shown["arrays"]) == ["module.table", "module.weight"]
+    engine = fg.Engine(steps=1, plugins=[Checkpoints(every=5)], run=tmp_path / "next", autoload=False)
+    result = engine.fit(Following, [np.zeros(1, np.float32)], init_from=tmp_path / "mean")
+    assert float(result.module.weight) == 4.0
+    assert result.module.table.tolist() == [[0, 1, 2], [3, 4, 5]]
+    printed(capsys, "checkpoints", "average", run, "--last", 2, "--out", tmp_path / "two")
+    assert "module.weight: differs by up to 2.5" in printed(
+        capsys, "checkpoints", "diff", tmp_path / "mean", tmp_path / "two", code=1
+    )
+
+
+def test_what_cannot_be_averaged_is_an_error(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(last: Any, out: Path) -> str:
+        return printed(capsys, "checkpoints", "average", run, "--last", last, "--out", out, code=2)
+
+    assert "has 4 checkpoints, not 5" in refused(5, tmp_path / "mean")
+    assert "--last is 0" in refused(0, tmp_path / "mean")
+    assert "is there already" in refused(2, run)
+    (run / "checkpoints" / "step-3" / "index.json").write_text("{}")
+    assert "index.json" in refused(2, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs", "nowhere"], "no directory nowhere"),
+        (["checkpoints", "nowhere"], "no run in nowhere"),
+        (["checkpoints", "show", "nowhere"], "no run in nowhere"),
+        (["checkpoints", "show", "{run}/checkpoints/step-9"], "no checkpoint of step 9 in"),
+        (["checkpoints", "diff", "{run}", "nowhere"], "no run in nowhere"),
+    ],
+)
+def test_what_is_not_there_is_an_error(
+    run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in printed(capsys, *(argument.format(run=run) for argument in arguments), code=2)

@@ -1,0 +1,116 @@
+"""Going on from a checkpoint: the same bits as if nothing had happened."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from fulgurite_checkpoint import Checkpoints
+from trained import NET, Act, Average, Killed, Scores, assert_same_bits, counting, engine, kill, regression, steps_in
+
+
+def training(run: Path, *others: Any, **settings: Any) -> fg.Engine:
+    """Logs at 3, 6, 9, 12, saves at 5 and 10 and at the end."""
+    checkpoints = Checkpoints(fg.Every(5) | fg.Period(1000), on_exception=False)
+    return engine(run, checkpoints, Average(), *others, **{"steps": 12, "seed": 3, "log_every": 3, **settings})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.Result:
+    return training(tmp_path_factory.mktemp("whole")).fit(NET, regression())
+
+
+@pytest.mark.parametrize("killed_at", [4, 8, 11])
+def test_a_resumed_run_ends_with_the_same_bits(whole: fg.Result, tmp_path: Path, killed_at: int) -> None:
+    """BatchNorm, dropout, Adam, a plugin's slice, shuffled data; killed twice."""
+    for at in (killed_at, killed_at + 1):
+        with pytest.raises(Killed):
+            training(tmp_path, Act(fg.At(at), kill)).fit(NET, regression(), resume="auto")
+    resumed = training(tmp_path).fit(NET, regression(), resume="auto")
+    assert_same_bits(resumed.state, whole.state)
+    assert resumed.metrics["train"] == whole.metrics["train"]
+    # The result of the last attempt holds what it logged itself, from its checkpoint on.
+    own = [record for record in whole.history.records if record.step > killed_at // 5 * 5]
+    assert resumed.history.records == own
+    assert fg.RunDirectory(tmp_path).complete
+
+
+def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
+    whole = training(tmp_path / "whole", fuse=4).fit(NET, regression())
+    with pytest.raises(Killed):
+        training(tmp_path / "killed", Act(fg.At(7), kill), fuse=4).fit(NET, regression())
+    assert_same_bits(training(tmp_path / "killed", fuse=4).fit(NET, regression(), resume="auto").state, whole.state)
+
+
+@dataclass(frozen=True, eq=False)
+class Sink:
+    """Keeps the steps of exact records; can be rewound."""
+
+    instance: str = "kept"
+    steps: list[int] = field(default_factory=list)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        if record.stream == "exact":
+            self.steps.append(record.step)
+
+    @fg.hookimpl
+    def durable(self, step: int) -> Any:
+        from concurrent.futures import Future
+
+        future: Future[int] = Future()
+        future.set_result(len(self.steps))
+        return future
+
+    @fg.hookimpl
+    def rewind(self, position: int) -> None:
+        del self.steps[position:]
+
+
+def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tmp_path: Path) -> None:
+    sink, say = Sink(), Act(1, lambda run: run.emit("text", "act", {"at": run.step}))
+    with pytest.raises(Killed):
+        counting(tmp_path / "a", sink, say, Act(fg.At(4), kill), every=2, on_exception=False)
+    assert sink.steps == [1, 2, 3, 4] or sink.steps == [1, 2, 3]
+    counting(tmp_path / "a", sink, say, every=2, resume="auto")
+    assert sink.steps == [1, 2, 3, 4, 5]
+    counting(tmp_path / "b", sink, say, resume=tmp_path / "a" / "checkpoints" / "step-2")
+    assert sink.steps == [1, 2, 3, 4, 5, 3, 4, 5]
+
+
+def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(tmp_path: Path) -> None:
+    class Patience:
+        state_version = 2
+        count = 0
+
+        @fg.hookimpl
+        def host_state(self) -> Any:
+            return {"count": self.count, "best": float("nan")}
+
+        @fg.hookimpl
+        def restore_host_state(self, state: Any, version: int) -> None:
+            self.count, self.version = state["count"], version
+
+    first, second, spans = Patience(), Patience(), []
+    first.count = 7
+    counting(tmp_path, first, Scores((0.25,), fg.At(2)), steps=2)
+    look = Act(fg.AtEnd(), lambda run: spans.append((run.span.end, run.metrics["test"])))
+    assert fg.RunDirectory(tmp_path).complete
+    again = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=2, resume="auto")
+    assert (second.count, second.version, int(again.state.step), spans) == (7, 2, 2, [])
+    longer = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=4, resume="auto")
+    assert (float(longer.module.weight), spans) == (-4, [(4, {"score": 0.25})])
+
+
+def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    interrupt = Act(fg.At(3), lambda run: os.kill(os.getpid(), signal.SIGTERM))
+    result = counting(tmp_path, interrupt, every=100)
+    stopped = int(result.state.step)
+    assert result.stopped == "SIGTERM" and stopped in (3, 4)
+    assert steps_in(tmp_path) == [stopped]
+    assert not fg.RunDirectory(tmp_path).complete
+    assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5

@@ -1,0 +1,498 @@
+"""What is to be seen on eight simulated devices only. The number of devices is fixed when JAX begins, so this is a
+program: it runs every function called `check_...` and prints as JSON how each failed, or null."""
+
+import importlib.util
+import io
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite.errors import ConfigurationError, DataError, PathError
+from fulgurite.state import source_of
+from fulgurite_sharding import (
+    BySize,
+    DataParallel,
+    Fsdp,
+    ReplicaError,
+    Sharding,
+    TensorParallel,
+    bytes_per_device,
+    check_replicas,
+    gather,
+    show,
+)
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "transformer.py"
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("transformer", EXAMPLE)
+    assert spec and spec.loader
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+transformer = example()
+Transformer = partial(transformer.Transformer, 128, 2, 4, 1e-3)
+TEXT = fg.ArrayData(np.random.default_rng(0).integers(0, 256, (64, 17), np.uint8), 16, shuffle=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Compilations:
+    """Keeps what was compiled."""
+
+    found: list[Any] = field(default_factory=list)
+
+    @fg.hookimpl
+    def on_compile(self, compiled: Any) -> None:
+        self.found.append(compiled)
+
+
+class Net(fg.Module):
+    """Two layers with dropout, and the batch norm between them; regression on `x` (batch, 16)."""
+
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    second: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        keys = jax.random.split(key)
+        self.first, self.second = eqx.nn.Linear(16, 64, key=keys[0]), eqx.nn.Linear(64, 8, key=keys[1])
+        self.norm = eqx.nn.BatchNorm(64, axis_name="batch", mode="batch")
+        self.drop = eqx.nn.Dropout(0.5)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def one(x: Any, key: Any, state: Any) -> Any:
+            hidden, state = self.norm(self.first(x), state)
+            return self.second(self.drop(jax.nn.relu(hidden), key=key)), state
+
+        keys = ctx.keys("default", len(batch["x"]))
+        axes = {"in_axes": (0, 0, None), "out_axes": (0, None), "axis_name": "batch"}
+        preds, state = jax.vmap(one, **axes)(batch["x"], keys, ctx.model_state)
+        drawn = jax.vmap(lambda key: jax.random.bits(key, (64,)))(keys)
+        # Sums modulo 2^32 that tell every example's place: the same bits only for the same draws in the same order.
+        places = jnp.arange(1, drawn.size + 1, dtype=jnp.uint32).reshape(drawn.shape)
+        metrics = {
+            "draws": fg.metrics.Last.of(jnp.sum(drawn * places) % 65521),
+            "order": fg.metrics.Last.of(jnp.sum(batch["index"].astype(jnp.uint32) * places[:, 0]) % 65521),
+        }
+        loss = jnp.mean((preds.sum(1) - batch["y"]) ** 2, where=ctx.mask)
+        return fg.Output(loss, metrics=metrics, preds=preds, model_state=state)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-3)
+
+
+def regression(examples: int = 96, batch_size: int = 32, **options: Any) -> fg.ArrayData:
+    x = np.random.default_rng(0).normal(size=(examples, 16)).astype(np.float32)
+    y = np.tanh(x).sum(1).astype(np.float32)
+    arrays = {"x": x, "y": y, "index": np.arange(examples, dtype=np.int32)}
+    return fg.ArrayData(arrays, batch_size, **options)
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **{"steps": 1, **settings})
+
+
+def some(count: int) -> Mesh:
+    return Mesh(np.asarray(jax.devices()[:count]), ("data",), axis_types=(AxisType.Auto,))
+
+
+@cache
+def stepped(preset: Callable[[], Sharding]) -> tuple[Any, fg.TrainState, fg.TrainState, str, float]:
+    """Under a preset the transformer's initial state, what became of it, the state after a step, HLO and loss."""
+    compilations = Compilations()
+    trained = engine(preset(), compilations)
+    before = trained.init(Transformer, TEXT)
+    after, output = trained.step(before, next(iter(TEXT)))
+    (compiled,) = compilations.found
+    assert output.loss is not None
+    return trained, before, after, compiled.as_text(), float(output.loss)
+
+
+def whole() -> Sharding:
+    return Sharding(batch=())
+
+
+def tensor() -> Sharding:
+    return TensorParallel(transformer.RULES, size=4)
+
+
+def both() -> Sharding:
+    return Fsdp(mesh={"data": -1, "model": 4}, rules=transformer.RULES)
+
+
+def collectives(hlo: str) -> set[str]:
+    return set(re.findall(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", hlo))
+
+
+# --- presets --------------------------------------------------------------------------------------------------------
+
+
+def check_data_parallel_adds_up_gradients_and_gathers_no_parameter() -> None:
+    assert collectives(stepped(DataParallel)[3]) == {"all-reduce"}
+
+
+def check_fsdp_gathers_parameters_and_scatters_gradients() -> None:
+    hlo = stepped(Fsdp)[3]
+    assert "all-gather" in collectives(hlo)
+    # On the CPU a reduce-scatter is an all-reduce of which each device takes its part.
+    assert collectives(hlo) & {"reduce-scatter", "all-reduce"}
+    assert re.search(r"f32\[128,128\]\S* all-gather", hlo), "a weight of (128, 128) is gathered where it is used"
+
+
+def check_tensor_parallel_adds_up_activations_and_gathers_no_parameter() -> None:
+    found = stepped(tensor)[3]
+    assert "all-reduce" in collectives(found)
+    assert not re.search(r"f32\[(128|512),(128|512)\]\S* all-gather", found)
+
+
+def check_all_presets_compute_one_loss() -> None:
+    losses = [stepped(preset)[4] for preset in (whole, DataParallel, Fsdp, tensor, both)]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+def check_fsdp_leaves_each_device_an_eighth() -> None:
+    sizes = [bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state)) for one in (DataParallel, Fsdp)]
+    assert sizes[1] <= 0.15 * sizes[0], sizes
+    assert bytes_per_device(stepped(both)[2].module) <= 0.2 * bytes_per_device(stepped(whole)[2].module)
+
+
+def check_parameters_lie_as_the_rules_say_and_adam_follows() -> None:
+    state = stepped(tensor)[2]
+    adam = state.opt_state[1][0]
+    for module in (state.module, adam.mu, adam.nu):
+        block = module.blocks[1]
+        assert block.attention.query.weight.sharding.spec == P("model", None)
+        assert block.attention.output.weight.sharding.spec == P(None, "model"), "the first rule that matches decides"
+        assert block.down.weight.sharding.shard_shape(block.down.weight.shape) == (128, 128)
+        assert block.norms[0].weight.sharding.spec == P()
+    combined = stepped(both)[2].module
+    assert combined.blocks[0].up.weight.sharding.spec == P("model", "data")
+    assert combined.embedding.weight.sharding.spec == P("data", None), "the largest dimension"
+
+
+def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
+    source, key = source_of(Transformer), jax.random.key(0)
+    needed = {}
+    for preset in (DataParallel, Fsdp):
+        program = engine(preset())._program(source, next(iter(TEXT)), None)
+        memory = program.initializer(source).lower(source.arrays, key).compile().memory_analysis()
+        needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert needed[Fsdp] <= 0.2 * needed[DataParallel], needed
+
+
+def check_every_array_is_donated() -> None:
+    for preset in (DataParallel, Fsdp, both):
+        _, before, after, hlo, _ = stepped(preset)
+        # Scalars travel packed, and that they are not donated lets them be read while the next steps run.
+        parts = eqx.filter((before.module, before.opt_state), eqx.is_array)
+        arrays = [leaf for leaf in jax.tree.leaves(parts) if leaf.ndim]
+        assert arrays and all(leaf.is_deleted() for leaf in arrays)
+        # And the root key, whose data is an array.
+        header = hlo[: hlo.index("\n")]
+        assert len(re.findall(r"(?:may|must)-alias", header)) == len(arrays) + 1
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(after, eqx.is_array)))
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def check_shardings_stay_and_nothing_is_compiled_again() -> None:
+    for settings in ({}, {"fuse": 4}):
+        compilations = Compilations()
+        trained = engine(Fsdp(min_size=64), compilations, steps=11, log_every=3, **settings)
+        data = regression()
+        first = trained.init(eqx.nn.make_with_state(Net), data)
+        places = jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(first, eqx.is_array))
+        result = trained.fit(state=first, data=data)
+        assert jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(result.state, eqx.is_array)) == places
+        again = trained.fit(state=result.state, data=data)
+        assert int(again.state.step) == 22
+        assert len(compilations.found) == 1
+        check_replicas(again.state)
+
+
+def check_fused_steps_train_alike() -> None:
+    results = [
+        engine(Fsdp(min_size=64), steps=20, **settings).fit(eqx.nn.make_with_state(Net), regression(shuffle=True))
+        for settings in ({}, {"fuse": 8})
+    ]
+    np.testing.assert_allclose(*(result.history["train/loss"] for result in results), rtol=1e-6)
+    np.testing.assert_allclose(*(gather(result.module.first.weight) for result in results), rtol=1e-4, atol=1e-6)
+
+
+def check_batches_gathered_on_the_devices_are_the_same() -> None:
+    fit = engine(Fsdp(min_size=64), steps=12).fit
+    losses = [
+        fit(eqx.nn.make_with_state(Net), regression(shuffle=True, on_device=where)).history["train/loss"]
+        for where in (False, True)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def check_numbers_do_not_depend_on_the_number_of_devices() -> None:
+    """Random keys and data order to the bit, losses and the batch norm's statistics but for rounding."""
+    results = {
+        count: engine(Sharding(mesh=some(count)), steps=50, log_every=1, seed=3).fit(
+            eqx.nn.make_with_state(Net), regression(shuffle=True)
+        )
+        for count in (1, 2, 4, 8)
+    }
+    one = results[1]
+    assert len(set(one.history["train/draws"])) > 40, "every step draws anew"
+    for count, result in results.items():
+        for name in ("draws", "order"):
+            assert np.array_equal(result.history[f"train/{name}"], one.history[f"train/{name}"]), (count, name)
+        np.testing.assert_allclose(result.history["train/loss"], one.history["train/loss"], rtol=2e-4)
+
+
+def check_batch_norm_takes_its_statistics_over_the_global_batch() -> None:
+    """Equal to 1e-6 on one device and on eight: mean and variance after one step."""
+    states = [
+        engine(Sharding(mesh=some(count)), steps=1).fit(eqx.nn.make_with_state(Net), regression()).state
+        for count in (1, 8)
+    ]
+    one, eight = ([np.asarray(leaf) for leaf in jax.tree.leaves(state.model_state)] for state in states)
+    assert len(one) == len(eight) > 1
+    for a, b in zip(one, eight, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def check_evaluations_are_those_of_one_device() -> None:
+    """With a last batch that does not divide by eight, and with one that is padded."""
+    module, state = eqx.nn.make_with_state(Net)(key=jax.random.key(0))
+    for data in (regression(53), regression(53, remainder="pad")):
+        values = [one.evaluate((module, state), data)["loss"] for one in (engine(), engine(DataParallel()))]
+        np.testing.assert_allclose(*values, rtol=1e-6)
+        preds = [one.predict((module, state), data) for one in (engine(), engine(DataParallel()))]
+        assert preds[1].shape == (53, 8)
+        np.testing.assert_allclose(*preds, rtol=1e-5, atol=1e-6)
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+class Wide(fg.Module):
+    """A matrix (16, 24), a vector (24,), and a step that constrains what it computes by the axes' names."""
+
+    matrix: jax.Array
+    vector: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.matrix, self.vector = jax.random.normal(key, (16, 24)), jnp.zeros(24)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        hidden = jax.lax.with_sharding_constraint(batch["x"] @ self.matrix, P("data", None))
+        preds = hidden + self.vector
+        return fg.Output(jnp.mean((preds.sum(1) - batch["y"]) ** 2), preds={"hidden": preds})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=8), optax.trace(0.9), optax.scale(-1e-3))
+
+
+def placed(sharding: Sharding, *plugins: Any) -> fg.TrainState:
+    return engine(sharding, *plugins).init(Wide, regression())
+
+
+def check_the_optimizer_may_be_divided_further() -> None:
+    state = placed(Sharding(optimizer=BySize("data", 1)))
+    assert state.module.matrix.sharding.spec == P()
+    assert state.opt_state[1][1].trace.matrix.sharding.spec == P(None, "data")
+    state = placed(Sharding(optimizer=[("**.trace.matrix", P("data"))], parameters=BySize("data", 1)))
+    assert state.module.matrix.sharding.spec == P(None, "data")
+    assert state.opt_state[1][1].trace.matrix.sharding.spec == P("data")
+    assert state.opt_state[1][1].trace.vector.sharding.spec == P("data")
+
+
+def check_optimizer_state_of_another_shape_goes_by_size() -> None:
+    factored = placed(Sharding(rules=[("matrix", P("data"))])).opt_state[1][0]
+    assert factored.v_row.matrix.shape == (16,) and factored.v_row.matrix.sharding.spec == P()
+    assert placed(Fsdp(min_size=16)).opt_state[1][0].v_row.matrix.sharding.spec == P("data")
+
+
+def check_a_rule_without_axes_keeps_an_array_whole() -> None:
+    state = placed(Fsdp(min_size=1, rules=[("matrix", P())]))
+    assert (state.module.matrix.sharding.spec, state.module.vector.sharding.spec) == (P(), P("data"))
+
+
+def check_slices_follow_parameters_or_their_own_rule() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Average:
+        @fg.hookimpl
+        def plugin_state(self, module: Any) -> Any:
+            return module
+
+    @dataclass(frozen=True, eq=False)
+    class Own(Average):
+        @fg.hookimpl
+        def slice_sharding(self, own: Any, mesh: Mesh) -> Any:
+            return jax.tree.map(lambda _: NamedSharding(mesh, P()), own)
+
+    slices = placed(Sharding(rules=[("matrix", P("data"))]), Average(), Own()).plugins
+    assert slices["average"].matrix.sharding.spec == P("data")
+    assert slices["own"].matrix.sharding.spec == P()
+
+
+def check_outputs_lie_as_the_rules_say() -> None:
+    seen = {}
+
+    @dataclass(frozen=True, eq=False)
+    class Look:
+        @fg.hookimpl
+        def loss_terms(self, output: fg.Output) -> Any:
+            preds = output.preds["hidden"]
+            jax.debug.inspect_array_sharding(
+                preds, callback=lambda sharding: seen.update(part=sharding.shard_shape(preds.shape))
+            )
+            return {}
+
+    sharding = Sharding({"data": 4, "model": 2}, outputs=[("preds.hidden", P("data", "model"))])
+    trained = engine(sharding, Look())
+    trained.step(trained.init(Wide, regression()), next(iter(regression())))
+    assert seen["part"] == (8, 12)
+
+
+def check_rules_and_meshes_that_do_not_fit_are_errors() -> None:
+    data = regression()
+    for sharding, error, words in [
+        (Sharding(rules=[("matrx", P("data"))]), PathError, ["matrx", "matches no array", "'matrix'"]),
+        (Sharding(rules=[("**", P(None, "data"))]), ConfigurationError, ["vector [24]", "1 dimensions"]),
+        (
+            Sharding({"data": 1, "model": 8}, rules=[("matrix", P(None, ("data", "model")))], optimizer=[("x", P())]),
+            PathError,
+            ["optimizer", "'x'"],
+        ),
+        (Sharding({"data": 1, "a": 8}, batch=(), rules=[("vector", P("a"))]), None, []),
+        (Sharding(outputs=[("preds.*", P(None, None, "data"))]), ConfigurationError, ["preds.hidden", "2 dimensions"]),
+    ]:
+        try:
+            engine(sharding).init(Wide, data)
+        except (PathError, ConfigurationError) as raised:
+            assert error is not None and type(raised) is error, raised
+            assert all(word in str(raised) for word in words), raised
+        else:
+            assert error is None, sharding
+    try:
+        engine(TensorParallel([("matrix", P("model"))], size=8)).init(Wide, data)
+        engine(Sharding({"data": 1, "model": 8}, rules=[("odd", P("model"))])).init(
+            lambda key: Odd(jnp.zeros((3, 5))), data
+        )
+    except ConfigurationError as raised:
+        assert all(word in str(raised) for word in ["odd [3, 5]", "dimension 0 of 3", "'model'", "8"]), raised
+    for mesh in ({"data": 3}, {"data": 16}, {"data": 3, "model": -1}):
+        try:
+            engine(Sharding(mesh))
+        except ConfigurationError as raised:
+            assert "does not take all 8 devices" in str(raised)
+        else:
+            raise AssertionError(mesh)
+    try:
+        engine(Sharding(jax.make_mesh((8,), ("data",))))
+    except ConfigurationError as raised:
+        assert "Auto" in str(raised)
+    else:
+        raise AssertionError("explicit axes")
+
+
+class Odd(fg.Module):
+    odd: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.odd.sum())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def check_a_batch_that_does_not_divide_is_an_error() -> None:
+    for size, step in ((12, 1), (40, 3)):
+        try:
+            engine(DataParallel(), steps=5).fit(Wide, regression(84, size))
+        except DataError as raised:
+            assert f"the batch for step {step}: axis 0 of index" in str(raised), raised
+            assert "8 parts" in str(raised) and "remainder='drop'" in str(raised)
+        else:
+            raise AssertionError(size)
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+def check_replicas_that_differ_are_found() -> None:
+    mesh = Sharding({"data": 4, "model": 2}).devices
+    numbers = np.arange(8, dtype=np.float32)
+
+    def copies(wrong: int | None, by: float) -> jax.Array:
+        sharding = NamedSharding(mesh, P("data"))
+        parts = []
+        for device, index in sharding.addressable_devices_indices_map((8,)).items():
+            part = numbers[index].copy()
+            part[-1] += by if device.id == wrong else 0
+            parts.append(jax.device_put(part, device))
+        return jax.make_array_from_single_device_arrays((8,), sharding, parts)
+
+    check_replicas({"w": copies(None, 0), "key": jax.random.key(0), "nan": jnp.full(3, jnp.nan)})
+    check_replicas({"w": copies(5, 1e-4)}, tolerance=1e-3)
+    try:
+        check_replicas({"w": [copies(None, 0), copies(5, 0.25)]})
+    except ReplicaError as raised:
+        assert "w[1]" in str(raised) and "cpu:5" in str(raised).lower().replace("cpu_5", "cpu:5"), raised
+        assert "0.25" in str(raised)
+    else:
+        raise AssertionError("not found")
+
+
+def check_gather_gives_the_whole() -> None:
+    state = placed(Fsdp(min_size=1))
+    assert state.module.matrix.addressable_shards[0].data.shape == (16, 3)
+    found = gather({"matrix": state.module.matrix, "key": state.key, "name": "x", "numbers": np.arange(3)})
+    assert type(found["matrix"]) is np.ndarray and found["name"] == "x"
+    assert np.array_equal(found["matrix"], placed(Sharding()).module.matrix)
+    assert np.array_equal(found["key"], jax.random.key_data(jax.random.key(0)))
+    assert np.array_equal(found["numbers"], np.arange(3))
+
+
+def check_show_prints_a_table() -> None:
+    state = placed(Fsdp(min_size=1))
+    with redirect_stdout(io.StringIO()) as out:
+        show(state.module)
+        show(state.module, visualize="vector")
+    lines = out.getvalue().splitlines()
+    assert [re.split(r"\s{2,}", line.strip()) for line in lines[:4]] == [
+        ["path", "shape", "spec", "bytes per device"],
+        ["matrix", "[16, 24]", "P(None, 'data')", "192"],
+        ["vector", "[24]", "P('data',)", "12"],
+        ["total", "204"],
+    ], lines[:4]
+    assert "CPU 7" in out.getvalue()
+
+
+if __name__ == "__main__":
+    # python eight.py NAME ... runs only these.
+    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_") and name != "check_replicas"]
+    reports: dict[str, str | None] = {}
+    for name in wanted:
+        try:
+            globals()[name]()
+            reports[name] = None
+        except Exception:
+            reports[name] = traceback.format_exc()
+        print(name, "failed" if reports[name] else "passed", file=sys.stderr, flush=True)
+    print(json.dumps({"devices": len(jax.devices()), "reports": reports}))

@@ -1,0 +1,107 @@
+"""What is wrong with a mesh or a rule is found when it is written down, and one device needs no other program."""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, PathError, PluginError
+from fulgurite_sharding import BySize, DataParallel, Fsdp, Sharding, TensorParallel, bytes_per_device, show
+from jax.sharding import PartitionSpec as P
+
+
+class Line(fg.Module):
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jax.random.normal(key, (4,))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(((batch["x"] @ self.weight - batch["y"]) ** 2).mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(0.1)
+
+
+def data() -> fg.ArrayData:
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    return fg.ArrayData({"x": x, "y": x.sum(1)}, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mesh": {}}, ["mesh is {}", "'data': -1"]),
+        ({"mesh": {"data": 0}}, ["{'data': 0}"]),
+        ({"mesh": {"data": -1, "model": -1}}, ["at most one -1"]),
+        ({"mesh": ["data"]}, ["['data']"]),
+        ({"batch": "data"}, ["batch is 'data'", "('data',)"]),
+        ({"batch": ("dat",)}, ["batch", "'dat'", "Did you mean 'data'?"]),
+        ({"rules": [("**", P("model"))]}, ["rules", "'model'", "There are: data."]),
+        ({"outputs": [("preds", P("modl"))], "mesh": {"data": -1, "model": 1}}, ["outputs", "Did you mean 'model'?"]),
+        ({"optimizer": [("**", P("x"))]}, ["optimizer", "'x'"]),
+        ({"parameters": BySize("x")}, ["parameters", "'x'"]),
+        ({"parameters": [("**", P())]}, ["parameters is", "BySize"]),
+        ({"optimizer": "data"}, ["optimizer is 'data'"]),
+        ({"rules": [("**", "data")]}, ["a rule is a pair"]),
+        ({"rules": ["**"]}, ["a rule is a pair"]),
+        ({"rules": [("**", P(3))]}, ["3", "no name of an axis"]),
+        ({"rules": [("**", P("data", "data"))]}, ["names an axis twice"]),
+    ],
+)
+def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Sharding(**arguments)
+    assert all(word in str(raised.value) for word in ["Sharding", *words]), raised.value
+
+
+def test_a_pattern_that_cannot_be_read_is_an_error_at_once() -> None:
+    with pytest.raises(PathError, match="cannot read"):
+        TensorParallel([("weight[", P("model"))])
+
+
+def test_a_mesh_that_does_not_take_the_devices_is_an_error_of_the_engine() -> None:
+    with pytest.raises(ConfigurationError, match=r"'data': 7.*does not take all 1 devices"):
+        fg.Engine(steps=1, plugins=[Sharding({"data": 7})], autoload=False)
+
+
+def test_two_shardings_are_an_error() -> None:
+    with pytest.raises(PluginError, match="hook mesh takes one answer"):
+        fg.Engine(steps=1, plugins=[DataParallel(), Fsdp()], autoload=False)
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        DataParallel(),
+        Fsdp(min_size=1),
+        TensorParallel([("weight", ["model"])]),  # as plain data
+        "data_parallel",
+        {"fsdp": {"min_size": 1}},
+        {"sharding": {"mesh": {"a": 1, "b": -1}, "batch": ["a"], "rules": [["*", [["a", "b"]]]]}},
+    ],
+    ids=str,
+)
+def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
+    plain, laid_out = (
+        fg.Engine(steps=9, log_every=3, plugins=plugins, autoload=False).fit(Line, data())
+        for plugins in ((), (plugin,))
+    )
+    np.testing.assert_allclose(laid_out.history["train/loss"], plain.history["train/loss"], rtol=1e-6)
+    np.testing.assert_allclose(laid_out.module.weight, plain.module.weight, rtol=1e-6)
+
+
+def test_bytes_and_table_of_arrays_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = {"a": jax.numpy.zeros((3, 5)), "b": [jax.numpy.zeros(7, "int8")], "c": None, "d": "text"}
+    assert bytes_per_device(tree) == 3 * 5 * 4 + 7
+    show(tree)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [
+        ["a", "[3,", "5]", "SingleDeviceSharding", "60"],
+        ["b[0]", "[7]", "SingleDeviceSharding", "7"],
+        ["total", "67"],
+    ]
+    with pytest.raises(ConfigurationError, match="one or two dimensions"):
+        show({"a": jax.numpy.zeros((2, 2, 2))}, visualize="a")

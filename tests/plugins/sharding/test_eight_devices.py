@@ -1,0 +1,31 @@
+"""Runs `eight.py`, which sees eight simulated devices, once; each of its checks is a test here."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("eight.py")
+FUNCTIONS = [node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)]
+CHECKS = [function.name for function in FUNCTIONS if function.name.startswith("check_")]
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, str | None]:
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env={**os.environ, **flags})
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert found["devices"] == 8
+    assert list(found["reports"]) == CHECKS
+    return found["reports"]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_eight_devices(reports: dict[str, str | None], check: str) -> None:
+    assert reports[check] is None, reports[check]
