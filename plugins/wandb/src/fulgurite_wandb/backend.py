@@ -1,0 +1,194 @@
+"""Hands records to wandb. All of it runs on the writer's thread."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import numpy as np
+from fulgurite.encoding import dumps, loads
+
+from fulgurite_wandb.runfile import last_step
+
+# A line of records.jsonl longer than this is none of ours.
+_LONGEST_LINE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a resumed run goes on from: its step, and the first `size` bytes of its records, if there are any."""
+
+    step: int
+    records: Path | None
+    size: int
+
+
+class Backend:
+    """A run at Weights & Biases.
+
+    `wandb.init` gets `settings`. Which steps have arrived is looked up where they arrive, at the server or in the run's
+    files: what was handed over before a kill is not all there.
+    """
+
+    def __init__(
+        self, settings: dict[str, Any], mode: Any, folder: Path, timeout: float, resumed: Resumed | None
+    ) -> None:
+        self._settings, self._mode, self._folder, self._timeout = settings, mode, folder, timeout
+        self._resumed, self._run, self._arrived, self._step = resumed, None, -1, -1
+        self._values: dict[str, Any] = {}
+
+    def write(self, record: fg.Record) -> None:
+        """Takes one record. Those of one step become one row, which is handed over with the next step."""
+        run = self._run or self._begin()
+        if record.kind == "config":
+            self._configure(run, record)
+        elif record.step > self._arrived:
+            self._add(record)
+
+    def sync(self) -> None:
+        """wandb cannot be asked to make anything durable."""
+
+    def position(self) -> None:
+        """None: what wandb has got cannot be taken back."""
+
+    def close(self) -> None:
+        """Hands over the last row and ends the run."""
+        if self._run is not None:
+            self._hand_over()
+            self._run.finish()
+
+    def _begin(self) -> Any:
+        """Connects, and sends what is missing up to the checkpoint that is gone on from."""
+        import wandb
+        from wandb.errors import CommError, UsageError
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(self._folder.glob(f"wandb/*-run-*-{self._settings['id']}/*.wandb")) if self._resumed else []
+        quiet = wandb.Settings(
+            disable_git=True,
+            save_code=False,
+            console="off",
+            silent=True,
+            init_timeout=self._timeout,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+        )
+        arguments = {"dir": str(self._folder), "resume": "allow", "settings": quiet, **self._settings}
+        try:
+            self._run = wandb.init(mode=self._mode, **arguments)
+        except (CommError, UsageError) as error:
+            if self._mode == "offline":
+                raise
+            warnings.warn(
+                f"wandb cannot be reached and goes on offline: {error}. Later `wandb sync` sends what is in "
+                f"{self._folder / 'wandb'}",
+                stacklevel=2,
+            )
+            wandb.teardown()  # else the id would still be in use
+            self._mode = "offline"
+            self._run = wandb.init(mode="offline", **arguments)
+        if self._resumed is not None:
+            arrived = max(map(last_step, files), default=-1)
+            self._arrived = max(arrived, self._run.starting_step - 1) if self._mode == "online" else arrived
+            self._fill(self._resumed)
+        return self._run
+
+    def _fill(self, resumed: Resumed) -> None:
+        """Sends the records between the last step that arrived and the checkpoint."""
+        if resumed.records is None or not resumed.size:
+            if self._arrived < resumed.step:
+                warnings.warn(
+                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and there is no records.jsonl "
+                    "with the rest: add the plugin 'jsonl' of fulgurite-logging",
+                    stacklevel=2,
+                )
+            return
+        for record in _scalars(resumed):
+            if self._arrived < record.step <= resumed.step:
+                self._add(record)
+
+    def _add(self, record: fg.Record) -> None:
+        if record.step != self._step:
+            self._hand_over()
+            self._step = record.step
+        for name, value in record.values.items():
+            self._values.update(_shown(f"{record.source}/{name}", value))
+
+    def _hand_over(self) -> None:
+        if self._values and self._run is not None:
+            self._run.log(self._values, step=self._step)
+            self._values = {}
+
+    def _configure(self, run: Any, record: fg.Record) -> None:
+        if record.source == "best":
+            run.summary.update({f"best/{name}": value for name, value in record.values.items()})
+            return
+        values = json.loads(dumps(record.values))
+        arguments = values.pop("configuration", None) or {}
+        run.config.update({**arguments, record.source: values}, allow_val_change=True)
+
+
+def _scalars(resumed: Resumed) -> Iterator[fg.Record]:
+    """The records of scalars that the checkpoint knows of."""
+    assert resumed.records is not None
+    left = resumed.size
+    with open(resumed.records, "rb") as file:
+        while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))).endswith(b"\n"):
+            left -= len(line)
+            record = loads(line)
+            if record["kind"] == "scalars":
+                yield fg.Record("scalars", record["source"], record["step"], record["values"])
+
+
+def _shown(name: str, value: Any) -> dict[str, Any]:
+    """What wandb is told of one value."""
+    import wandb
+
+    if isinstance(value, fg.media.Media):
+        return {name: _MEDIA[type(value)](value)}
+    if value is None or isinstance(value, bool | int | float):
+        return {name: value}
+    if isinstance(value, str):
+        return {name: _text(fg.media.Text(value))}
+    array = np.asarray(value)
+    if array.ndim == 2:
+        columns: list[Any] = [str(column) for column in range(array.shape[1])]
+        return {name: wandb.Table(columns=columns, data=array.tolist())}
+    return {"/".join([name, *map(str, index)]): array[index].item() for index in np.ndindex(array.shape)}
+
+
+def _images(images: fg.media.Images) -> Any:
+    import wandb
+
+    pixels = np.asarray(images.pixels)
+    return [wandb.Image(one[..., 0] if one.shape[-1] == 1 else one) for one in pixels]
+
+
+def _histogram(histogram: fg.media.Histogram) -> Any:
+    import wandb
+
+    return wandb.Histogram(np_histogram=(np.asarray(histogram.counts), np.asarray(histogram.edges)))
+
+
+def _text(text: fg.media.Text) -> Any:
+    import wandb
+
+    return wandb.Table(columns=["text"], data=[[text.text]])
+
+
+def _figure(figure: fg.media.Figure) -> Any:
+    import wandb
+
+    return wandb.Image(figure.draw(figure.values))
+
+
+_MEDIA: dict[type, Callable[[Any], Any]] = {
+    fg.media.Images: _images,
+    fg.media.Histogram: _histogram,
+    fg.media.Text: _text,
+    fg.media.Figure: _figure,
+}

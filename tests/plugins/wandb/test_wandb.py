@@ -1,0 +1,249 @@
+"""wandb for real, offline: its files are read back and compared record by record."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.encoding import dumps, loads
+from fulgurite.errors import ConfigurationError
+from fulgurite_wandb import WandbLogger, read_run
+
+
+class Line(fg.Module):
+    """Least squares with media."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.arange(4.0)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        media = {
+            "pictures": lambda: fg.media.Images.of(jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])),
+            "weight": lambda: fg.media.Histogram.of(self.weight, bins=2),
+            "note": fg.media.Text("a note"),
+        }
+        return fg.Output(((batch @ self.weight - 1) ** 2).mean(), media=media)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-2)
+
+
+class Telling:
+    """Emits what the test says at a step, behind the training's own record."""
+
+    def __init__(self, *told: tuple[int, str, str, dict[str, Any]], show: int = 1000) -> None:
+        self.told, self.show = told, show
+
+    plugin_name = "media"
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        show = fg.Scheduled("show", self.show, fg.Run.show)
+        return [show, fg.Scheduled("tell", fg.Every(1), self.tell)]
+
+    def tell(self, run: fg.Run) -> None:
+        for step, kind, source, values in self.told:
+            if step == run.step:
+                run.emit(kind, source, values)  # type: ignore[arg-type]
+
+
+BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
+
+
+def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.Result:
+    engine = fg.Engine(steps=steps, run=run, log_every=2, plugins=plugins, autoload=False)
+    return engine.fit(Line, fg.Data(BATCHES), **arguments)
+
+
+def offline(**arguments: Any) -> WandbLogger:
+    return WandbLogger("tests", mode="offline", **arguments)
+
+
+def files(run: Path) -> list[Path]:
+    return sorted(run.glob("wandb/offline-run-*/*.wandb"))
+
+
+def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Step and values of each row, without wandb's own."""
+    for record in read_run(file):
+        if record.HasField("history"):
+            items = {item.key or "/".join(item.nested_key): loads(item.value_json) for item in record.history.item}
+            yield record.history.step.num, {k: v for k, v in items.items() if not k.startswith("_")}
+
+
+def exact(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.endswith("steps_per_second")}
+
+
+def test_each_step_is_a_row_with_the_numbers_of_the_history(tmp_path: Path):
+    logger = offline()
+    history = fit(tmp_path, logger, Telling((4, "scalars", "test", {"accuracy": 0.5, "each": np.arange(2)}))).history
+    found = [(step, exact(row)) for step, row in rows(files(tmp_path)[0])]
+    expected: dict[int, dict[str, Any]] = {}
+    for record in history.records:
+        for name, value in record.values.items():
+            expected.setdefault(record.step, {})[f"{record.source}/{name}"] = value
+    expected[4] |= {"test/each/0": 0, "test/each/1": 1}
+    del expected[4]["test/each"]
+    assert found == list(expected.items())
+    assert files(tmp_path)[0].name == f"run-{logger.id}.wandb"
+
+
+def test_media_tables_and_configuration(tmp_path: Path):
+    told = [
+        (2, "scalars", "test", {"confusion": np.array([[1, 2], [3, 4]])}),
+        (2, "text", "note", {"said": "so"}),
+        (2, "config", "fulgurite", {"configuration": {"lr": 0.5}, "versions": {"jax": "1"}}),
+    ]
+    fit(tmp_path, offline(), Telling(*told, show=2), steps=2)
+    row = dict(rows(files(tmp_path)[0]))[2]
+    pictures = [row[f"train/pictures/{name}"] for name in ("_type", "count", "width", "height")]
+    assert pictures == ["images/separated", 2, 3, 2]
+    assert row["train/weight/_type"] == "histogram" and sum(row["train/weight/values"]) == 4
+    for name in ("train/note", "test/confusion", "note/said"):
+        assert row[f"{name}/_type"] == "table-file"
+    assert (row["test/confusion/nrows"], row["test/confusion/ncols"]) == (2, 2)
+    updates = [
+        (update.key or update.nested_key[0], loads(update.value_json))
+        for record in read_run(files(tmp_path)[0])
+        if record.HasField("config")
+        for update in record.config.update
+    ]
+    configured = dict(updates)
+    assert configured["lr"] == 0.5 and configured["fulgurite"] == {"versions": {"jax": "1"}}
+
+
+def test_best_values_are_in_the_summary(tmp_path: Path):
+    values = [0.3, float("nan"), 0.7, 0.5]
+    told = [(step, "scalars", "test", {"accuracy": value}) for step, value in enumerate(values, 1)]
+    logger = offline(best={"test/accuracy": "max", "train/loss": "min"})
+    history = fit(tmp_path, logger, Telling(*told)).history
+    summary = {
+        item.key or "/".join(item.nested_key): loads(item.value_json)
+        for record in read_run(files(tmp_path)[0])
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
+    assert summary["best/test/accuracy"] == 0.7 and summary["best/train/loss"] == history["train/loss"].min()
+    assert logger.host_state() == {
+        "id": logger.id,
+        "best": {"test/accuracy": 0.7, "train/loss": history["train/loss"].min()},
+    }
+
+
+class Memory:
+    """A checkpointer that keeps the newest snapshot in memory."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        snapshot = run.snapshot()
+        state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
+        self.kept = fg.Snapshot(state, fg.Span(0, 12), snapshot.position, host=snapshot.host)
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot:
+        return self.kept
+
+
+def resumed_with(tmp_path: Path, steps_there: int, records: list[fg.Record] | None) -> list[tuple[int, Any]]:
+    """All rows of a run of 12 steps, resumed at 8 by another logger, of whose first file the rows after `steps_there`
+    were lost in a kill."""
+    memory, first = Memory(), offline()
+    history = fit(tmp_path, first, memory).history
+    file = files(tmp_path)[0]
+    cut_behind(file, steps_there)
+    if records is not None:
+        lines = [{"kind": r.kind, "source": r.source, "step": r.step, "values": r.values} for r in history.records]
+        (tmp_path / "records.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
+    second = offline()
+    fit(tmp_path, second, memory, steps=12, resume=fg.Checkpoint(tmp_path, optional=True))
+    assert second.id == first.id and len(files(tmp_path)) == 2
+    return [(step, exact(row)) for file in files(tmp_path) for step, row in rows(file)]
+
+
+def cut_behind(file: Path, step: int) -> None:
+    """Cuts a run's file as a kill would: in the middle of the row after `step`."""
+    data = file.read_bytes()
+    for size in range(8, len(data) + 1):
+        file.write_bytes(data[:size])
+        if any(found > step for found, _ in rows(file)):
+            file.write_bytes(data[: size - 3])
+            return
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("there", [0, 4, 8])
+def test_a_resumed_run_fills_the_gap_and_sends_no_step_twice(there: int, tmp_path: Path):
+    whole = fit(tmp_path / "whole", steps=12).history
+    found = resumed_with(tmp_path / "run", there, [])
+    assert [step for step, _ in found] == [2, 4, 6, 8, 10, 12]
+    for step, row in found:
+        assert row["train/loss"] == whole["train/loss"][step // 2 - 1]
+
+
+def test_without_records_the_gap_is_told(tmp_path: Path):
+    with pytest.warns(UserWarning, match="wandb has the steps up to 4 of 8"):
+        found = resumed_with(tmp_path, 4, None)
+    assert [step for step, _ in found] == [2, 4, 10, 12]
+
+
+CANARY = "0123456789abcdef0123456789abcdef01234567"
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from test_wandb import fit, WandbLogger
+fit(Path(sys.argv[1]), WandbLogger("tests", mode={mode!r}, timeout=3), steps=4)
+print("trained")
+"""
+
+
+def run_program(mode: str, run: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(folder=os.path.dirname(__file__), mode=mode)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(run.parent), "WANDB_API_KEY": "", **variables}
+    command = [sys.executable, "-c", program, str(run), f"token={CANARY}"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=run.parent)
+
+
+@pytest.mark.parametrize("variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}])
+def test_without_a_key_or_a_network_it_goes_on_offline_and_no_secret_is_written(variables: Any, tmp_path: Path):
+    ran = run_program("online", tmp_path / "run", **variables)
+    assert ran.returncode == 0 and "trained" in ran.stdout, ran.stderr
+    assert "goes on offline" in ran.stderr
+    found = [(step, row) for file in files(tmp_path / "run") for step, row in rows(file)]
+    assert [step for step, _ in found] == [2, 4]
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+
+
+def test_disabled_writes_nothing(tmp_path: Path):
+    fit(tmp_path, WandbLogger("tests", mode="disabled"))
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"mode": "on"}, "mode is 'on'"),
+        ({"best": {"test/loss": "least"}}, "'min' or 'max'"),
+        ({"settings": {"id": "a"}}, "sets 'id' by itself"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        WandbLogger("tests", **arguments)
