@@ -102,8 +102,8 @@ class Backend:
         if resumed.records is None or not resumed.size:
             if self._arrived < resumed.step:
                 warnings.warn(
-                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and there is no records.jsonl "
-                    "with the rest: add the plugin 'jsonl' of fulgurite-logging",
+                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and there is no "
+                    "records.jsonl with the rest: add the plugin 'jsonl' of fulgurite-logging",
                     stacklevel=2,
                 )
             return
