@@ -19,7 +19,10 @@ import numpy as np
 # Processes are forked from one that has imported what takes long; jax's backend starts in each of them.
 STARTING = multiprocessing.get_context("forkserver")
 STARTING.set_forkserver_preload(
-    ["fulgurite.api", "fulgurite_checkpoint", "fulgurite_logging", "fulgurite_evaluators", "orbax.checkpoint.v1"]
+    [
+        *("fulgurite.api", "fulgurite_checkpoint.commands", "fulgurite_logging", "fulgurite_evaluators"),
+        *("fulgurite_rng", "orbax.checkpoint.experimental.v1"),
+    ]
 )
 PATIENCE = 240.0
 """Seconds after which a process that does not end is an error, on a machine with much else to do."""
