@@ -392,6 +392,28 @@ def test_epochs_are_counted_on() -> None:
     assert int(result.state.step) == 9
 
 
+def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
+    """Asked to stop while the twelfth batch is made, where a dispatch takes eight: no more than that one is waited for,
+    and the one after it, because the source is read one batch ahead."""
+    made: list[int] = []
+
+    class Source:
+        def __iter__(self) -> Iterator[np.ndarray]:
+            for index in range(40):
+                if index == 11 and not memory.kept:
+                    interrupt(signal.SIGTERM)
+                made.append(index)
+                yield np.zeros(1, np.float32)
+
+    memory = Memory(1000)
+    result = engine(memory, steps=40, fuse=8).fit(Counting(), fg.Data(Source(), prefetch=0))
+    step = int(result.state.step)
+    assert result.stopped == "SIGTERM" and list(memory.kept) == [step]
+    assert step in (11, 12) and len(made) <= 13
+    resumed = engine(memory, steps=40, fuse=8).fit(Counting(), fg.Data(Source(), prefetch=0), resume=LATEST)
+    assert float(resumed.module.weight) == -40
+
+
 # --- an evaluation that a stop request cuts off -----------------------------------------------------------------------
 
 

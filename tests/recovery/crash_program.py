@@ -224,8 +224,8 @@ class Delayed(JsonLines):
         super().__init__()
         self.delay = delay
 
-    def backend(self, folder: Path, position: Any) -> fg.Backend:
-        backend = super().backend(folder, position)
+    def backend(self, *arguments: Any) -> fg.Backend:
+        backend = super().backend(*arguments)
         write = backend.write
 
         def delayed(record: fg.Record) -> None:

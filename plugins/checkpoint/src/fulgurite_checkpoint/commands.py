@@ -1,6 +1,7 @@
 """The commands `fulgurite runs` and `fulgurite checkpoints`. They read alone, but for what `average --out` makes."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,12 @@ def _average(arguments: list[str]) -> int:
 
 def _done(command: Callable[[], int]) -> int:
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read it has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except FulguriteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

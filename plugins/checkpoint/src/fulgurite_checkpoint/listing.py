@@ -117,9 +117,16 @@ CHECKPOINT_COLUMNS: Columns = {
     "step": lambda row: str(row.step),
     "size": lambda row: size(row.bytes),
     "saved": lambda row: "" if row.saved is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved)),
-    "metrics": lambda row: "  ".join(f"{name} {number(value)}" for name, value in row.metrics.items()),
+    "metrics": lambda row: _shortened(row.metrics),
     "": lambda row: ", ".join([*row.marks, *([f"damaged: {row.damage}"] if row.damage else [])]),
 }
+
+
+def _shortened(metrics: dict[str, float]) -> str:
+    """The first few, those of evaluations if there are any; JSON has them all."""
+    evaluated = {name: value for name, value in metrics.items() if not name.startswith("train/")} or metrics
+    few = [f"{name} {number(value)}" for name, value in list(evaluated.items())[:3]]
+    return "  ".join(few + ["..."] * (len(evaluated) > 3))
 
 
 def _is_run(path: Path) -> bool:
