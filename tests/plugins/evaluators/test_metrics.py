@@ -14,6 +14,7 @@ import optax
 import pytest
 import sklearn.metrics as sk
 from fulgurite_evaluators import metrics as fm
+from fulgurite_evaluators.metrics.arrays import counted
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -154,7 +155,7 @@ def parts_of(arrays: dict[str, np.ndarray], random: np.random.Generator) -> list
         mask[random.permutation(PART)[: len(here)]] = True
         part: dict[str, np.ndarray] = {}
         for name, array in arrays.items():
-            junk = NAN if array.dtype.kind == "f" else 99
+            junk = NAN if array.dtype.kind == "f" else 1
             part[name] = np.full((PART, *array.shape[1:]), junk).astype(array.dtype)
             part[name][mask] = array[here]
         parts.append({**part, "mask": mask})
@@ -228,6 +229,8 @@ def test_counts_stay_exact_where_float32_does_not() -> None:
     one = fm.ConfusionMatrix.of(jnp.ones(1, bool), jnp.ones(1, bool))
     added = jax.jit(lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one))()
     assert float(added.counts.value[1, 1]) + float(added.counts.error[1, 1]) == 2**26 + 65
+    many = counted(jnp.zeros(2**24 + 1, jnp.int32), 2)
+    assert float(many.value[0]) + float(many.error[0]) == 2**24 + 1
 
 
 def test_what_is_no_class_is_never_right() -> None:
