@@ -193,8 +193,10 @@ def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | Non
             if name not in there:
                 raise Damaged(f"{path} lacks {name}")
             size = size_of(there[name])
-            if not isinstance(kept, list) or (how != "none" and size != kept[0]):
-                raise Damaged(f"{there[name]} has {size} bytes; it was written with {kept}")
+            if not isinstance(kept, list) or len(kept) != 2:
+                raise Damaged(f"{hashes} holds what no file of ours does: {kept!r}")
+            if size != kept[0]:
+                raise Damaged(f"{there[name]} has {size} bytes; it was written with {kept[0]}")
             if how == "full" and list(checksum(there[name])) != kept:
                 raise Damaged(f"{there[name]} is not as it was written")
 

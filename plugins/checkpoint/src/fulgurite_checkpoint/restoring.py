@@ -4,12 +4,13 @@ import difflib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, PathError
 from fulgurite.manifest import manifest_of
 from fulgurite.paths import Path as TreePath
 
@@ -21,24 +22,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Read:
-    """A checkpoint whose small files were read: all that is known before any array is touched."""
+    """A checkpoint whose small files were read: all that is known before any array is touched.
+
+    Attributes:
+        manifest: what the run was made of.
+        saved: shape and dtype of the arrays by path.
+        without_state: the snapshot, but for its state.
+    """
 
     path: Path
     commit: Commit
     manifest: dict[str, Any]
-    index: dict[str, Any]
-    host: dict[str, Any]
-
-    @property
-    def saved(self) -> dict[str, arrays.Spec]:
-        """Shape and dtype of the arrays by path."""
-        return {name: (tuple(shape), dtype) for name, (shape, dtype) in self.index["arrays"].items()}
+    saved: dict[str, arrays.Spec]
+    without_state: Callable[[fg.TrainState], fg.Snapshot]
 
     @property
     def positions(self) -> dict[str, Any]:
         """Where this process's sinks were, by plugin name."""
-        positions = self.commit.positions
-        return positions[min(jax.process_index(), len(positions) - 1)]
+        return self.commit.positions[min(jax.process_index(), len(self.commit.positions) - 1)]
 
 
 def newest(root: Path, use: Callable[[Entry], T]) -> T | None:
@@ -102,11 +103,26 @@ def read(entry: Entry, verify: Verify) -> Read:
     path, commit = entry.path, entry.commit
     try:
         format.verify(path, commit, "size" if verify == "none" else verify, format.SMALL)
-        host = f"host-{min(jax.process_index(), len(commit.hashes) - 1)}.json"
-        small = [format.read_json(path / name) for name in ("manifest.json", "index.json", host)]
+        own = f"host-{min(jax.process_index(), len(commit.hashes) - 1)}.json"
+        manifest, index, host = (format.read_json(path / name) for name in ("manifest.json", "index.json", own))
+        for one in manifest["plugins"]:
+            _texts(one["name"], one["distribution"], one["version"])
+        _texts(*manifest["model"], *index["arrays"], *index["pending"])
+        without_state = partial(
+            fg.Snapshot,
+            span=fg.Span.from_json(index["span"]),
+            position=host["position"],
+            pending=tuple(index["pending"]),
+            host=dict(host["host"]),
+            metrics=dict(index["metrics"]),
+            asked=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
+        )
+        saved = {name: (tuple(map(int, shape)), str(dtype)) for name, (shape, dtype) in index["arrays"].items()}
+        return Read(path, commit, manifest, saved, without_state)
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
-    return Read(path, commit, *small)
+    except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
+        raise Damaged(f"{path} holds what no checkpoint of ours does: {type(error).__name__}: {error}") from error
 
 
 def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
@@ -115,19 +131,7 @@ def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, mi
     wanted = {name: leaf for name, leaf in arrays.named(like).items() if not name.startswith(tuple(slices.added))}
     saved = {name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))}
     arrays.compare(wanted, saved, kept.path)
-    state = arrays.filled(like, _loaded(kept, wanted, verify))
-    index = kept.index
-    span = fg.Span.from_json(index["span"])
-    asked = kept.manifest["settings"]
-    return fg.Snapshot(
-        state,
-        span,
-        kept.host["position"],
-        tuple(index["pending"]),
-        kept.host["host"],
-        index["metrics"],
-        (asked["steps"], asked["epochs"]),
-    )
+    return kept.without_state(arrays.filled(like, _loaded(kept, wanted, verify)))
 
 
 def part(kept: Read, like: fg.TrainState, reference: fg.Checkpoint, verify: Verify) -> fg.Snapshot:
@@ -136,8 +140,7 @@ def part(kept: Read, like: fg.TrainState, reference: fg.Checkpoint, verify: Veri
     taken = arrays.mapped(wanted, saved, reference.map or {}, reference.strict, kept.path)
     arrays.compare({new: wanted[new] for new in taken}, {new: saved[old] for new, old in taken.items()}, kept.path)
     loaded = _loaded(kept, {old: wanted[new] for new, old in taken.items()}, verify)
-    state = arrays.filled(like, {new: loaded[old] for new, old in taken.items()})
-    return fg.Snapshot(state, fg.Span.from_json(kept.index["span"]), None)
+    return kept.without_state(arrays.filled(like, {new: loaded[old] for new, old in taken.items()}))
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,11 @@ def _loaded(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax
         return arrays.load(kept.path / "arrays", wanted)
     except OSError as error:
         raise Damaged(f"{kept.path} cannot be read: {error}") from error
+
+
+def _texts(*values: Any) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("a name that is no text")
 
 
 def _slice(name: str) -> str:

@@ -18,7 +18,7 @@ from fulgurite_checkpoint.format import Commit
 from fulgurite_checkpoint.retention import Policy, clear, publish
 
 FAILURES = 3
-"""So many failed saves in a row end the run."""
+"""So many failed saves in a row end the run; the message says so in words."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Saver:
         reason = f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
         if self._failures == FAILURES:
             raise CheckpointError(
-                f"{reason}. That was the {FAILURES}rd failure in a row; the older checkpoints in {self.root} are as "
+                f"{reason}. That was the third failure in a row; the older checkpoints in {self.root} are as "
                 "they were. Make room or choose another directory, and start the run again"
             ) from error
         warnings.warn(f"{reason}. The older checkpoints are as they were; the next save tries again", stacklevel=2)

@@ -1,0 +1,175 @@
+"""Reads hostile run directories below the directory given, watched by an audit hook; prints what happened as JSON."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import CheckpointError
+from fulgurite_checkpoint import Checkpoints, format
+from trained import ZEROS, Counting, counting, engine
+
+base = Path(sys.argv[1])
+victim = base / "victim"
+run = base / "runs" / "a" / "b" / "hostile"
+
+
+class Boom:
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {base}/executed",)
+
+
+def newest() -> Path:
+    return run / "checkpoints" / "step-2"
+
+
+def consistent(change: Any) -> None:
+    """Changes the newest checkpoint's small files such that all hashes are right."""
+    path = newest()
+    hashes = json.loads((path / "hashes-0.json").read_text())
+    commit = json.loads((path / "COMMIT").read_text())
+    change(path, hashes, commit)
+    for name in ("manifest.json", "index.json", "host-0.json"):
+        if name in hashes:
+            hashes[name] = list(format.checksum(path / name))
+    raw = json.dumps(hashes).encode()
+    (path / "hashes-0.json").write_bytes(raw)
+    commit["hashes"] = [hashlib.sha256(raw).hexdigest()]
+    del commit["sha256"]
+    text = json.dumps(commit, separators=(",", ":"))
+    commit["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / "COMMIT").write_text(json.dumps(commit))
+
+
+def names_outside(path: Path, hashes: Any, commit: Any) -> None:
+    hashes["../../../../../victim/precious"] = [3, 5]
+    hashes[str(victim / "precious")] = [3, 5]
+
+
+def arrays_outside(path: Path, hashes: Any, commit: Any) -> None:
+    index = json.loads((path / "index.json").read_text())
+    index["arrays"]["../../../victim/x"] = [[3], "float32"]
+    index["arrays"]["module.weight"] = {"$array": [{"a": 1}], "dtype": "O", "shape": [1]}
+    (path / "index.json").write_text(json.dumps(index))
+
+
+def step_outside(path: Path, hashes: Any, commit: Any) -> None:
+    commit["step"] = "../../../../../victim"
+
+
+def plugins_outside(path: Path, hashes: Any, commit: Any) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["plugins"] = [{"name": "os", "distribution": "os", "version": "1", "decisive": True, "cls": "os:system"}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def pickles() -> None:
+    for path in [newest() / "index.pkl", newest() / "arrays" / "state" / "x.pkl", newest() / "manifest.json"]:
+        path.write_bytes(pickle.dumps(Boom()))
+
+
+def large() -> None:
+    with open(newest() / "COMMIT", "r+b") as file:
+        file.truncate(2**30)
+
+
+def pipe() -> None:
+    (newest() / "COMMIT").unlink()
+    os.mkfifo(newest() / "COMMIT")
+
+
+def linked_step() -> None:
+    shutil.copytree(newest(), victim / "step-9")
+    (run / "checkpoints" / "step-9").symlink_to(victim / "step-9")
+    (run / "checkpoints" / "trash-step-8").symlink_to(victim)
+    (run / "checkpoints" / "saving-step-3").symlink_to(victim)
+
+
+def linked_arrays() -> None:
+    (newest() / "arrays").rename(victim / "arrays")
+    (newest() / "arrays").symlink_to(victim / "arrays")
+
+
+def linked_folder() -> None:
+    (run / "checkpoints").rename(victim / "checkpoints")
+    (run / "checkpoints").symlink_to(victim / "checkpoints")
+
+
+def deep() -> None:
+    (newest() / "index.json").write_text("[" * 100_000)
+
+
+ATTACKS: dict[str, Any] = {
+    **{change.__name__: lambda change=change: consistent(change) for change in (names_outside, arrays_outside)},
+    **{change.__name__: lambda change=change: consistent(change) for change in (step_outside, plugins_outside)},
+    **{one.__name__: one for one in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)},
+}
+
+counting(base / "good", steps=2, keep=None)
+checkpoints = Checkpoints(1, keep=1)
+reader = engine(None, checkpoints, steps=1, log_every=None)
+like = jax.eval_shape(lambda: reader.init(Counting, ZEROS))
+checkpoints.restore(fg.Checkpoint(base / "good"), like, reader)  # imports everything that reading needs
+modules = set(sys.modules)
+
+watching, seen = False, []
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+EXECUTES = {"exec", "compile", "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "marshal.loads"}
+
+
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not watching:
+        return
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
+        seen.append([event, str(arguments[0])])
+    elif event in CHANGES or event in EXECUTES or event == "import":
+        seen.append([event, str(arguments[0])])
+
+
+sys.addaudithook(audit)
+report: dict[str, Any] = {}
+for name, attack in ATTACKS.items():
+    shutil.rmtree(run.parent, ignore_errors=True)
+    shutil.rmtree(victim, ignore_errors=True)
+    shutil.copytree(base / "good", run)
+    victim.mkdir()
+    (victim / "precious").write_text("xyz")
+    attack()
+    before = {str(path): path.stat().st_mtime_ns for path in sorted(victim.rglob("*"))}
+    seen.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        watching = True
+        try:
+            snapshot = checkpoints.restore(fg.Checkpoint(run), like, reader)
+            outcome = float(snapshot.state.module.weight) if snapshot else None
+        except CheckpointError as error:
+            outcome = f"CheckpointError: {error}"
+        watching = False
+    reading = list(seen)
+    trained: Any = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            trained = float(counting(run, steps=4, keep=1, resume="auto").module.weight)
+        except CheckpointError as error:
+            trained = f"CheckpointError: {error}"
+    after = {str(path): path.stat().st_mtime_ns for path in sorted(victim.rglob("*"))}
+    report[name] = {
+        "read": outcome,
+        "trained": trained,
+        "events": reading,
+        "told": [str(one.message) for one in told],
+        "imported": sorted(set(sys.modules) - modules) if isinstance(outcome, float) else [],
+        "untouched": before == after and (victim / "precious").read_text() == "xyz",
+        "executed": (base / "executed").exists(),
+    }
+print(json.dumps(report))

@@ -1,0 +1,138 @@
+"""Damage at every place in the newest checkpoint: the one before is taken, or that is an error; never wrong numbers."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import pytest
+from fulgurite.errors import CheckpointError
+from fulgurite_checkpoint import Checkpoints
+from trained import ZEROS, Act, Counting, counting, engine, steps_in
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+DAMAGES = (cut, empty, flip, remove, link)
+# Of the files that Orbax writes, some have names that differ from save to save.
+FILES = ("COMMIT", "hashes-0.json", "manifest.json", "index.json", "host-0.json")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `Counting` with checkpoints of steps 1 and 2."""
+    run = tmp_path_factory.mktemp("saved")
+    counting(run, steps=2)
+    return run
+
+
+@pytest.fixture(scope="module")
+def restore() -> Callable[..., float]:
+    """Reads the weight in a checkpoint of a run, with a warning where it is not the newest."""
+    checkpoints = Checkpoints(1)
+    reader = engine(None, checkpoints, steps=1, log_every=None)
+    like = jax.eval_shape(lambda: reader.init(Counting, ZEROS))
+
+    def read(run: Path, step: Any = "latest", **options: Any) -> float:
+        snapshot = Checkpoints(1, **options).restore(fg.Checkpoint(run, step), like, reader)
+        assert snapshot is not None
+        return float(snapshot.state.module.weight)
+
+    return read
+
+
+def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Path) -> None:
+    assert restore(saved) == -2
+    newest = saved / "checkpoints" / "step-2"
+    files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
+    assert set(FILES) < set(map(str, files)) and len(files) > len(FILES) + 5
+    for number, file in enumerate(files):
+        for damage in DAMAGES:
+            if (newest / file).stat().st_size == 0 and damage in (cut, empty, flip):
+                continue  # nothing to damage
+            run = tmp_path / f"{number}-{damage.__name__}"
+            shutil.copytree(saved, run)
+            damage(run / "checkpoints" / "step-2" / file)
+            with pytest.warns(UserWarning, match=r"step 2 is damaged: .*step 1 is taken instead") as told:
+                assert restore(run) == -1, (file, damage)
+            assert len(told) == 1
+            with pytest.raises(CheckpointError, match="step-2"):
+                restore(run, 2)
+            shutil.rmtree(run)
+
+
+def test_sizes_alone_show_what_is_cut_off(saved: Path, restore: Any, tmp_path: Path) -> None:
+    for verify, damage in (("size", cut), ("size", remove)):
+        run = tmp_path / damage.__name__
+        shutil.copytree(saved, run)
+        files = [path for path in (run / "checkpoints" / "step-2" / "arrays").rglob("*") if path.is_file()]
+        damage(max(files, key=lambda path: path.stat().st_size))
+        with pytest.warns(UserWarning, match="damaged"):
+            assert restore(run, verify=verify) == -1
+    assert restore(saved, verify="size") == restore(saved, verify="none") == -2
+
+
+def test_when_none_can_be_read_that_is_an_error(saved: Path, restore: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    flip(run / "checkpoints" / "step-2" / "index.json")
+    remove(run / "checkpoints" / "step-1" / "COMMIT")
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint of .* can be read.*step 2.*step 1.*resume='never'"):
+        counting(run, steps=3, resume="auto")
+    assert float(counting(run, steps=3, resume="never").module.weight) == -3
+
+
+@pytest.mark.parametrize("damage", [remove, flip])
+def test_a_run_goes_on_from_the_one_before_and_writes_the_damaged_one_anew(
+    saved: Path, restore: Any, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    damage(run / "checkpoints" / "step-2" / "COMMIT")
+    with pytest.warns(UserWarning, match="step 1 is taken instead"):
+        assert float(counting(run, steps=3, resume="auto").module.weight) == -3
+    assert steps_in(run) == [1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [restore(run, step) for step in (1, 2, 3)] == [-1, -2, -3]
+
+
+def test_a_checkpoint_deleted_while_it_is_read_is_an_error_of_ours(saved: Path, restore: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    (run / "checkpoints" / "step-1").rename(run / "gone")
+    shutil.rmtree(run / "checkpoints" / "step-2" / "arrays" / "state")
+    with pytest.raises(CheckpointError, match="can be read"):
+        restore(run)
+
+
+def test_a_directory_deleted_while_training(tmp_path: Path) -> None:
+    def delete(run: fg.Run) -> None:
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+
+    counting(tmp_path / "run", Act(fg.At(3), delete), every=2, background=False)
+    assert steps_in(tmp_path / "run") == [4, 5]

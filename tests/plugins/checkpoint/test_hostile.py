@@ -1,0 +1,43 @@
+"""A hostile run directory: clear errors, nothing outside of it touched, nothing imported or executed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    program = Path(__file__).with_name("hostile.py")
+    base = tmp_path_factory.mktemp("hostile")
+    done = subprocess.run(
+        [sys.executable, str(program), str(base)], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_what_is_read_is_right_or_an_error_of_ours(report: dict[str, Any]) -> None:
+    outcomes = {name: one["read"] for name, one in report.items()}
+    assert {name for name, one in outcomes.items() if one == -1} == {
+        "names_outside", "arrays_outside", "step_outside", "pickles", "large", "pipe", "linked_arrays", "deep",
+    }  # fmt: skip
+    assert outcomes.pop("linked_step") == -2
+    for name in ("plugins_outside", "linked_folder"):
+        assert outcomes[name].startswith("CheckpointError"), name
+    assert all(one["told"] for name, one in report.items() if one["read"] == -1)
+
+
+def test_reading_writes_imports_and_executes_nothing(report: dict[str, Any]) -> None:
+    for name, one in report.items():
+        assert one["events"] == [], name
+        assert not one["executed"], name
+
+
+def test_nothing_outside_is_touched_by_a_run_that_goes_on(report: dict[str, Any]) -> None:
+    for name, one in report.items():
+        assert one["untouched"], name
+        assert one["trained"] == -4 or one["trained"].startswith("CheckpointError"), name

@@ -1,0 +1,328 @@
+"""When checkpoints are written, which stay, and what becomes of a save that fails."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
+from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint.format import entries
+from trained import ZEROS, Act, Counting, Killed, Scores, counting, engine, kill, steps_in
+
+
+def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
+    """The weight in a checkpoint of `Counting`, which is minus its step."""
+    seen: list[float] = []
+    look = Act(fg.AtStart(), lambda run: seen.append(float(run.state.module.weight)))
+    start = engine(run / "look", Checkpoints(99, **options), look, steps=1, log_every=None)
+    start.fit(Counting, ZEROS, init_from=fg.Checkpoint(run, step), resume="never")
+    return seen[0]
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def test_case_33_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
+    seen: list[float] = []
+    look = Act(2, lambda run: seen.append(float(run.state.module.weight)), "evaluate")
+    result = counting(tmp_path, look, every=3, keep=None)
+    assert (float(result.module.weight), seen) == (-5, [-2, -4])
+    assert steps_in(tmp_path) == [3, 5]
+    assert weights_in(tmp_path) == -5
+
+
+def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Told:
+        @fg.hookimpl
+        def on_save(self, run: fg.Run, step: int) -> None:
+            asked.append(step)
+
+    counting(tmp_path, Told(), every=5)
+    assert (asked, steps_in(tmp_path)) == ([5], [5])
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(tmp_path: Path, background: bool) -> None:
+    """One before an action of the step, one after it: what the action changed must be in it."""
+
+    def double(run: fg.Run) -> fg.Replace:
+        run.save()
+        return fg.Replace(run.state.replace(module=eqx.tree_at(lambda m: m.weight, run.state.module, jnp.float32(7))))
+
+    counting(tmp_path, Act(fg.At(4), double), steps=4, every=4, background=background)
+    assert steps_in(tmp_path) == [4]
+    assert weights_in(tmp_path) == 7
+
+
+def test_a_trial_writes_nothing(tmp_path: Path) -> None:
+    counting(tmp_path / "run", every=1)
+    engine(tmp_path / "trial", Checkpoints(1), dev_run=2).fit(Counting, ZEROS)
+    assert not (tmp_path / "trial").exists()
+
+
+# --- which stay -------------------------------------------------------------------------------------------------------
+
+
+def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path: Path) -> None:
+    counting(tmp_path)
+    assert steps_in(tmp_path) == [3, 4, 5]
+    seen: list[int] = []
+    look = Act(fg.At(6), lambda run: seen.append(run.step))
+    assert float(counting(tmp_path, look, steps=6, resume="auto").module.weight) == -6
+    assert (seen, steps_in(tmp_path)) == ([6], [4, 5, 6])
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-4", "step-5", "step-6"]
+
+
+def test_every_mth_stays_for_good(tmp_path: Path) -> None:
+    counting(tmp_path, steps=8, keep=1, keep_every=3)
+    assert steps_in(tmp_path) == [3, 6, 8]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("scores", "mode", "best", "stay"),
+    [
+        ((0.36, 0.36), "max", 1, [1, 2]),
+        ((NAN, 0.5, 1.0), "max", 3, [3]),
+        ((0.5, NAN, 0.25), "max", 1, [1, 3]),
+        ((0.5, NAN, 0.75, 0.25, 0.25), "min", 4, [4, 5]),
+    ],
+)
+def test_case_19_the_best_is_strictly_better_and_never_nan(
+    tmp_path: Path, scores: tuple[float, ...], mode: Any, best: int, stay: list[int]
+) -> None:
+    options: dict[str, Any] = {"best": "test/score", "mode": mode}
+    counting(tmp_path, Scores(scores), steps=len(scores), keep=1, **options)
+    assert steps_in(tmp_path) == stay
+    assert weights_in(tmp_path, "best") == -best
+
+
+def test_the_best_survives_a_restart(tmp_path: Path) -> None:
+    counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score")
+    counting(tmp_path, Scores((0.7, 0.8)), steps=4, keep=1, best="test/score", resume="auto")
+    assert steps_in(tmp_path) == [2, 4]
+
+
+def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
+    counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, keep=None, best="test/score")
+    assert [entry.value("test/score") for entry in entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
+    with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
+        weights_in(tmp_path, "best", best="test/loss")
+
+
+# --- never from a state that is not finite ----------------------------------------------------------------------------
+
+
+class Bad(Counting):
+    """Finite until the update of step 3, where the gradient of `sqrt` at 0 is NaN under a finite loss, or the loss is
+    infinite."""
+
+    how: str = eqx.field(static=True)
+
+    def __init__(self, how: str, *, key: Any = None) -> None:
+        self.weight, self.how = jnp.zeros(()), how
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        x = self.weight + 2
+        if self.how == "loss":
+            return fg.Output(self.weight + jnp.where(x == 0, jnp.inf, 0.0))
+        return fg.Output(self.weight + 0 * jnp.where(x > 0, jnp.sqrt(jnp.abs(x)), 0.0))
+
+
+@pytest.mark.parametrize(("how", "culprit"), [("loss", "loss"), ("gradient", "gradient of weight")])
+def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(tmp_path: Path, how: str, culprit: str) -> None:
+    with pytest.raises(NonFiniteError, match=rf"step 3: the {culprit} is not finite"):
+        engine(tmp_path, Checkpoints(1), steps=5, log_every=None).fit(Bad(how), ZEROS)
+    assert steps_in(tmp_path) == [1, 2]
+    seen: list[int] = []
+    look = Act(fg.FirstOfProcess(1), lambda run: seen.append(run.step))
+    with pytest.raises(NonFiniteError, match="step 3"):
+        engine(tmp_path, Checkpoints(1), look, steps=5, log_every=None).fit(Bad(how), ZEROS, resume="auto")
+    assert steps_in(tmp_path) == [1, 2]
+
+
+# --- exceptions and failures ------------------------------------------------------------------------------------------
+
+
+def test_an_exception_saves_where_going_on_is_exact(tmp_path: Path) -> None:
+    """The failing action had emitted nothing, so that the resumed run does it again."""
+    said: list[int] = []
+
+    def say(run: fg.Run) -> None:
+        said.append(run.step)
+        if len(said) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        counting(tmp_path, Act(2, say), every=99)
+    assert steps_in(tmp_path) == [4]
+    counting(tmp_path, Act(2, say), every=99, resume="auto")
+    assert said == [2, 4, 4]
+
+
+def test_an_exception_in_the_middle_of_an_action_saves_nothing(tmp_path: Path) -> None:
+    def say(run: fg.Run) -> None:
+        run.emit("text", "act", {"at": run.step})
+        raise Killed
+
+    with pytest.raises(Killed), pytest.warns(UserWarning, match="nothing is saved after Killed"):
+        counting(tmp_path, Act(fg.At(4), say), every=3)
+    assert steps_in(tmp_path) == [3]
+
+
+def test_an_exception_of_the_data_saves_the_step_before_it(tmp_path: Path) -> None:
+    class Data:
+        def __iter__(self) -> Any:
+            yield from ZEROS * 3
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        engine(tmp_path, Checkpoints(99, resume_data="replay"), steps=5).fit(Counting, fg.Data(Data(), prefetch=0))
+    assert steps_in(tmp_path) == [3]
+
+
+def test_without_on_exception_nothing_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        counting(tmp_path, Act(fg.At(4), kill), every=3, on_exception=False)
+    assert steps_in(tmp_path) == [3]
+
+
+def blocked(run: fg.Run) -> None:
+    """Puts a file where the next two checkpoints are to be written."""
+    for step in (run.step, run.step + 1):
+        (Path(run.directory.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
+
+
+def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
+        result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, background=False)
+    assert steps_in(tmp_path) == [2, 5, 6]
+    assert result.stopped is None
+
+
+def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
+    def block(run: fg.Run) -> None:
+        blocked(run)
+
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(CheckpointError, match="third failure in a row"),
+    ):
+        counting(tmp_path, Act(fg.Every(1) | fg.At(3), lambda run: block(run) if run.step > 2 else None), steps=9)
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """No file may grow beyond some bytes while steps 3 and 4 are saved."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(run: fg.Run) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30 if run.step in (3, 4) else limits[0], limits[1]))
+
+    try:
+        with pytest.warns(UserWarning, match=r"step [34] could not be written"):
+            counting(tmp_path, Act(1, fill), steps=6, background=False, keep=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps_in(tmp_path) == [1, 2, 5, 6]
+    assert weights_in(tmp_path) == -6
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    def forbid(run: fg.Run) -> None:
+        (tmp_path / "checkpoints").chmod(0o500)
+
+    try:
+        with (
+            pytest.warns(UserWarning, match="Permission denied"),
+            pytest.raises(CheckpointError, match="third failure in a row"),
+        ):
+            counting(tmp_path, Act(fg.At(3), forbid), steps=9)
+    finally:
+        (tmp_path / "checkpoints").chmod(0o700)
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    counting(tmp_path, steps=2)
+    for name in ("saving-step-3", "trash-step-1"):
+        (tmp_path / "checkpoints" / name / "arrays").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-2").rename(tmp_path / "checkpoints" / "saving-step-2")
+    counting(tmp_path, steps=4, resume="auto", keep=None)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
+
+
+# --- construction -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "0"),
+        ({"keep": 0}, "keep is 0"),
+        ({"keep_every": True}, "keep_every is True"),
+        ({"best": "accuracy"}, "SOURCE/NAME"),
+        ({"mode": "most"}, "'max', 'min'"),
+        ({"verify": True}, "'full', 'size', 'none'"),
+        ({"on_missing_plugin": "raise"}, "'error', 'warn', 'ignore'"),
+        ({"resume_data": "skip"}, "'exact', 'replay', 'restart'"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Checkpoints(**{"every": 1, **options})
+
+
+def test_without_a_place_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no place.*Engine\(run="):
+        counting(None)
+
+
+class Stream:
+    """Batches without a state."""
+
+    def __iter__(self) -> Any:
+        return iter([np.full(1, number, np.float32) for number in range(4)])
+
+
+def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
+    def fit(resume_data: Any, data: Any, **options: Any) -> fg.Result:
+        checkpoints = Checkpoints(2, resume_data=resume_data)
+        return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(Counting, data, **options)
+
+    with pytest.raises(ConfigurationError, match=r"no state\(\).*'replay'.*'restart'"):
+        fit("exact", Stream())
+    for how in ("replay", "restart"):
+        fit(how, Stream())
+        assert float(fit(how, Stream(), resume=2).module.weight) == -5
+
+
+def test_a_checkpoint_elsewhere_than_the_run(tmp_path: Path) -> None:
+    counting(tmp_path / "run", directory=tmp_path / "else", steps=2)
+    assert (steps_in(tmp_path / "run"), steps_in(tmp_path / "else")) == ([], [1, 2])
+    counting(tmp_path / "run", directory=tmp_path / "else", steps=3, resume="auto")
+    assert steps_in(tmp_path / "else") == [1, 2, 3]
+
+
+def test_a_signal_in_a_save_does_not_tear_it(tmp_path: Path) -> None:
+    class Interrupting:
+        @fg.hookimpl
+        def on_save(self, run: fg.Run, step: int) -> None:
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = counting(tmp_path, Interrupting(), every=2)
+    assert result.stopped == "SIGINT"
+    assert steps_in(tmp_path)[-1] == int(result.state.step)
