@@ -1,0 +1,306 @@
+"""What a fit goes on from or begins with, and what must fit."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError, PathError
+from fulgurite_checkpoint import Checkpoints
+from trained import NET, ZEROS, Act, Average, Counting, Net, arrays, counting, engine, regression, steps_in
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `Counting` with checkpoints of steps 1 to 4."""
+    path = tmp_path_factory.mktemp("run")
+    counting(path, steps=4, keep=None)
+    return path
+
+
+def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, float]:
+    """The first step of a fit, and its weight after it."""
+    seen: list[tuple[int, float]] = []
+    look = Act(fg.FirstOfProcess(1), lambda run: seen.append((run.step, float(run.state.module.weight))))
+    counting(run, look, steps=6, resume=resume, every=99, **options)
+    return seen[0]
+
+
+@pytest.mark.parametrize(("resume", "first"), [("auto", 5), ("latest", 5), (2, 3), ("never", 1)])
+def test_what_a_run_goes_on_from(run: Path, tmp_path: Path, resume: Any, first: int) -> None:
+    import shutil
+
+    shutil.copytree(run, tmp_path / "run")
+    assert first_step(tmp_path / "run", resume) == (first, -first)
+    aside = {"auto": [], "latest": [], 2: [3, 4], "never": [1, 2, 3, 4]}[resume]
+    moved = sorted(path.name for path in (tmp_path / "run").glob("superseded/2/step-*"))
+    assert moved == [f"step-{step}" for step in aside]
+    assert steps_in(tmp_path / "run")[-1] == 6
+
+
+def test_another_run_and_one_checkpoint_of_it(run: Path, tmp_path: Path) -> None:
+    assert first_step(tmp_path / "a", run) == (5, -5)
+    assert first_step(tmp_path / "b", str(run / "checkpoints" / "step-3")) == (4, -4)
+    assert first_step(tmp_path / "c", fg.Checkpoint(run, 1)) == (2, -2)
+    assert first_step(tmp_path / "d", "auto") == (1, -1)
+    assert steps_in(run) == [1, 2, 3, 4]
+
+
+def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"newest of step 4.*resume='auto'.*resume='never'"):
+        counting(run)
+    assert steps_in(run) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("resume", "error", "says"),
+    [
+        (9, CheckpointError, r"no checkpoint of step 9.*There is: 1, 2, 3, 4"),
+        ("best", CheckpointError, r"by which metric"),
+        ("lastest", CheckpointError, r"no run in lastest"),
+        ("", ConfigurationError, r"'auto', 'never'"),
+        (True, ConfigurationError, r"resume is True"),
+        (fg.Checkpoint("gs9://bucket"), CheckpointError, r"gs9://bucket"),
+    ],
+)
+def test_what_cannot_be_gone_on_from(run: Path, resume: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        counting(run, resume=resume)
+
+
+def test_without_a_run_there_is_nothing_to_go_on_from() -> None:
+    with pytest.raises(ConfigurationError, match=r"resume names no run"):
+        counting(None, resume="latest")
+
+
+# --- what must fit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.Result]:
+    """A run of `Net` with a plugin's slice, three steps long."""
+    path = tmp_path_factory.mktemp("net")
+    result = engine(path, Checkpoints(99), Average(), steps=3, seed=3).fit(NET, regression())
+    return path, result
+
+
+def going_on(net: tuple[Path, Any], model: Any, *plugins: Any, tmp_path: Path, **options: Any) -> fg.Result:
+    checkpoints = Checkpoints(99, **options)
+    return engine(tmp_path, checkpoints, *plugins, steps=4, seed=3).fit(model, regression(), resume=net[0])
+
+
+def wide(*, key: Any) -> Any:
+    return eqx.nn.make_with_state(Net)(key=key, width=5)
+
+
+def test_another_shape_is_an_error_that_lists_all_of_them(net: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        going_on(net, wide, Average(), tmp_path=tmp_path)
+    text = str(caught.value)
+    assert "module.first.weight: saved float32[4, 3], wanted float32[5, 3]" in text
+    assert "model_state.norm.ema_state_index[0]: saved float32[4], wanted float32[5]" in text
+
+
+def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"plugin 'average' \(module trained\).*was active.*pip install"):
+        going_on(net, NET, tmp_path=tmp_path)
+    with pytest.warns(UserWarning, match="plugin 'average'"):
+        result = going_on(net, NET, tmp_path=tmp_path, on_missing_plugin="warn")
+    assert int(result.state.step) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        going_on(net, NET, tmp_path=tmp_path / "ignored", on_missing_plugin="ignore")
+
+
+def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(run: Path, tmp_path: Path) -> None:
+    class Slice:
+        plugin_name = "slice"
+
+        @fg.hookimpl
+        def plugin_state(self) -> Any:
+            return jnp.full(2, 3.0)
+
+    with pytest.raises(CheckpointError, match=r"plugin 'slice'.*was not when it was saved: leave it out with '-slice'"):
+        counting(tmp_path / "a", Slice(), resume=run)
+    result = counting(tmp_path / "b", Slice(), resume=run, on_missing_plugin="ignore")
+    assert result.state.plugins["slice"].tolist() == [3, 3] and float(result.module.weight) == -5
+
+
+def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
+    class Display:
+        @fg.hookimpl
+        def log_text(self, record: fg.Record) -> None: ...
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("show", fg.Period(1), lambda run: None)]
+
+    counting(tmp_path, Display(), resume=run)
+
+
+def test_what_is_no_array_is_told_when_it_differs(net: Any, tmp_path: Path) -> None:
+    def dry(*, key: Any) -> Any:
+        return eqx.nn.make_with_state(Net)(key=key, rate=0.25)
+
+    with pytest.warns(UserWarning, match=r"not exact.*p=0.5.*p=0.25"):
+        going_on(net, dry, Average(), tmp_path=tmp_path)
+
+
+# --- a part of a checkpoint -------------------------------------------------------------------------------------------
+
+
+class Old(Counting):
+    """`encoder` is what later becomes a part of something else."""
+
+    encoder: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight, self.encoder = jnp.zeros(()), eqx.nn.Linear(2, 3, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + jnp.sum(self.encoder(jnp.ones(2)) ** 2))
+
+
+class Decoder(eqx.Module):
+    layers: list[eqx.nn.Linear]
+
+
+class New(Old):
+    """Has two layers like the old encoder."""
+
+    decoder: Decoder
+
+    def __init__(self, *, key: Any) -> None:
+        super().__init__(key=key)
+        self.decoder = Decoder([eqx.nn.Linear(2, 3, key=jax.random.fold_in(key, n)) for n in range(2)])
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.Result]:
+    path = tmp_path_factory.mktemp("old")
+    return path, engine(path, Checkpoints(99), steps=2, seed=1).fit(Old, ZEROS)
+
+
+def beginning(init_from: Any, model: Any = New, **settings: Any) -> fg.TrainState:
+    """The state with which a fit begins."""
+    seen: list[Any] = []
+    look = Act(
+        fg.AtStart(), lambda run: seen.append(jax.tree.map(lambda x: jnp.copy(x) if eqx.is_array(x) else x, run.state))
+    )
+    engine(None, Reader(), look, **{"steps": 1, "seed": 5, **settings}).fit(model, ZEROS, init_from=init_from)
+    return seen[0]
+
+
+class Reader:
+    """Restores, and writes nothing."""
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
+        return Checkpoints(1).restore(reference, like, engine)
+
+
+def test_case_30_a_part_of_another_model(old: Any) -> None:
+    path, result = old
+    fresh = beginning(fg.Checkpoint(path, map={"module.weight": "module.weight"}))
+    state = beginning(fg.Checkpoint(path, map={"module.decoder.layers[1]": "module.encoder"}))
+    expected = arrays(fresh.module) | {
+        ".weight": np.zeros((), np.float32),
+        ".decoder.layers[1].weight": np.asarray(result.module.encoder.weight),
+        ".decoder.layers[1].bias": np.asarray(result.module.encoder.bias),
+    }
+    got = arrays(state.module)
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(got[name], array), name
+    assert not np.array_equal(got[".decoder.layers[1].weight"], arrays(fresh.module)[".decoder.layers[1].weight"])
+
+
+@pytest.mark.parametrize(
+    ("mapping", "says"),
+    [
+        ({"module.decoder.layers[2]": "module.encoder"}, r"below 'module.decoder.layers\[2\]' in the new state"),
+        ({"module.decoder.layers[1]": "module.decoder"}, r"below 'module.decoder' in .*There is: .*module.encoder"),
+        ({"module.decoder": "module.encoder"}, r"(?s)differ.*module.decoder.layers\[0\].bias is only in the new state"),
+        ({"module.encoder": "module"}, r"(?s)differ.*module.encoder.bias is only in"),
+        ({"module.weight": "module.encoder.bias"}, r"module.weight: saved float32\[3\], wanted float32\[\]"),
+    ],
+)
+def test_case_30_a_path_that_matches_nothing_or_too_much_is_an_error(old: Any, mapping: Any, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        beginning(fg.Checkpoint(old[0], map=mapping))
+
+
+def test_a_path_that_cannot_be_parsed_is_an_error_at_once() -> None:
+    with pytest.raises(PathError, match="cannot read"):
+        fg.Checkpoint("runs/a", map={"module.[": "module"})
+
+
+def test_not_strict_takes_what_both_have(old: Any) -> None:
+    path, result = old
+    state = beginning(fg.Checkpoint(path, map={"module": "module"}, strict=False))
+    assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
+    assert float(state.module.weight) == float(result.module.weight) != 0
+
+
+def test_the_optimizer_is_made_from_the_weights_that_were_read(old: Any) -> None:
+    class Keeping(Old):
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            start = optax.GradientTransformation(
+                lambda params: {"start": params},
+                lambda updates, state, params=None: (updates, state),
+            )
+            return optax.chain(start, optax.sgd(1.0))
+
+    path, result = old
+    state = beginning(path, Keeping)
+    kept = [leaf for leaf in jax.tree.leaves(state.opt_state) if getattr(leaf, "shape", None) == (3, 2)]
+    assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
+    assert len(kept) == 1 and np.array_equal(kept[0], result.module.encoder.weight)
+    assert int(state.step) == 0
+
+
+def test_the_optimizer_s_own_arrays_can_be_read_as_well(net: Any) -> None:
+    path, result = net
+    seen: list[Any] = []
+    look = Act(fg.AtStart(), lambda run: seen.append(arrays((run.state.module, run.state.opt_state, run.state.step))))
+    names = ("module", "model_state", "opt_state")
+    init_from = fg.Checkpoint(path, map={name: name for name in names})
+    engine(None, Reader(), Average(), look, steps=1, seed=9).fit(NET, regression(), init_from=init_from)
+    expected = arrays((result.module, result.state.opt_state, jnp.int32(0)))
+    assert {name: array.tobytes() for name, array in seen[0].items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+
+
+def test_a_state_and_weights_to_begin_with_exclude_each_other(old: Any) -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        engine(None, Reader(), steps=1).fit(data=ZEROS, state=old[1].state, init_from=old[0])
+
+
+# --- other devices ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
+    """Trained on four simulated devices, gone on from with two and with one; the same numbers but for rounding."""
+    program = Path(__file__).with_name("elastic.py")
+    weights = []
+    for number, devices in enumerate((4, 2, 1)):
+        done = subprocess.run(
+            [sys.executable, str(program), str(tmp_path / "run"), str(devices), str(2 * number + 2)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        weights.append(json.loads(done.stdout.splitlines()[-1]))
+    whole = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "whole"), "1", "6"], capture_output=True, text=True, check=True
+    )
+    np.testing.assert_allclose(weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-5)
