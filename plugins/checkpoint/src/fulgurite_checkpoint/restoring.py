@@ -26,6 +26,7 @@ class Read:
 
     Attributes:
         manifest: what the run was made of.
+        index: what `index.json` holds.
         saved: shape and dtype of the arrays by path.
         without_state: the snapshot, but for its state.
     """
@@ -33,6 +34,7 @@ class Read:
     path: Path
     commit: Commit
     manifest: dict[str, Any]
+    index: dict[str, Any]
     saved: dict[str, arrays.Spec]
     without_state: Callable[[fg.TrainState], fg.Snapshot]
 
@@ -118,7 +120,7 @@ def read(entry: Entry, verify: Verify) -> Read:
             asked=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
         )
         saved = {name: (tuple(map(int, shape)), str(dtype)) for name, (shape, dtype) in index["arrays"].items()}
-        return Read(path, commit, manifest, saved, without_state)
+        return Read(path, commit, manifest, index, saved, without_state)
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
