@@ -349,7 +349,7 @@ class Engine:
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
         key = spec.name, spec.fresh, *own
-        return self._evaluations.setdefault(key, Evaluation(self.plugins, self.streams, spec, self.mesh))
+        return self._evaluations.setdefault(key, Evaluation(self, spec))
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)

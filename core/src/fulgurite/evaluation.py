@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from fulgurite.annotations import describe
@@ -18,16 +17,18 @@ from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.feed import Feed
+from fulgurite.lockstep import together
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output, measured
-from fulgurite.placing import everywhere, replicated, share_of, spread, tracing_on
-from fulgurite.plugins import PluginManager
+from fulgurite.placing import everywhere, replicated, share_of, shared, spread, tracing_on
 from fulgurite.state import TrainState
 from fulgurite.step import examples_in, forward, unmasked
-from fulgurite.streams import Streams
 from fulgurite.weights import Subject, subject_of, view_of
 from fulgurite.window import as_number, flattened
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
 
 Functions = Mapping[str, Callable[..., Any]]
 # Enough to keep the device busy; each holds its batch.
@@ -72,10 +73,9 @@ class EvaluatorSpec:
 class Evaluation:
     """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
 
-    def __init__(
-        self, plugins: PluginManager, streams: Callable[[Any], Streams], spec: EvaluatorSpec, mesh: Mesh | None
-    ) -> None:
-        self._plugins, self._streams, self._spec, self._mesh = plugins, streams, spec, mesh
+    def __init__(self, engine: "Engine", spec: EvaluatorSpec) -> None:
+        self._plugins, self._streams, self._spec = engine.plugins, engine.streams, spec
+        self._mesh, self._consensus = engine.mesh, engine.consensus
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
@@ -89,15 +89,14 @@ class Evaluation:
         merged: dict[str, Metric] | None = None
         gathered: list[dict[str, Gathered]] = []
         in_flight: deque[Any] = deque()
-        resident = replicated(resident_of(data), self._mesh)
+        leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
         with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
-            for index, item in enumerate(feed):
+            for index, batch in enumerate(together(feed, self._consensus)):
                 if interrupted():
                     raise Interrupted
-                run = self._function("validation_step", subject, item.batch)
-                batch = spread(self._plugins, item.batch, self._mesh)
-                arguments = (subject.leaves, batch, resident, np.int32(index))
+                run = self._function("validation_step", subject, batch)
+                arguments = (leaves, spread(self._plugins, batch, self._mesh), resident, np.int32(index))
                 if merged is None:
                     specs = jax.eval_shape(run, *arguments, None)[0]
                     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
@@ -143,13 +142,13 @@ class Evaluation:
         made: list[Any] = []
         take = made.append if callback is None else callback
         in_flight: deque[Any] = deque()
-        resident = replicated(resident_of(data), self._mesh)
+        leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
         with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
-            for index, item in enumerate(feed):
-                run = self._function("predict_step", subject, item.batch)
-                batch = spread(self._plugins, item.batch, self._mesh)
-                in_flight.append(run(subject.leaves, batch, resident, np.int32(index)))
+            for index, batch in enumerate(together(feed, self._consensus)):
+                run = self._function("predict_step", subject, batch)
+                batch = spread(self._plugins, batch, self._mesh)
+                in_flight.append(run(leaves, batch, resident, np.int32(index)))
                 if len(in_flight) > IN_FLIGHT:
                     take(_unpadded(*in_flight.popleft()))
         for preds, mask in in_flight:

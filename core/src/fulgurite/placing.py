@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -78,6 +79,19 @@ def constrained(plugins: PluginManager, output: Output) -> Output:
     places = zip(leaves, treedef.flatten_up_to(shardings), strict=True)
     made = [leaf if place is None else jax.lax.with_sharding_constraint(leaf, place) for leaf, place in places]
     return treedef.unflatten(made)
+
+
+def shared(leaves: list[Any], mesh: Mesh | None) -> list[Any]:
+    """Arrays that may be a process's own, the same on each, as arguments beside global ones."""
+
+    def share(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(replicated(jax.random.key_data(leaf), mesh), impl=jax.random.key_impl(leaf))
+        return replicated(leaf, mesh)
+
+    return leaves if jax.process_count() == 1 else [share(leaf) for leaf in leaves]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,86 @@
+"""Batches of an evaluation that several processes take together: as many, and of one size, on each."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fulgurite.consensus import Consensus
+from fulgurite.data import Masked
+from fulgurite.errors import DataError, ProcessError
+from fulgurite.feed import Feed
+
+
+def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
+    """The batches of `feed`; with several processes, equally many on each.
+
+    A process whose data has ended takes part with batches that are empty: of the size of the others, and masked. One
+    whose batch is smaller is filled up likewise. The step looks at `ctx.mask` then; where all batches are of one size,
+    nothing is masked.
+
+    Raises:
+        DataError: batches of several structures, or without an example axis, on every process alike.
+        ProcessError: another process failed to make its batch, or has none at all.
+    """
+    if jax.process_count() == 1:
+        yield from (item.batch for item in feed)
+        return
+    index, last = 0, None
+    while True:
+        batch, failure = None, None
+        try:
+            item = next(feed, None)
+            batch = None if item is None else item.batch
+            told = {"size": 0} if batch is None else _described(batch)
+        except Exception as error:
+            failure, told = error, {"error": f"{type(error).__name__}: {error}"}
+        answers = consensus.gather("evaluation", told)
+        _check(answers, index, failure)
+        size, masked = _agreed(answers)
+        if not size:
+            return
+        last = batch if batch is not None else jax.tree.map(lambda leaf: leaf[:0], last)
+        yield _filled(last, size) if masked else last
+        index += 1
+
+
+def _described(batch: Any) -> dict[str, Any]:
+    value, masked = (batch.value, True) if isinstance(batch, Masked) else (batch, False)
+    leaves, structure = jax.tree.flatten(value)
+    lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        shapes = [list(leaf.shape) for leaf in leaves]
+        raise DataError(f"all arrays of a batch must begin with the same example axis, and these are {shapes}")
+    spec = [f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves]
+    return {"size": lengths.pop(), "masked": masked, "spec": f"{spec} in {structure}"}
+
+
+def _check(answers: list[dict[str, Any]], index: int, failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure
+    for process, answer in enumerate(answers):
+        if "error" in answer:
+            raise ProcessError(f"process {process} failed to make batch {index} of an evaluation: {answer['error']}")
+    specs = {answer["spec"]: process for process, answer in enumerate(answers) if "spec" in answer}
+    if len(specs) > 1:
+        (one, first), (other, second), *_ = specs.items()
+        raise DataError(f"batch {index} of an evaluation is {one} on process {first}, and {other} on process {second}")
+
+
+def _agreed(answers: list[dict[str, Any]]) -> tuple[int, bool]:
+    """How many examples each process takes, and whether some of them are padding somewhere."""
+    sizes = {answer["size"] for answer in answers}
+    if len(sizes) == 1 and not any(answer.get("masked") for answer in answers):
+        return sizes.pop(), False
+    parts = jax.local_device_count()
+    return -(-max(sizes) // parts) * parts, True
+
+
+def _filled(batch: Any, size: int) -> Masked:
+    value, mask = (batch.value, batch.mask) if isinstance(batch, Masked) else (batch, None)
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, value))
+    missing = size - len(leaves[0])
+    mask = np.ones(len(leaves[0]), bool) if mask is None else np.asarray(mask)
+    padded = [np.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)) for leaf in leaves]
+    return Masked(structure.unflatten(padded), np.pad(mask, (0, missing)))
