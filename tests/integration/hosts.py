@@ -1,0 +1,130 @@
+"""Run by test_hosts.py in several processes: evaluations and predictions of one model over data that differ in length.
+
+Each process prints what it found as JSON, one line each.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite_evaluators import Evaluator
+from fulgurite_evaluators.metrics import F1, RocAuc
+from fulgurite_sharding import Agreement
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+Batch = dict[str, np.ndarray]
+
+
+class Scores(fg.Module):
+    """Takes the scores in a batch as logits."""
+
+    scale: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.scale = jnp.ones(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        logits, labels = batch["scores"] * self.scale, batch["label"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return fg.Output(jnp.mean(losses, where=ctx.mask), preds=logits)
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output, labels = self.training_step(batch, ctx), batch["label"]
+        metrics = {
+            "accuracy": fg.metrics.Accuracy.of(output.preds, labels, ctx.mask),
+            "f1": F1.of(output.preds, labels, mask=ctx.mask, average="macro"),
+            "auc": RocAuc.of(output.preds[:, 1] - output.preds[:, 0], labels == 1, mask=ctx.mask),
+            "largest": fg.metrics.Max.of(output.preds, ctx.mask),
+        }
+        return output.replace(metrics=metrics)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.0)
+
+
+class Hosts:
+    """A mesh over all processes that divides batches."""
+
+    @fg.hookimpl
+    def mesh(self) -> Mesh:
+        return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+
+    @fg.hookimpl
+    def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
+        def place(leaf: Any) -> Any:
+            return NamedSharding(mesh, PartitionSpec()) if isinstance(leaf, jax.ShapeDtypeStruct) else None
+
+        return jax.tree.map(place, state)
+
+    @fg.hookimpl
+    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("data")), batch)
+
+    @fg.hookimpl
+    def consensus(self) -> fg.Consensus:
+        return Agreement(timeout=60)
+
+
+def examples() -> Batch:
+    """103 of three classes, with ties."""
+    rng = np.random.default_rng(7)
+    label = rng.integers(0, 3, 103).astype(np.int32)
+    scores = np.round(rng.normal(size=(103, 3)) + 1.5 * np.eye(3)[label], 1).astype(np.float32)
+    return {"scores": scores, "label": label}
+
+
+def batches(process: int, processes: int) -> list[Batch]:
+    """Every `processes`-th batch of 16, so that the last ones are missing or short on some."""
+    cut = [{name: array[start : start + 16] for name, array in examples().items()} for start in range(0, 103, 16)]
+    return cut[process::processes]
+
+
+def failing(process: int) -> Iterator[Batch]:
+    yield examples()
+    if process == 1:
+        raise OSError("the disk is gone")
+    yield examples()
+
+
+def say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def told(engine: fg.Engine, data: Any) -> None:
+    try:
+        engine.evaluate(Scores(), data)
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    process, processes = jax.process_index(), jax.process_count()
+    mine = batches(process, processes)
+    evaluator = Evaluator("test", mine, run=2)
+    engine = fg.Engine(steps=2, plugins=[Hosts(), evaluator], autoload=False)
+    say(evaluated=engine.evaluate(Scores(), mine), limited=engine.evaluate(Scores(), iter(mine), limit=1)["loss"])
+    padded = fg.ArrayData(examples(), 16, remainder="pad")
+    say(padded=engine.evaluate(Scores(), padded))
+    handed: list[np.ndarray] = []
+    preds = engine.predict(Scores(), mine)
+    engine.predict(Scores(), mine, callback=handed.append)
+    say(predicted=preds.tolist(), handed=[len(part) for part in handed])
+    assert np.array_equal(np.concatenate(handed), preds)
+    train = fg.ArrayData({name: array[:96] for name, array in examples().items()}, 16)
+    result = engine.fit(Scores, train)
+    say(along=result.metrics["test"], after=engine.evaluate(result, mine))
+    if "failures" in sys.argv:
+        told(engine, failing(process))
+        told(engine, [] if process == 1 else mine)
+        told(engine, [{"scores": examples()["scores"]}] if process == 1 else mine)
+        say(again=engine.evaluate(Scores(), mine)["loss"])
+
+
+if __name__ == "__main__":
+    main()
