@@ -297,7 +297,7 @@ class Engine:
         limit: int | None = None,
         weights: Checkpoint | None = None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
-    ) -> PyTree[np.ndarray] | None:
+    ) -> PyTree[np.ndarray]:
         """What the module's `predict_step` gives for every example of `data`, in order and without padding.
 
         With `callback` the predictions are handed to it batch by batch instead, and none is kept. The other arguments

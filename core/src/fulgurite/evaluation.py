@@ -136,7 +136,7 @@ class Evaluation:
         data: Any,
         limit: int | None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
-    ) -> PyTree[np.ndarray] | None:
+    ) -> Any:
         """The predictions for every example, in order, without padding: in one tree, or batch by batch to
         `callback`."""
         made: list[Any] = []
