@@ -59,9 +59,11 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
-    hooks = {name for name in plugins.kinds if any(found.plugin is one for found in plugins.implementations(name))}
-    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it.
-    decisive = {name for name in hooks if plugins.kinds[name] in ("build", "traced")} - {"schedule"}
+    hooks = plugins.hooks_of(one)
+    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it. That of
+    # a sink, such as the id of a run elsewhere, decides nothing.
+    kinds = {plugins.kinds[name] for name in hooks - {"schedule"}}
+    keeps = bool(hooks & {"host_state", "restore_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")
     fields = dataclasses.fields(one.plugin) if dataclasses.is_dataclass(one.plugin) else ()
     values = {field.name: getattr(one.plugin, field.name, None) for field in fields if field.init}
@@ -69,7 +71,7 @@ def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
         "name": one.name,
         "distribution": distribution,
         "version": number,
-        "decisive": bool(decisive or hooks & {"host_state", "restore_host_state"}),
+        "decisive": keeps or bool(kinds & {"build", "traced"}),
         "settings": without_secrets({name: _written(value) for name, value in values.items() if _is_plain(value)}),
     }
 

@@ -109,6 +109,10 @@ class PluginManager:
             return ()
         return self._implementations.get(hook, ())
 
+    def hooks_of(self, plugin: Registered) -> set[str]:
+        """The names of the hooks that a plugin implements."""
+        return {hook for hook, found in self._implementations.items() if any(one.plugin is plugin for one in found)}
+
     def call(self, hook: str, step: int | None = None, /, **arguments: Any) -> list[tuple[Registered, Any]]:
         """Calls every implementation of a host hook; each one's time is booked to `PLUGIN.HOOK`."""
         answers = []
