@@ -12,7 +12,7 @@ import jax
 from fulgurite.accounts import Rate
 from fulgurite.compile import Results
 from fulgurite.consensus import LOCAL
-from fulgurite.errors import DataError, PluginError, StateError
+from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
 from fulgurite.media import SHOW
@@ -203,7 +203,17 @@ class Loop:
         self.save()
         self.emitter.close(self.step)
         if self._directory and self.step == self.span.end and not self._pending:
-            self._consensus.decide(self._directory.mark_complete)
+            self._consensus.decide(self._mark_complete)
+
+    def _mark_complete(self) -> None:
+        try:
+            if self._directory:
+                self._directory.mark_complete()
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            # What was trained is worth more than the mark.
+            self.emitter.leave_out("fulgurite", "the run is not marked as complete", error, self.step)
 
     def _result(self) -> Result:
         state, emitter = self.state(), self.emitter

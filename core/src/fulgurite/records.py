@@ -134,7 +134,8 @@ class Emitter:
 
     def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
         """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
-        self.failed[name] = f"{type(error).__name__}: {error} ({'; '.join(error.__notes__)})"
+        notes = "; ".join(getattr(error, "__notes__", []))
+        self.failed[name] = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
         notice = f"{what}: {self.failed[name]}"
         warnings.warn(notice, stacklevel=2)
         self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))

@@ -35,7 +35,7 @@ class Line(fg.Module):
 def data() -> fg.ArrayData:
     """24 examples of three inputs, shuffled, in batches of 8."""
     x = np.random.default_rng(1).normal(size=(24, 3)).astype(np.float32)
-    return fg.ArrayData({"x": x, "y": x @ np.float32([1, -2, 0.5])}, 8, shuffle=True)
+    return fg.ArrayData({"x": x, "y": x @ np.asarray([1, -2, 0.5], np.float32)}, 8, shuffle=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +83,15 @@ class Keeper:
         positions = {sink.name: future.result(60) for sink, future in plugins.call("durable", run.step, step=run.step)}
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         folder.mkdir(exist_ok=True)
-        np.savez(folder / f"{run.step}.npz", **{jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths})
+        arrays: dict[str, Any] = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
+        np.savez(folder / f"{run.step}.npz", **arrays)
         rest = {"span": snapshot.span.to_json(), "position": snapshot.position, "positions": positions}
         (folder / "new").write_text(json.dumps(rest))
         os.replace(folder / "new", folder / f"{run.step}.json")
 
     @fg.hookimpl
     def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+        assert reference.path is not None
         if (step := newest(Path(reference.path))) is None:
             return None
         folder = Path(reference.path) / "kept"

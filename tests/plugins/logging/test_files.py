@@ -33,7 +33,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
     backend.write(told(2, steps_per_second=math.inf))
-    backend.write(scalars(3, "test", array=np.float32([1, np.nan]), number=np.float32(0.1)))
+    backend.write(scalars(3, "test", array=np.array([1, np.nan], np.float32), number=np.float32(0.1)))
     assert (tmp_path / "records.jsonl").read_bytes() == (
         b'{"kind":"scalars","source":"train","step":1,"values":'
         b'{"accuracy":{"$float":"nan"},"count":3,"loss":0.5}}\n'
@@ -86,7 +86,7 @@ def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
     backend = Csv().backend(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan))
     backend.write(scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True))
-    backend.write(scalars(3, loss=-math.inf, array=np.float32([1, 2]), number=np.float32(0.5)))
+    backend.write(scalars(3, loss=-math.inf, array=np.array([1, 2], np.float32), number=np.float32(0.5)))
     backend.write(told(3, rate=2))
     assert (tmp_path / "records.csv").read_text() == (
         "step,train/accuracy,train/loss,"

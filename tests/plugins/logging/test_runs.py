@@ -257,8 +257,15 @@ def full(run: Path) -> None:
     print(json.dumps(told | {"whole_lines": content.endswith(b"\n") and all(map(json.loads, content.splitlines()))}))
 
 
+def settle(run: fg.Run) -> None:
+    """Waits until the sinks have written everything."""
+    for _, future in run.engine.plugins.call("durable", run.step, step=run.step):
+        future.result(60)
+
+
 def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
+        settle(run)
         for name in FILES:
             (tmp_path / name).unlink()
 
@@ -267,6 +274,15 @@ def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
     assert len(warned) == 2 and set(result.failed) == {"jsonl", "csv"}
     assert all("deleted while it was written to" in reason for reason in result.failed.values())
     assert int(result.state.step) == STEPS and len(result.history.records) > 5
+
+
+def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    delete = Act(fg.At(8), lambda one: (settle(one), shutil.rmtree(run)) and None)
+    with pytest.warns(UserWarning, match="failed and gets no more records|not marked as complete") as warned:
+        result = engine(run, *sinks(), delete).fit(Line, data())
+    assert len(warned) == 3 and set(result.failed) == {"jsonl", "csv", "fulgurite"}
+    assert int(result.state.step) == STEPS and not run.exists()
 
 
 def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
     axes = figure.add_subplot(xlabel="step", yscale="log" if log else "linear")
     for run in runs:
         found = series(run)
+        known = {*found, *(name.partition("/")[2] for name in found)}
         for metric in metrics:
             names = [name for name in found if name == metric or name.partition("/")[2] == metric]
             if not names:
-                raise ConfigurationError(f"{run} has no metric {metric!r}. {did_you_mean(metric, found)}")
+                raise ConfigurationError(f"{run} has no metric {metric!r}. {did_you_mean(metric, known)}")
             for name in names:
                 steps, values = found[name]
                 label = name if len(runs) == 1 else f"{run.name} {name}"

@@ -1,0 +1,83 @@
+"""`fulgurite plot`: pictures of what was logged, and errors for files that hold something else."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fulgurite.command import main
+from fulgurite_logging.plot import LONGEST_LINE, command, series
+
+
+def logged(run: Path, factor: float = 1.0) -> Path:
+    """A run with a loss that falls, one of another source, and a torn line at the end."""
+    run.mkdir()
+    rows = [("train", step, {"loss": factor / step, "accuracy": 1 - 1 / step}) for step in range(1, 50)]
+    rows += [("test", 50, {"loss": {"$float": "nan"}, "table": {"$array": [1], "dtype": "int8", "shape": [1]}})]
+    texts = [json.dumps({"kind": "text", "source": "train", "step": 1, "values": {"loss": 3}})]
+    texts += [json.dumps(dict(kind="scalars", source=a, step=b, values=c)) for a, b, c in rows]
+    (run / "records.jsonl").write_text("\n".join([*texts, '{"kind":"sca']))
+    return run
+
+
+def test_series_are_the_single_numbers(tmp_path: Path) -> None:
+    found = series(logged(tmp_path / "a"))
+    assert list(found) == ["train/loss", "train/accuracy", "test/loss"]
+    assert found["train/loss"] == (list(range(1, 50)), [1 / step for step in range(1, 50)])
+    assert found["test/loss"][0] == [50] and np.isnan(found["test/loss"][1])
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_a_picture_is_written(tmp_path: Path, kind: str) -> None:
+    runs = [str(logged(tmp_path / "a")), str(logged(tmp_path / "b", 2.0))]
+    out = tmp_path / f"loss.{kind}"
+    assert main(["plot", *runs, "--metric", "loss", "--metric", "train/accuracy", "--out", str(out), "--log"]) == 0
+    assert out.read_bytes()[:4] in (b"\x89PNG", b"%PDF", b"<?xm")
+    if kind == "svg":
+        assert all(
+            f"<!-- {label} -->" in out.read_text() for label in ("a train/loss", "b train/accuracy", "a test/loss")
+        )
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = str(logged(tmp_path / "a")), str(tmp_path / "a.png")
+    for arguments, message in (
+        ([run, "--metric", "los", "--out", out], "has no metric 'los'. Did you mean"),
+        ([str(tmp_path / "none"), "--out", out], "there is no "),
+        ([run, "--out", str(tmp_path / "a.doc")], "is no kind of picture: choose one of"),
+        ([run, "--out", str(tmp_path / "none" / "a.png")], "No such file or directory"),
+    ):
+        assert command(arguments) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: ") and message in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json",
+        b"[1]",
+        b'{"kind":"scalars","source":"a","values":{}}',
+        b'{"kind":"scalars","source":"a","step":"1","values":{}}',
+        b'{"kind":"scalars","source":"a","step":1,"values":[]}',
+        b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1,2],"dtype":"f4","shape":[3]}}}',
+        b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1],"dtype":"no","shape":[1]}}}',
+        b"[" * 100_000,
+        b"\xff",
+        b"x" * (LONGEST_LINE + 1),
+    ],
+    ids=range(10),
+)
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "records.jsonl").write_bytes(b'{"kind":"text","source":"a","step":1,"values":{}}\n' + line + b"\n")
+    assert command([str(tmp_path), "--out", str(tmp_path / "a.png")]) == 2
+    assert "records.jsonl, line 2: " in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert command([str(logged(tmp_path / "a")), "--out", str(tmp_path / "a.png")]) == 2
+    assert "pip install 'fulgurite-logging[plot]'" in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""What else is recorded: console lines, the environment, compilations, norms and learning rates."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.encoding import loads
+from fulgurite.errors import ConfigurationError, PathError
+from fulgurite.masking import masked, masked_arguments
+from fulgurite_logging import Compilations, Environment, LearningRate, Media, Norms
+from fulgurite_logging.console import number
+from logged import Act, Line, data
+
+
+def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(plugins=plugins, autoload=False, **{"steps": 6, "log_every": 2, **settings})
+
+
+class Sink:
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.records: list[fg.Record] = []
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        self.records.append(record)
+
+    def of(self, source: str) -> list[fg.Record]:
+        return [record for record in self.records if record.source == source]
+
+
+# --- console ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
+    notice = Act(fg.At(3), lambda run: run.emit("text", "act", {"notice": "hello"}, stream="telemetry"))
+    result = engine("console", notice).fit(Line, data())
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
+    loss, error = (result.history[f"train/{name}"] for name in ("loss", "error"))
+    assert first == f"step       2  train  error {error[0]:.4f}  loss {loss[0]:.4f}"
+    assert second == "step       3  note: hello"
+    assert third == f"step       4  train  error {error[1]:.4f}  loss {loss[1]:.4f}"
+    start, _, rate = fourth.rpartition("  ")
+    assert start == f"step       6  train  error {error[2]:.4f}  loss {loss[2]:.4f}" and rate.endswith(" steps/s")
+
+
+def test_a_closed_pipe_does_not_end_training() -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import fulgurite as fg; from logged import Line, data\n"
+        "result = fg.Engine(steps=50, log_every=1, plugins=['console'], autoload=False).fit(Line, data())\n"
+        "print(result.failed, int(result.state.step), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.stderr.startswith("{'console': \"BrokenPipeError: ") and done.stderr.endswith("} 50\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5000"),
+        (0.0, "0.0000"),
+        (1234.56, "1,234.6"),
+        (1e-5, "1.000e-05"),
+        (2.5e9, "2.500e+09"),
+        (float("nan"), "nan"),
+        (12_345, "12,345"),
+        (True, "True"),
+        (np.zeros((2, 3)), "array[2, 3]"),
+    ],
+)
+def test_numbers_are_short(value: Any, text: str) -> None:
+    assert number(value) == text
+
+
+def test_case_18_steps_a_second() -> None:
+    """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log step on in a run."""
+    from fulgurite.accounts import Rate
+
+    rate = Rate()
+    assert rate(10, 1000.0) is None
+    assert rate(133, 1010.0) == pytest.approx(12.3)
+    sink = Sink()
+    engine(sink).fit(Line, data())
+    assert [one.step for one in sink.of("train") if "steps_per_second" in one.values] == [4, 6]
+
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+
+class Tower(Line):
+    """A model with modules in it."""
+
+    layers: list[eqx.nn.Linear]
+
+    def __init__(self, *, key: Any) -> None:
+        super().__init__(key=key)
+        self.layers = [eqx.nn.Linear(4, 2, key=key), eqx.nn.Linear(2, 3, use_bias=False, key=key)]
+
+
+def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "canary1", "token=canary2", "lr=0.1"])
+    monkeypatch.setenv("JAX_CANARY_TOKEN", "canary3")
+    monkeypatch.setenv("MY_SECRET", "canary4")
+    monkeypatch.setenv("MY_PROXY", "http://me:canary5@host/x")
+    sink = Sink()
+    engine(sink, Environment(variables=("MY_PROXY",))).fit(Tower, data())
+    (environment,), (config, table) = sink.of("environment"), sink.of("parameters")
+    assert {(one.stream, one.step) for one in (environment, config, table)} == {("telemetry", 0)}
+    told = environment.values
+    assert told["argv"] == ["train.py", "--api-key", "***", "token=***", "lr=0.1"]
+    assert told["variables"]["JAX_CANARY_TOKEN"] == "***"
+    assert told["variables"]["MY_PROXY"] == "http://***@host/x" and "MY_SECRET" not in told["variables"]
+    assert "canary" not in json.dumps(told).lower().replace("jax_canary_token", "")
+    assert told["devices"] == {"kind": jax.devices()[0].device_kind, "platform": "cpu", "count": len(jax.devices())}
+    assert told["versions"]["jax"] == jax.__version__
+    assert told["plugins"]["environment"].startswith("fulgurite-logging ")
+    # weight 3; layers 4 x 2 + 2 and 2 x 3: four bytes each
+    assert (config.values["count"], config.values["bytes"]) == (19, 76)
+    assert config.values["modules"] == {
+        "layers": {"count": 16, "bytes": 64},
+        "layers[0]": {"count": 10, "bytes": 40},
+        "layers[1]": {"count": 6, "bytes": 24},
+    }
+    assert config.values["arrays"]["layers[0].weight"] == {"shape": [2, 4], "dtype": "float32", "bytes": 32}
+    assert config.values["optimizer_bytes"] == 2 * 76 + 4
+    assert table.values["table"].splitlines()[-1].split() == ["total", "19", "76"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lr=3e-4", "lr=3e-4"),
+        ("token=abc", "token=***"),
+        ("--wandb.api_key=a,b", "--wandb.api_key=***,b"),
+        ('{"password": "a b", "lr": 1}', '{"password": ***, "lr": 1}'),
+        ("SECRET: 'x y'", "SECRET: ***"),
+        ("https://user:pa@ss@host/path?token=abc&x=1", "https://***@host/path?token=***&x=1"),
+        ("s3://bucket/path", "s3://bucket/path"),
+    ],
+)
+def test_secrets_are_masked(text: str, expected: str) -> None:
+    assert masked(text) == expected
+
+
+def test_what_follows_an_option_is_masked() -> None:
+    assert masked_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
+        "--token",
+        "***",
+        "x",
+        "--use-key",
+        "--run",
+        "a",
+    ]
+
+
+# --- compilations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_compilation_during_training_says_what_changed() -> None:
+    sink, batches = Sink(), [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)]
+    engine(sink, Compilations(), steps=3).fit(Line, batches)
+    assert [one.values["notice"] for one in sink.of("compilations")] == [
+        "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
+        "float32[2]"
+    ]
+    first, second = sink.of("compilation/step")
+    assert (first.step, second.step, first.stream) == (1, 3, "telemetry")
+    assert first.values["flops"] > second.values["flops"] > 0
+
+
+# --- norms and learning rates -----------------------------------------------------------------------------------------
+
+
+def test_norms_are_those_of_numpy() -> None:
+    seen: list[Any] = []
+
+    class Witness:
+        @fg.hookimpl
+        def step_metrics(self, state: fg.TrainState, grads: Any, updates: Any) -> dict[str, Any]:
+            last = fg.metrics.Last.of
+            squares = {"gradients": grads.weight, "updates": updates.weight, "parameters": state.module.weight}
+            return {name: last(jnp.sum(value**2)) for name, value in squares.items()}
+
+    groups = {"top": "layers[1]", "rest": ~fg.select("layers[1]")}
+    result = engine(Norms(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))).fit(
+        Tower, data()
+    )
+    history = result.history
+    for kind in ("gradients", "updates"):
+        expected = np.sqrt(history[f"train/witness/{kind}"])
+        np.testing.assert_allclose(history[f"train/norms/{kind}"], expected, rtol=1e-6)
+        np.testing.assert_allclose(history[f"train/norms/{kind}/rest"], expected, rtol=1e-6)
+        assert history[f"train/norms/{kind}/top"].tolist() == [0, 0, 0]  # it takes no part in the loss
+    module = result.module
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_array))))
+    assert history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
+    top = np.linalg.norm(module.layers[1].weight)
+    assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(tree: Any) -> Any:
+        jax.debug.callback(lambda: computed.append(1))
+        return jnp.zeros(())
+
+    monkeypatch.setattr("fulgurite_logging.norms.norm", counted)
+    result = engine(Norms(of=("gradients",)), steps=7, log_every=3, fuse=fuse).fit(Line, data())
+    jax.effects_barrier()
+    assert len(computed) == len(result.history["train/norms/gradients"]) == 3
+
+
+def test_norms_that_cannot_be_are_errors() -> None:
+    with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
+        Norms(of=("gradient",))
+    with pytest.raises(PathError, match="selects no array"):
+        engine(Norms(groups={"top": "nowhere"})).fit(Line, data())
+
+
+class Scheduled(Line):
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        schedule = optax.linear_schedule(1.0, 0.0, 10)
+        return optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=schedule))
+
+
+def test_the_learning_rate_is_that_of_the_steps_update() -> None:
+    result = engine(LearningRate()).fit(Scheduled, data())
+    np.testing.assert_allclose(result.history["train/learning_rate/default"], [0.9, 0.7, 0.5], rtol=1e-6)
+
+
+def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"optax\.inject_hyperparams\(optax\.adam\)"):
+        engine("learning_rate").fit(Line, data())
+
+
+# --- media ------------------------------------------------------------------------------------------------------------
+
+
+class Shown(Line):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        media = {"weights": lambda: fg.media.Histogram.of(self.weight, 2)}
+        return super().training_step(batch, ctx).replace(media=media)
+
+
+def test_media_are_shown_at_their_trigger() -> None:
+    sink = Sink()
+    engine(sink, Media(every=3)).fit(Shown, data())
+    shown = [one for one in sink.records if one.kind == "media"]
+    assert [one.step for one in shown] == [3, 6]
+    assert [int(one.values["weights"].counts.sum()) for one in shown] == [3, 3]
+
+
+def test_everything_goes_into_one_file(tmp_path: Path) -> None:
+    engine("jsonl", "csv", "environment", "compilations", "norms", run=tmp_path).fit(Line, data())
+    lines = [loads(line) for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()]
+    told = [(one["kind"], one["source"]) for one in lines[:4]]
+    assert told[:3] == [("config", "environment"), ("config", "parameters"), ("text", "parameters")]
+    assert told[3] == ("scalars", "compilation/step")
