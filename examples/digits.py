@@ -2,6 +2,7 @@
 
 python examples/digits.py                      # a few seconds on two cores
 python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
+python examples/digits.py --run runs/a         # saves and logs into runs/a, and goes on there when started again
 """
 
 from dataclasses import dataclass
@@ -71,11 +72,16 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {name: a[:-360] for name, a in arrays.items()}, {name: a[-360:] for name, a in arrays.items()}
 
 
-def experiment(width: int = 128, lr: float = 1e-3, steps: int = 2_000, seed: int = 0) -> fg.Experiment:
-    """Trains a perceptron on scikit-learn's handwritten digits."""
+def experiment(
+    width: int = 128, lr: float = 1e-3, steps: int = 2_000, seed: int = 0, run: str | None = None
+) -> fg.Experiment:
+    """Trains a perceptron on scikit-learn's handwritten digits. With a run's directory it saves and logs there."""
     train, test = digits()
     report = Report(fg.ArrayData(test, batch_size=120))
-    engine = fg.Engine(steps=steps, seed=seed, log_every=200, plugins=["rng", report])
+    plugins = ["rng", report]
+    if run is not None:
+        plugins += [{"checkpoints": {"every": 200}}, "jsonl", "csv", "environment"]
+    engine = fg.Engine(steps=steps, seed=seed, log_every=200, run=run, plugins=plugins)
     return fg.Experiment(
         engine=engine,
         model=partial(Classifier, width, lr),

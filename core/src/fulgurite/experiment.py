@@ -58,7 +58,7 @@ def main(
     options = parser.parse_intermixed_args(argv)
     try:
         connect()
-        made = build(experiment, options.overrides)
+        made = build(experiment, options.overrides, run=options.run)
         if options.run is not None:
             made.engine.set_run(options.run)
     except (ConfigurationError, ProcessError) as error:
@@ -78,11 +78,19 @@ def main(
 
 
 def build(
-    experiment: Callable[..., Experiment], overrides: Sequence[str], kept: dict[str, Any] | None = None
+    experiment: Callable[..., Experiment],
+    overrides: Sequence[str],
+    kept: dict[str, Any] | None = None,
+    *,
+    run: str | None = None,
 ) -> Experiment:
     """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest, which holds: an
-    override that says otherwise is an error, unless the manifest does not tell, because it is a secret."""
+    override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
+    run's directory, is handed to an experiment that has an argument `run`, so that it can leave out what needs one; it
+    is no part of the configuration."""
     known, given = arguments_of(experiment), {}
+    if "run" in known and run is not None:
+        given["run"] = run
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
@@ -97,7 +105,8 @@ def build(
     made = experiment(**given)
     if not isinstance(made, Experiment):
         raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
-    made.engine.configuration = {name: one.default for name, (one, _) in known.items()} | given
+    configuration = {name: one.default for name, (one, _) in known.items()} | given
+    made.engine.configuration = {name: value for name, value in configuration.items() if name != "run"}
     return made
 
 

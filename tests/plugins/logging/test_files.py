@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError
-from fulgurite_logging import Csv, JsonLines
+from fulgurite_logging.jsonl import Lines
+from fulgurite_logging.table import Tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def told(step: int, **values: Any) -> fg.Record:
 
 
 def test_lines_of_json(tmp_path: Path) -> None:
-    backend = JsonLines().backend(tmp_path, None)
+    backend = Lines(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
     backend.write(told(2, steps_per_second=math.inf))
@@ -54,14 +55,14 @@ def test_lines_of_json(tmp_path: Path) -> None:
 def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
     for name, values in {"a": {"x": 1, "y": {"b": 1, "a": 2}}, "b": {"y": {"a": 2, "b": 1}, "x": 1}}.items():
         (tmp_path / name).mkdir()
-        JsonLines().backend(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
+        Lines(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
     assert (tmp_path / "a" / "records.jsonl").read_bytes() == (tmp_path / "b" / "records.jsonl").read_bytes()
 
 
 def test_a_torn_line_is_dropped_where_nothing_says_how_far_it_was_written(tmp_path: Path) -> None:
     for name in ("records.jsonl", "telemetry.jsonl"):
         (tmp_path / name).write_bytes(b'{"step":1}\n' + b"x" * 100_000)
-    backend = JsonLines().backend(tmp_path, None)
+    backend = Lines(tmp_path, None)
     backend.write(told(2))
     assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
     first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
@@ -69,12 +70,12 @@ def test_a_torn_line_is_dropped_where_nothing_says_how_far_it_was_written(tmp_pa
 
 
 def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
-    backend = JsonLines().backend(tmp_path, None)
+    backend = Lines(tmp_path, None)
     backend.write(told(1))
     position = backend.position()
     backend.write(told(2))
     backend.write(scalars(2))
-    JsonLines().backend(tmp_path, position)
+    Lines(tmp_path, position)
     assert [json.loads(line)["step"] for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()] == [1, 2]
     assert (tmp_path / "records.jsonl").read_bytes() == b""
 
@@ -83,7 +84,7 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
 
 
 def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
-    backend = Csv().backend(tmp_path, None)
+    backend = Tables(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan))
     backend.write(scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True))
     backend.write(scalars(3, loss=-math.inf, array=np.array([1, 2], np.float32), number=np.float32(0.5)))
@@ -100,11 +101,11 @@ def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
 
 
 def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
-    backend = Csv().backend(tmp_path, None)
+    backend = Tables(tmp_path, None)
     backend.write(scalars(1, a=1))
     with open(tmp_path / "records.csv", "a") as file:
         file.write("2,torn")
-    backend = Csv().backend(tmp_path, None)
+    backend = Tables(tmp_path, None)
     backend.write(scalars(2, b=2))
     assert (tmp_path / "records.csv").read_text() == "step,train/a,train/b\n1,1,\n2,,2\n"
     assert backend.position() == {"records.csv": {"bytes": 31, "columns": 3, "rows": 2}}
@@ -113,10 +114,10 @@ def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
 def test_a_table_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text("a,b\n1,2\n")
     with pytest.raises(CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"):
-        Csv().backend(tmp_path, None)
+        Tables(tmp_path, None)
     (tmp_path / "records.csv").write_text('step,"a\n')
     with pytest.raises(CheckpointError, match=r"records\.csv cannot be read"):
-        Csv().backend(tmp_path, None)
+        Tables(tmp_path, None)
 
 
 # --- going back -------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ RECORDS = st.lists(
 )
 
 
-@pytest.mark.parametrize(("sink", "name"), [(JsonLines, "records.jsonl"), (Csv, "records.csv")])
+@pytest.mark.parametrize(("sink", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
 @settings(max_examples=40)
 @given(before=RECORDS, lost=RECORDS, after=RECORDS, torn=st.binary(max_size=9).filter(lambda torn: b"\n" not in torn))
 def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
@@ -151,7 +152,7 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
 ) -> None:
     """Whatever came in between, with other columns and a torn line at its end, at a position that went through JSON."""
     whole, cut = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut")
-    straight, first = sink().backend(whole, None), sink().backend(cut, None)
+    straight, first = sink(whole, None), sink(cut, None)
     for record in before:
         straight.write(record)
         first.write(record)
@@ -162,7 +163,7 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
     first.close()
     with open(cut / name, "ab") as file:
         file.write(torn)
-    second = sink().backend(cut, position)
+    second = sink(cut, position)
     assert (cut / name).read_bytes() == kept
     assert second.position() == position
     for record in after:
@@ -174,7 +175,7 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
 
 
 def test_every_row_has_every_column(tmp_path: Path) -> None:
-    backend = Csv().backend(tmp_path, None)
+    backend = Tables(tmp_path, None)
     for step in range(1, 6):
         backend.write(scalars(step, **{f"new_{step // 2}": step}))
     with open(tmp_path / "records.csv", newline="") as file:
@@ -185,28 +186,28 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sink", "position"),
     [
-        (JsonLines, {"records.jsonl": 10_000}),
-        (JsonLines, {"records.jsonl": 5}),
-        (JsonLines, {"records.jsonl": -1}),
-        (JsonLines, {"records.jsonl": True}),
-        (JsonLines, {"records.jsonl": "../../victim"}),
-        (JsonLines, {"../victim": 0}),
-        (JsonLines, [1]),
-        (Csv, {"records.csv": {"bytes": 10_000, "columns": 2, "rows": 1}}),
-        (Csv, {"records.csv": {"bytes": 5, "columns": 2, "rows": 1}}),
-        (Csv, {"records.csv": {"bytes": 20, "columns": 9, "rows": 1}}),
-        (Csv, {"records.csv": {"bytes": 20, "columns": 1, "rows": 7}}),
-        (Csv, {"records.csv": {"bytes": 20, "columns": "2", "rows": None}}),
-        (Csv, {"records.csv": 7}),
+        (Lines, {"records.jsonl": 10_000}),
+        (Lines, {"records.jsonl": 5}),
+        (Lines, {"records.jsonl": -1}),
+        (Lines, {"records.jsonl": True}),
+        (Lines, {"records.jsonl": "../../victim"}),
+        (Lines, {"../victim": 0}),
+        (Lines, [1]),
+        (Tables, {"records.csv": {"bytes": 10_000, "columns": 2, "rows": 1}}),
+        (Tables, {"records.csv": {"bytes": 5, "columns": 2, "rows": 1}}),
+        (Tables, {"records.csv": {"bytes": 20, "columns": 9, "rows": 1}}),
+        (Tables, {"records.csv": {"bytes": 20, "columns": 1, "rows": 7}}),
+        (Tables, {"records.csv": {"bytes": 20, "columns": "2", "rows": None}}),
+        (Tables, {"records.csv": 7}),
     ],
 )
 def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(tmp_path: Path, sink: Any, position: Any) -> None:
-    backend = sink().backend(tmp_path, None)
+    backend = sink(tmp_path, None)
     backend.write(scalars(1, a=1))
     backend.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(CheckpointError, match="checkpoint"):
-        sink().backend(tmp_path, position)
+        sink(tmp_path, position)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -220,17 +221,17 @@ def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:
     run.mkdir()
     os.symlink(victim, run / "records.jsonl")
     with pytest.raises(OSError, match=r"records\.jsonl"):
-        JsonLines().backend(run, None)
+        Lines(run, None)
     os.remove(run / "records.jsonl")
     os.mkfifo(run / "records.jsonl")
     with pytest.raises(OSError, match="no regular file"):
-        JsonLines().backend(run, None)
+        Lines(run, None)
     assert victim.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("sink", [JsonLines, Csv])
+@pytest.mark.parametrize("sink", [Lines, Tables])
 def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, sink: Any) -> None:
-    backend = sink().backend(tmp_path, None)
+    backend = sink(tmp_path, None)
     backend.write(scalars(1, a=1))
     for path in tmp_path.iterdir():
         path.unlink()

@@ -136,8 +136,8 @@ class Gated(JsonLines):
         super().__init__()
         self.gate, self.free = gate, free
 
-    def backend(self, folder: Path, position: Any) -> fg.Backend:
-        backend = super().backend(folder, position)
+    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        backend = super().backend(run, position)
         write, left = backend.write, iter(range(self.free))
 
         def gated(record: fg.Record) -> None:

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.group is not None:
             _wait_for(run, options.timeout)
-        experiment = build(load_experiment(options.program), options.overrides, run.manifest()["configuration"])
+        program, kept = load_experiment(options.program), run.manifest()["configuration"]
+        experiment = build(program, options.overrides, kept, run=options.run)
         if options.group is None:
             return _once(experiment, run, options.step, options.json)
         follower = Follower(experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell)

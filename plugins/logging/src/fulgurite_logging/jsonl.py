@@ -8,13 +8,12 @@ import fulgurite as fg
 from fulgurite import encoding
 
 from fulgurite_logging.files import LineFile, entry
-from fulgurite_logging.sink import FileSink
 
 EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 
 
 @dataclass(eq=False)
-class JsonLines(FileSink):
+class JsonLines(fg.FileSink):
     """Writes scalars, text and configuration into the run's directory, a line of JSON for each record.
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes a function of the records
@@ -24,21 +23,24 @@ class JsonLines(FileSink):
 
     plugin_name = "jsonl"
 
-    def backend(self, folder: Path, position: Any) -> fg.Backend:
-        return _Backend(folder, position)
+    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        assert run.directory is not None
+        return Lines(run.directory.path, position)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
         """Has the record written."""
-        self.log_scalars(record)
+        self.put(record)
 
     @fg.hookimpl
     def log_config(self, record: fg.Record) -> None:
         """Has the record written."""
-        self.log_scalars(record)
+        self.put(record)
 
 
-class _Backend:
+class Lines:
+    """The two files in `folder`, the exact one cut back to `position` unless that is None."""
+
     def __init__(self, folder: Path, position: Any) -> None:
         self._exact, self._telemetry = LineFile(folder / EXACT), LineFile(folder / TELEMETRY)
         if position is None:

@@ -13,13 +13,12 @@ from fulgurite import encoding
 from fulgurite.errors import CheckpointError
 
 from fulgurite_logging.files import LineFile, entry
-from fulgurite_logging.sink import FileSink
 
 EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 
 
 @dataclass(eq=False)
-class Csv(FileSink):
+class Csv(fg.FileSink):
     """Writes scalars into the run's directory, a row for each record and a column for each `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes a function of the records alone; a resumed run goes on where its
@@ -30,11 +29,14 @@ class Csv(FileSink):
 
     plugin_name = "csv"
 
-    def backend(self, folder: Path, position: Any) -> fg.Backend:
-        return _Backend(folder, position)
+    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        assert run.directory is not None
+        return Tables(run.directory.path, position)
 
 
-class _Backend:
+class Tables:
+    """The two files in `folder`, the exact one cut back to `position` unless that is None."""
+
     def __init__(self, folder: Path, position: Any) -> None:
         self._exact = Table(folder / EXACT, ["step"])
         self._telemetry = Table(folder / TELEMETRY, ["attempt", "wall", "step"])
