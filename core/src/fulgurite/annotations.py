@@ -27,9 +27,7 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
             if not isinstance(value, expected):
                 shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]'
                 given = "missing" if value is None else describe(value)
-                raise DataError(
-                    f"{path} is {given}, but {step.__qualname__} expects {shown}. The batch: {describe(batch)}"
-                )
+                raise DataError(f"{path} is {given}; {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
 
 
 def describe(tree: Any) -> str:
@@ -45,6 +43,12 @@ def describe(tree: Any) -> str:
 def spec_of(tree: Any) -> Any:
     """The tree with `jax.ShapeDtypeStruct`s for arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def shapes_of(tree: Any) -> tuple[Any, ...]:
+    """What tells the executables of a compiled function apart: structure, shapes and dtypes of a tree of arrays."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
 def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:

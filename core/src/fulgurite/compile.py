@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
-from fulgurite.annotations import describe, spec_of
+from fulgurite.annotations import describe, shapes_of, spec_of
 from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.layout import Flat, Layout, Packing, Vectors
@@ -76,8 +76,7 @@ class CompiledStep:
         """The state after one step for each of `batches` (of equal shapes, `fuse` at most), and the last step's output
         for `output` and `media`. Consumes `flat`; `due` are the flags of what is due after the last of the steps;
         `resident` are the arrays on the device that indexed batches are gathered from."""
-        leaves, treedef = jax.tree.flatten(batches[0])
-        key = id(self._step.rule), treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        key = id(self._step.rule), *shapes_of(batches[0])
         executable = self._executables.get(key)
         if executable is None:
             self._placing.check(batches[0], f"the batch for step {self._step.at}")

@@ -91,9 +91,7 @@ class Context:
         return it from there and add it outside.
         """
         if self.losses is None:
-            raise ModelError(
-                f"ctx.add_loss({name!r}) has no effect outside of the forward pass: add it in training_step"
-            )
+            raise ModelError(f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in training_step")
         if name in self.losses:
             raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)

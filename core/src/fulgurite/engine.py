@@ -32,12 +32,12 @@ from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
 from fulgurite.placing import share_of
 from fulgurite.plugins import PluginManager
-from fulgurite.program import Program, program_key
+from fulgurite.program import Program
 from fulgurite.resume import Resume, completed, reference_of, restored, span_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
-from fulgurite.state import Source, TrainState, check_not_consumed, source_of
+from fulgurite.state import Source, TrainState, check_not_consumed, key_of, source_of
 from fulgurite.step import forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
@@ -201,9 +201,7 @@ class Engine:
         """A new train state for `step`, made for batches like the first one of `data`."""
         data = part_of(data, "train")
         if isinstance(as_data(data).source, Iterator):
-            raise DataError(
-                "init would use up the first batch of an iterator: pass something that can be iterated again"
-            )
+            raise DataError("init would use up the first batch of an iterator: pass what can be iterated again")
         source = source_of(model)
         with self._feed(data, 0) as feed:
             return self._program(source, _first(feed, 0), resident_of(data)).init(source, self._root_key())
@@ -333,11 +331,11 @@ class Engine:
 
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
         made = source.given or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
-        key = program_key(made, batch, resident)
+        key = key_of((made, batch, resident))
         if key not in self._programs:
             program = self._programs[key] = Program(self, source, batch, resident)
             # A module that makes functions gives other ones at each call; those in the state are those of `like`.
-            self._programs[program_key((program.like.module, program.like.model_state), batch, resident)] = program
+            self._programs[key_of(((program.like.module, program.like.model_state), batch, resident))] = program
         return self._programs[key]
 
     def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from fulgurite.errors import StateError
 from fulgurite.paths import from_keys
-from fulgurite.state import TrainState, check_not_consumed
+from fulgurite.state import TrainState, check_not_consumed, key_of
 
 Vectors = tuple[Array | np.ndarray, ...]
 
@@ -69,6 +69,7 @@ class Layout:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
         paths = [str(from_keys(keys)) for keys, _ in keyed]
         self._leaves = [_struct(leaf) for _, leaf in keyed]
+        self._key = key_of(state)
         self._arrays, self._scalars = [], []
         for index, (path, leaf) in enumerate(zip(paths, self._leaves, strict=True)):
             if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -97,8 +98,7 @@ class Layout:
 
     def fits(self, state: TrainState) -> bool:
         """Whether a state has this layout, down to shapes, dtypes and other leaves."""
-        leaves, treedef = jax.tree.flatten(state)
-        return treedef == self.treedef and all(map(_alike, leaves, self._leaves))
+        return key_of(state) == self._key
 
     def split(self, state: TrainState) -> Flat:
         """The flat form of a state, outside of a trace, with its arrays where they belong. A state that was consumed is
@@ -140,9 +140,7 @@ class Layout:
     def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self.treedef:
-            raise StateError(
-                "this train state has another structure than the module and plugins of this engine give it"
-            )
+            raise StateError("the train state has another structure than the module and plugins of this engine give it")
         return leaves
 
     def _raw(self, leaves: list[Any]) -> list[Array]:
@@ -164,12 +162,6 @@ def _vector_dtype(struct: Any) -> Any:
 
 def _struct(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
-
-
-def _alike(leaf: Any, spec: Any) -> bool:
-    if isinstance(spec, jax.ShapeDtypeStruct):
-        return eqx.is_array(leaf) and leaf.shape == spec.shape and leaf.dtype == spec.dtype
-    return leaf is spec or (not eqx.is_array(leaf) and type(leaf) is type(spec) and bool(leaf == spec))
 
 
 def _is_key(leaf: Any) -> bool:

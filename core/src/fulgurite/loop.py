@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from fulgurite.accounts import Rate
+from fulgurite.annotations import shapes_of
 from fulgurite.compile import Results
 from fulgurite.consensus import LOCAL
 from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
@@ -279,7 +280,7 @@ class Loop:
         room = min(self._compiled.fuse, target - self.step)
         while len(items) < room and not items[-1].epoch_end and not self._stopping():
             item = self._next_batch(self.step + len(items))
-            if _shapes(item.batch) != _shapes(items[0].batch):
+            if shapes_of(item.batch) != shapes_of(items[0].batch):
                 self._held = item
                 break
             items.append(item)
@@ -419,8 +420,3 @@ class Loop:
         self.emitter.later(jax.tree.leaves(values), finish)
         if (rate := self._rate(step, monotonic())) is not None:
             self.run.emit("scalars", "train", {"steps_per_second": rate}, stream="telemetry")
-
-
-def _shapes(batch: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(batch)
-    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -59,9 +59,7 @@ class Module(eqx.Module):
 
     def training_step(self, batch: Any, ctx: "Context") -> Output:
         """The loss and the metrics of one batch. Required."""
-        raise ModelError(
-            f"{type(self).__name__} has no training_step(self, batch, ctx); define it and return fg.Output"
-        )
+        raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output")
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
         """The metrics of one batch in evaluation; `training_step` unless overridden. The module is in inference

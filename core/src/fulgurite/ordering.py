@@ -2,24 +2,16 @@
 
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, TypeVar
 
 from fulgurite.errors import PluginError, did_you_mean
 
-
-@runtime_checkable
-class Orderable(Protocol):
-    """Something with a name, what others may call it, and what it says of others."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def known_as(self) -> set[str]: ...
-    @property
-    def order(self) -> dict[str, Any]: ...
+if TYPE_CHECKING:
+    from fulgurite.plugins import Registered
+    from fulgurite.tasks import Task
 
 
-T = TypeVar("T", bound=Orderable)
+T = TypeVar("T", "Registered", "Task")
 
 
 def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:

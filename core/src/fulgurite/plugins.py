@@ -185,9 +185,7 @@ class PluginManager:
         except pluggy.PluginValidationError as error:
             raise PluginError(f"{where}: {error}") from error
         except ValueError as error:
-            raise PluginError(
-                f"two plugins are called {registered.name!r}: give each an `instance` of its own"
-            ) from error
+            raise PluginError(f"two plugins are called {registered.name!r}: give each its own `instance`") from error
 
     def _marked(self, registered: Registered, where: str) -> dict[str, Callable[..., Any]]:
         """The bound methods that carry `@hookimpl`, looked up on the class, after checking names and options."""
@@ -268,9 +266,7 @@ def _named(one: Any) -> tuple[str | None, dict[str, Any]]:
         return one, {}
     if isinstance(one, dict):
         if len(one) != 1 or not isinstance(next(iter(one.values())), dict):
-            raise ConfigurationError(
-                f"a plugin with arguments is written {{'name': {{'argument': value}}}}, not {one!r}"
-            )
+            raise ConfigurationError(f"write a plugin with arguments as {{'name': {{'argument': value}}}}, not {one!r}")
         return next(iter(one.items()))
     if isinstance(one, type):
         raise ConfigurationError(f"{one.__name__} is a class: pass an instance, {one.__name__}(...)")

@@ -18,7 +18,7 @@ from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
 from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
-from fulgurite.state import Source, TrainState, check_same_structure, hashable, owned
+from fulgurite.state import Source, TrainState, check_same_structure, owned
 from fulgurite.step import TrainStep
 from fulgurite.streams import fold_name
 from fulgurite.triggers import Span
@@ -194,12 +194,6 @@ def slices_of(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[
         for hook in plugins.implementations("plugin_state")
     }
     return owned({name: own for name, own in made.items() if own is not None})
-
-
-def program_key(made: Any, batch: Any, resident: Any) -> Any:
-    """What tells kinds of models and batches apart."""
-    leaves, treedef = jax.tree.flatten((made, spec_of(batch), spec_of(resident)))
-    return treedef, tuple(map(hashable, leaves))
 
 
 def placed(like: TrainState, shardings: list[Any]) -> TrainState:

@@ -63,9 +63,7 @@ class Scheduled:
     def __post_init__(self) -> None:
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.phase not in PHASES:
-            raise ConfigurationError(
-                f"Scheduled {self.name!r}: phase is {self.phase!r}; the phases are {', '.join(PHASES)}"
-            )
+            raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; there are {', '.join(PHASES)}")
         if self.action is None and self.phase != "log":
             raise ConfigurationError(f"Scheduled {self.name!r} has no action; only phase 'log' can do without one")
 
@@ -126,9 +124,7 @@ class Run:
         Waits for the device to learn whether the state is finite; one that is not raises `NonFiniteError`.
         """
         if not self._loop.between_steps:
-            raise StateError(
-                "run.state is valid only during the call that `run` was given to; copy what you need there"
-            )
+            raise StateError("run.state is valid only during the call that `run` was given to; copy what you need")
         return self._loop.state()
 
     @property

@@ -134,6 +134,12 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
             raise ModelError(f"{change}; shape, dtype and other leaves must stay")
 
 
+def key_of(tree: PyTree) -> Any:
+    """What tells trees apart for which other programs are compiled: structure, shapes and dtypes, and other leaves."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple(map(hashable, leaves))
+
+
 def hashable(leaf: Any) -> Any:
     """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

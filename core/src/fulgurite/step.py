@@ -137,9 +137,7 @@ def forward(
     check_batch(method, batch)
     output = method(batch, ctx)
     if not isinstance(output, Output):
-        raise ModelError(
-            f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(loss, ...)"
-        )
+        raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(...)")
     output = constrained(plugins, output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
@@ -149,9 +147,7 @@ def forward(
     for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
-                raise ModelError(
-                    f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one of them"
-                )
+                raise ModelError(f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one")
             terms[name] = jnp.asarray(value)
     for name, value in terms.items():
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):

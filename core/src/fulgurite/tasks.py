@@ -1,7 +1,6 @@
 """The scheduled actions of an engine, in the order in which they run at one step."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fulgurite.errors import PluginError
 from fulgurite.ordering import ordered
@@ -17,12 +16,16 @@ class Task:
     name: str
     plugin: Registered
     scheduled: Scheduled
-    order: dict[str, Any] = field(default_factory=dict)
 
     @property
     def known_as(self) -> set[str]:
         """What `after` and `before` may call it."""
         return {self.name, self.scheduled.name}
+
+    @property
+    def order(self) -> dict[str, tuple[str, ...]]:
+        """What it says of others."""
+        return {"requires": (), "after": self.scheduled.after, "before": self.scheduled.before}
 
     @property
     def trigger(self) -> Trigger:
@@ -39,22 +42,17 @@ def collect(plugins: PluginManager, log: Trigger | None) -> list[Task]:
     """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the engine's own
     trigger."""
     owner = Registered("fulgurite", plugins, "core")
-    found = [Task("log", owner, Scheduled("log", log, None, "log"), _order())] if log is not None else []
+    found = [Task("log", owner, Scheduled("log", log, None, "log"))] if log is not None else []
     for plugin, schedule in plugins.call("schedule"):
         for scheduled in schedule or ():
             if not isinstance(scheduled, Scheduled):
                 raise PluginError(
                     f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {scheduled!r}"
                 )
-            order = _order(after=scheduled.after, before=scheduled.before)
-            found.append(Task(f"{plugin.name}.{scheduled.name}", plugin, scheduled, order))
+            found.append(Task(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
     names = [task.name for task in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise PluginError(f"two scheduled actions are called {twice[0]!r}; give each a name of its own")
     return [
         task for phase in PHASES for task in ordered([one for one in found if one.scheduled.phase == phase], "action")
     ]
-
-
-def _order(after: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"requires": (), "after": after, "before": before}

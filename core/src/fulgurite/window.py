@@ -97,9 +97,7 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
         if isinstance(value, Gathered):
-            raise ModelError(
-                f"metric {name!r} is gathered over examples, which only evaluators do; return it from there"
-            )
+            raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
         if isinstance(value, Running):
             running[name] = value
         elif isinstance(value, Metric):
