@@ -197,6 +197,48 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
     assert found and found[0].attempt == 2 and not found[0].ended  # left to its new owner
 
 
+def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
+    run = fg.RunDirectory(tmp_path)
+    with run.hold():
+        foreign(tmp_path, 0.0, attempt=2)
+        run.check_held(within=3600)
+        with pytest.raises(CheckpointError, match="taken over by attempt 2"):
+            run.check_held()
+        with pytest.raises(CheckpointError, match="taken over by attempt 2"):
+            run.check_held(within=0.0)
+
+
+def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As by a process that another one took for dead, and that goes on as if nothing had been."""
+    written: list[int] = []
+
+    class Backend:
+        def write(self, record: fg.Record) -> None:
+            written.append(record.step)
+
+        def sync(self) -> None: ...
+        def close(self) -> None: ...
+        def position(self) -> int:
+            return len(written)
+
+    class Numbers(fg.FileSink):
+        plugin_name = "numbers"
+
+        def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+            return Backend()
+
+    def take(run: fg.Run) -> None:
+        numbers_sink.durable(run.step).result()  # what came before is written
+        foreign(tmp_path, 0.0, attempt=2)
+        monkeypatch.setattr(time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60)
+
+    numbers_sink = Numbers()
+    one = fg.Engine(steps=6, log_every=1, run=tmp_path, plugins=[numbers_sink, Act(fg.At(3), take)], autoload=False)
+    with pytest.warns(UserWarning, match="taken over"), pytest.raises(CheckpointError, match="taken over"):
+        one.fit(Counting, numbers([0]))
+    assert sorted(set(written)) == [1, 2, 3]
+
+
 def test_the_heartbeat_is_renewed(tmp_path: Path, quick: None):
     held = Lock(tmp_path / "lock", 1)
     os.utime(tmp_path / "lock", (0, 0))

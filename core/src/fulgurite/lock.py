@@ -20,6 +20,7 @@ HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
 DEAD = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
 _SIZE = 1024  # of the file: always the same, so that one write replaces all of it
 
 
@@ -98,6 +99,7 @@ class Lock:
             os.close(self._descriptor)
             raise
         _HELD.add(self)
+        self._checked = time.clock_gettime(_CLOCK)
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         self._thread.start()
@@ -107,14 +109,19 @@ class Lock:
         """For which attempt it is held."""
         return self._owner.attempt
 
-    def check(self) -> None:
-        """Raises `CheckpointError` if another attempt owns the run now. A file that is gone is nobody's."""
+    def check(self, within: float = 0.0) -> None:
+        """Raises `CheckpointError` if another attempt owns the run now; nothing is read if that was done less than
+        `within` seconds ago. A file that is gone is nobody's."""
+        now = time.clock_gettime(_CLOCK)
+        if now - self._checked < within:
+            return
         found = owner_of(self._path)
         if found is not None and found[0] != self._owner:
             raise CheckpointError(
                 f"{self._path.parent} was taken over by {found[0]}: this process had shown no sign of life for "
                 f"{DEAD:.0f} s and may write nothing any more. End it; the other one goes on"
             )
+        self._checked = now
 
     def release(self) -> None:
         """Ends the heartbeat and lets go of the lock."""

@@ -144,11 +144,11 @@ class RunDirectory:
             lock, self._lock = self._lock, None
             lock.release()
 
-    def check_held(self) -> None:
-        """Raises `CheckpointError` if another process has taken the run over; asked before everything that is
-        written."""
+    def check_held(self, within: float = 0.0) -> None:
+        """Raises `CheckpointError` if another process has taken the run over; asked before everything that is written.
+        An answer less than `within` seconds old will do."""
         if self._lock is not None:
-            self._lock.check()
+            self._lock.check(within)
 
     def begin(self, manifest: str = "", step: int | None = None) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from fulgurite.errors import ConfigurationError
@@ -53,7 +54,9 @@ class FileSink:
                 f"Engine(run='runs/a') or --run runs/a, or leave {self.plugin_name} out"
             )
         self._writer = None
-        self._writer = Writer(self.plugin_name, self.backend(run, self._position))
+        # Who was taken for dead for 60 s and wakes up may not write into what another process goes on with.
+        held = partial(run.directory.check_held, within=1.0)
+        self._writer = Writer(self.plugin_name, self.backend(run, self._position), before=held)
         self._position = None
 
     @hookimpl

@@ -38,11 +38,15 @@ class Writer:
         name: of the sink, for messages.
         backend: where it writes.
         size: how many records the queue holds.
+        before: called before each write; if it raises, nothing is written.
     """
 
     patience: ClassVar[float] = 30.0
 
-    def __init__(self, name: str, backend: Backend, *, size: int = 1000) -> None:
+    def __init__(
+        self, name: str, backend: Backend, *, size: int = 1000, before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._before = before
         self.failure: BaseException | None = None
         self._name, self._backend, self._size = name, backend, size
         self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
@@ -112,6 +116,7 @@ class Writer:
         while work := self._next():
             try:
                 if isinstance(work, Record):
+                    self._before()
                     self._backend.write(work)
                 else:
                     self._backend.sync()
