@@ -1,5 +1,6 @@
 """When checkpoints are written, which stay, and what becomes of a save that fails."""
 
+import json
 import os
 import resource
 import signal
@@ -326,3 +327,15 @@ def test_a_signal_in_a_save_does_not_tear_it(tmp_path: Path) -> None:
     result = counting(tmp_path, Interrupting(), every=2)
     assert result.stopped == "SIGINT"
     assert steps_in(tmp_path)[-1] == int(result.state.step)
+
+
+def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> None:
+    class Taking:
+        @fg.hookimpl
+        def on_save(self, run: fg.Run) -> None:
+            owner = json.loads((tmp_path / "lock").read_text())
+            (tmp_path / "lock").write_text(json.dumps(owner | {"attempt": 2, "host": "elsewhere"}))
+
+    with pytest.raises(CheckpointError, match="taken over by attempt 2"):
+        counting(tmp_path, Taking(), every=1)
+    assert entries(tmp_path) == []

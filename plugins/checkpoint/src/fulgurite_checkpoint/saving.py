@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,7 +115,9 @@ class Saver:
         except Exception as error:
             response = Future()
             response.set_exception(error)
-        job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, run.engine.consensus)
+        held = (lambda: None) if run.directory is None else run.directory.check_held
+        consensus = run.engine.consensus
+        job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, held, consensus)
         self._saving = (content, snapshot.state.step), job
 
     def _failed(self, run: fg.Run, step: int, error: Exception) -> None:
@@ -151,9 +154,11 @@ def _finish(
     sinks: dict[str, Future[Any]],
     commit: Commit,
     policy: Policy,
+    held: Callable[[], None],
     consensus: fg.Consensus,
 ) -> None:
-    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the disk.
+    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the disk, and only if this
+    process still has the run, as `held` tells.
 
     A process that fails says so to the others, which would wait for it.
     """
@@ -169,6 +174,7 @@ def _finish(
     with _Shared(consensus, "checkpoint complete"):
         if first:
             digests, positions = zip(*shared.values, strict=True)
+            held()
             format.write_commit(path, replace(commit, hashes=list(digests), positions=list(positions)))
             publish(path, commit)
     if first:
