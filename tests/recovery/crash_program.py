@@ -224,8 +224,8 @@ class Delayed(JsonLines):
         super().__init__()
         self.delay = delay
 
-    def backend(self, *arguments: Any) -> fg.Backend:
-        backend = super().backend(*arguments)
+    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        backend = super().backend(run, position)
         write = backend.write
 
         def delayed(record: fg.Record) -> None:
