@@ -1,0 +1,48 @@
+"""The plugin: gradients of several microbatches, or of several steps, for one update."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import fulgurite as fg
+from fulgurite.errors import ConfigurationError, PluginError
+
+from fulgurite_optimizers.finishing import Finishing
+from fulgurite_optimizers.phase import Phase
+from fulgurite_optimizers.update import PhasedUpdate
+
+
+@dataclass(frozen=True)
+class Accumulate(Finishing):
+    """Takes the mean gradient of `n` parts for one update.
+
+    As a plugin it is for modules with one optimizer; of several, each takes its own: `Phase(..., accumulate=...)`.
+
+    Attributes:
+        n: the number of microbatches or steps.
+        how: `microbatch`, a step splits its batch into `n` and goes through them one after the other, which takes a
+            fraction of the memory for activations. Examples `i`, `i + n`, ... are a microbatch, so that those of a
+            batch over several devices stay where they are. Each has random keys of its own; the model's state goes
+            from one to the next; the output has no `preds`. Or `steps`, only every `n`-th step changes the parameters;
+            what remains at the end of training is applied there.
+    """
+
+    n: int
+    how: Literal["microbatch", "steps"] = "microbatch"
+
+    def __post_init__(self) -> None:
+        if type(self.n) is not int or self.n < 1:
+            raise ConfigurationError(f"Accumulate: n is {self.n!r}; it must be a positive integer")
+        if self.how not in ("microbatch", "steps"):
+            raise ConfigurationError(f"Accumulate: how is {self.how!r}; choose 'microbatch' or 'steps'")
+
+    @fg.hookimpl
+    def update_rule(self, phases: dict[str, fg.Phase]) -> fg.UpdateRule:
+        """The rule for one optimizer."""
+        (name, phase), *others = phases.items()
+        if others or isinstance(phase, Phase):
+            raise PluginError(
+                f"Accumulate is a plugin for one optimizer, but there are phases ({', '.join(phases)}): add Phases() "
+                f"in its place and give it to each of them, Phase(..., accumulate=Accumulate({self.n}))"
+            )
+        accumulating = Phase(phase.optimizer, phase.params, before=phase.before, accumulate=self)
+        return PhasedUpdate({name: accumulating}, simultaneous=False)

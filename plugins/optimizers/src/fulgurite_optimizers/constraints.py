@@ -1,0 +1,72 @@
+"""Plugins that keep weights where they must be, after every update."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError
+from fulgurite.paths import Selector
+from jaxtyping import Array, Float
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The base: changes the arrays that `where` selects, after every update. Several are applied in their order.
+
+    A phase that repeats its update in a step is constrained after the last.
+    """
+
+    where: Selector | str | Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, Selector):
+            object.__setattr__(self, "where", fg.select(self.where))
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any) -> tuple[Any, Any]:
+        """The module with weights as they must be."""
+        assert isinstance(self.where, Selector)
+        return jax.tree.map(lambda leaf, yes: self.constrained(leaf) if yes else leaf, module, self.where(module)), own
+
+    @abstractmethod
+    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The allowed weight in the place of `weight`."""
+
+
+@dataclass(frozen=True)
+class UnitNorm(Constraint):
+    """Vectors along `axis` get Euclidean length 1; of zero they stay zero. Rows of an `eqx.nn.Linear` by default, which
+    are the weights of one output."""
+
+    axis: int | tuple[int, ...] = -1
+
+    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
+        return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
+
+
+@dataclass(frozen=True)
+class NonNegative(Constraint):
+    """What is negative becomes zero."""
+
+    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.maximum(weight, 0)
+
+
+@dataclass(frozen=True)
+class ClipWeights(Constraint):
+    """Every number is brought into -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et al., 2017)."""
+
+    limit: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.limit > 0:
+            raise ConfigurationError(f"ClipWeights: limit is {self.limit!r}; it must be positive")
+
+    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.clip(weight, -self.limit, self.limit)

@@ -1,0 +1,29 @@
+"""What is left to do when training ends."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+
+
+class Finishing:
+    """The base of plugins whose update rule may have something left to do at the end of training."""
+
+    before = ("evaluator", "evaluators")
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        """At the end, before it is evaluated."""
+        return [fg.Scheduled("finish", fg.AtEnd(), finish, "evaluate")]
+
+
+def finish(run: fg.Run) -> fg.Replace:
+    """Puts `run.rule.finish` of the state in the place of the state."""
+    arrays, static = eqx.partition(run.state, eqx.is_array)
+
+    def finished(arrays: Any) -> Any:
+        return eqx.filter(run.rule.finish(eqx.combine(arrays, static)), eqx.is_array)
+
+    places = jax.tree.map(lambda array: array.sharding, arrays)
+    return fg.Replace(eqx.combine(jax.jit(finished, out_shardings=places)(arrays), static))

@@ -1,0 +1,147 @@
+"""The plugin: parts of the module that are not trained, for good or for a while."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError
+from fulgurite.paths import Selector, leaves_with_paths
+from fulgurite.update import Forward
+from jaxtyping import PyTree
+
+from fulgurite_optimizers.wrapped import Wrapped
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Leaves a part of the module out of training, whatever its optimizers are.
+
+    What is frozen gets no gradient and no weight decay, and for good, no optimizer state. With `until` that state is
+    there from the beginning and left alone until then, so that checkpoints of both times have the same structure.
+
+    Attributes:
+        where: what is frozen: a pattern, a function of the module, or what `fg.select` and `fg.exclude` give.
+        until: when training of it begins: a step, or a trigger, whose first time counts. The step is compiled anew
+            there. A trigger by epochs counts those of the fit. None for never.
+    """
+
+    where: Selector | str | Callable[[Any], Any]
+    until: fg.Trigger | int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, Selector):
+            object.__setattr__(self, "where", fg.select(self.where))
+        if isinstance(self.until, int):
+            object.__setattr__(self, "until", fg.At(self.until))
+        if self.until is not None and not (isinstance(self.until, fg.Trigger) and self.until.exact):
+            raise ConfigurationError(
+                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or epochs, not by the "
+                "clock, so that a resumed run does the same"
+            )
+
+    @fg.hookimpl
+    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
+        """Hides what is frozen from the rule."""
+        assert isinstance(self.where, Selector)
+        self.where(module)
+        return FrozenUpdate(rule, self) if self.until is None else ThawingUpdate(rule, self)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        """The time at which the rule changes."""
+        return [] if self.until is None else [fg.Scheduled("thaw", self.until, self.announce)]
+
+    def announce(self, run: fg.Run) -> None:
+        """Says that the step is about to be compiled anew."""
+        if self.thaws(run.span) == run.step:
+            notice = f"{self._text} is trained from step {run.step} on: the step is compiled anew"
+            run.emit("text", "freeze", {"notice": notice}, stream="telemetry")
+
+    def thaws(self, span: fg.Span) -> int | None:
+        """The step after which everything is trained, as far as it is known."""
+        assert isinstance(self.until, fg.Trigger)
+        return self.until.next(0, replace(span, origin=0))
+
+    def parted(self, module: PyTree) -> tuple[PyTree, PyTree]:
+        """The module without the arrays that are frozen, and those arrays; None where the other one has them."""
+        assert isinstance(self.where, Selector)
+        frozen, trained = eqx.partition(module, self.where(module))
+        return trained, frozen
+
+    @property
+    def _text(self) -> str:
+        return self.where.text if isinstance(self.where, Selector) else ""
+
+
+def frozen(*what: str | Callable[[Any], Any]) -> Freeze:
+    """Freezes, for good, what `fg.select` chooses with the same arguments."""
+    return Freeze(fg.select(*what))
+
+
+class FrozenUpdate(Wrapped):
+    """A rule for a module of which a part is frozen for good: it never sees that part, but in the forward pass."""
+
+    def __init__(self, rule: fg.UpdateRule, freeze: Freeze) -> None:
+        super().__init__(rule)
+        self.freeze = freeze
+
+    def init(self, module: PyTree) -> PyTree:
+        return self.rule.init(self.freeze.parted(module)[0])
+
+    def __call__(
+        self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
+        trained, frozen = self.freeze.parted(state.module)
+
+        def whole(module: Any, *arguments: Any) -> fg.Output:
+            return forward(eqx.combine(module, frozen), *arguments)
+
+        state, output = self.rule(whole, state.replace(module=trained), batch, ctx)
+        return state.replace(module=eqx.combine(state.module, frozen)), output
+
+    def finish(self, state: fg.TrainState) -> fg.TrainState:
+        trained, frozen = self.freeze.parted(state.module)
+        state = self.rule.finish(state.replace(module=trained))
+        return state.replace(module=eqx.combine(state.module, frozen))
+
+    def around(self, rule: fg.UpdateRule) -> Self:
+        return type(self)(rule, self.freeze)
+
+
+class ThawingUpdate(FrozenUpdate):
+    """A rule for a module of which a part is frozen until a step; from there on it is the rule within.
+
+    The optimizer state is always that of the whole module. While a part is frozen, the rule is handed the leaves that
+    it would have for the rest, found by their paths.
+    """
+
+    def init(self, module: PyTree) -> PyTree:
+        return self.rule.init(module)
+
+    def __call__(
+        self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
+        new, output = super().__call__(forward, self._handed(state), batch, ctx)
+        return new.replace(opt_state=filled(state.opt_state, new.opt_state)), output
+
+    def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
+        thaws = self.freeze.thaws(span)
+        return super().at(step, span) if thaws is None or int(step) < thaws else self.rule.at(step, span)
+
+    def finish(self, state: fg.TrainState) -> fg.TrainState:
+        new = super().finish(self._handed(state))
+        return new.replace(opt_state=filled(state.opt_state, new.opt_state))
+
+    def _handed(self, state: fg.TrainState) -> fg.TrainState:
+        like = jax.eval_shape(self.rule.init, self.freeze.parted(state.module)[0])
+        return state.replace(opt_state=filled(like, state.opt_state))
+
+
+def filled(tree: PyTree, source: PyTree) -> PyTree:
+    """The tree with the leaves of `source` at the same paths."""
+    there = dict(leaves_with_paths(source))
+    leaves = [there.get(path, leaf) for path, leaf in leaves_with_paths(tree)]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)

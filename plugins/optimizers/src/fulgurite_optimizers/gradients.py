@@ -1,0 +1,177 @@
+"""The gradient of each of several losses, apart or from one forward pass."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import ModelError
+from fulgurite.paths import leaves_with_paths
+from fulgurite.step import examples_in
+from fulgurite.update import Forward
+from jax.extend.core import Literal
+from jaxtyping import Array, Float, PyTree
+
+from fulgurite_optimizers.metrics import Metrics, as_metrics
+from fulgurite_optimizers.microbatches import over_microbatches
+from fulgurite_optimizers.phase import Phase
+
+Terms = dict[str, Float[Array, ""]]
+
+
+class Part(NamedTuple):
+    """What a phase needs of one forward and backward pass; `terms` are those of its loss."""
+
+    grads: PyTree
+    terms: Terms
+    metrics: Metrics
+    model_state: Any
+    preds: PyTree
+
+
+Gradient = Callable[[str, Any, Any, fg.Context], Part]
+"""`gradient(phase, module, batch, ctx)`: of the loss of that phase, for what it updates; None elsewhere."""
+
+
+class Gradients:
+    """Makes the gradients of the losses of `phases`. A term of a loss is called as the phase, or begins with its name
+    and a slash."""
+
+    def __init__(self, phases: dict[str, Phase]) -> None:
+        self._phases = phases
+        # It runs in every step, so the metrics of `training_step` are from its forward pass.
+        self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
+        self._unchecked = set(phases)
+
+    def separate(self, forward: Forward) -> Gradient:
+        """One forward pass for each phase, by microbatches if it says so."""
+
+        def gradient(name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
+            params, rest = eqx.partition(module, self._phases[name].chosen(module))
+
+            def compute(batch: Any, ctx: fg.Context) -> tuple[Any, Metrics, Any, Any]:
+                def loss(params: Any) -> Any:
+                    part = self._forward(forward, name, eqx.combine(params, rest), batch, ctx)
+                    return total(part.terms), part
+
+                self._warn(name, jax.grad(loss, has_aux=True), params)
+                grads, part = jax.grad(loss, has_aux=True)(params)
+                return (grads, part.terms), part.metrics, part.model_state, part.preds
+
+            accumulate = self._phases[name].accumulate
+            if accumulate is not None and accumulate.how == "microbatch":
+                (grads, terms), metrics, model_state = over_microbatches(
+                    lambda batch, ctx: compute(batch, ctx)[:3], batch, ctx, accumulate.n
+                )
+                return Part(grads, terms, metrics, model_state, None)
+            (grads, terms), metrics, model_state, preds = compute(batch, ctx)
+            return Part(grads, terms, metrics, model_state, preds)
+
+        return gradient
+
+    def shared(self, forward: Forward, module: Any, batch: Any, ctx: fg.Context) -> Gradient:
+        """One forward pass for all phases, with a pullback for each."""
+        chosen = {name: phase.chosen(module) for name, phase in self._phases.items()}
+        params, rest = eqx.partition(module, jax.tree.map(lambda *yes: any(yes), *chosen.values()))
+
+        def losses(params: Any) -> Any:
+            output = forward(eqx.combine(params, rest), batch, ctx)
+            parts = {name: self._part(name, output, batch, ctx) for name in chosen}
+            return {name: total(part.terms) for name, part in parts.items()}, parts
+
+        values, linear, parts = jax.linearize(losses, params, has_aux=True)
+
+        def gradient(name: str, *_: Any) -> Part:
+            def pullback(like: Any) -> Any:
+                # Of this loss alone: what only the others depend on is never transposed.
+                grads = jax.linear_transpose(lambda tangents: linear(tangents)[name], params)(like)[0]
+                return eqx.filter(grads, chosen[name]), None
+
+            self._warn(name, lambda _: pullback(jnp.ones_like(values[name])), params)
+            return parts[name]._replace(grads=pullback(jnp.ones_like(values[name]))[0])
+
+        return gradient
+
+    @staticmethod
+    def apart(module: Any) -> bool:
+        """Whether a module gives its losses as functions."""
+        return callable(getattr(module, "losses", None))
+
+    def _forward(self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
+        if not self.apart(module):
+            return self._part(name, forward(module, batch, ctx), batch, ctx)
+
+        def losses(batch: Any, ctx: fg.Context) -> fg.Output:
+            functions = module.losses(batch, ctx)
+            self._check(functions)
+            made = functions[name]()
+            output = made if isinstance(made, fg.Output) else fg.Output(made)
+            terms = {name: output.loss} if output.loss is not None else {}
+            metrics = {f"{name}/{key}": value for key, value in output.metrics.items()}
+            return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics)
+
+        output = forward(module, batch, ctx, losses)
+        # The loss terms of plugins are there for all phases.
+        own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
+        return self._made(own, output, output.metrics, batch, ctx)
+
+    def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
+        self._check({self._owner(key): None for key in output.losses})
+        own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
+        return self._made(own, output, output.metrics if name == self._metrics_of else {}, batch, ctx)
+
+    def _made(self, terms: Terms, output: fg.Output, metrics: Metrics, batch: Any, ctx: fg.Context) -> Part:
+        metrics = as_metrics(metrics, examples_in(batch, ctx.mask))
+        return Part(None, terms, metrics, output.model_state, output.preds)
+
+    def _owner(self, term: str) -> str:
+        return next(iter(self._phases)) if len(self._phases) == 1 else term.partition("/")[0]
+
+    def _check(self, losses: Any) -> None:
+        """Every loss has an optimizer, and every optimizer a loss."""
+        if without := [name for name in losses if name not in self._phases]:
+            raise ModelError(
+                f"the loss {without[0]!r} has no optimizer; there are phases for {', '.join(self._phases)}. Give it "
+                f"one, Phases({without[0]}=Phase(...)), or call it by the phase whose loss it is part of, such as "
+                f"'{next(iter(self._phases))}/{without[0]}'"
+            )
+        if without := [name for name in self._phases if name not in losses]:
+            raise ModelError(
+                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. Call the phase like "
+                "the loss, or leave it out"
+            )
+
+    def _warn(self, name: str, gradient: Callable[[Any], Any], params: Any) -> None:
+        """Warns once of parameters whose gradient is zero whatever the batch."""
+        if name not in self._unchecked:
+            return
+        self._unchecked.remove(name)
+        jaxpr, shapes = jax.make_jaxpr(gradient, return_shape=True)(params)
+        made = {out: equation for equation in jaxpr.jaxpr.eqns for out in equation.outvars}
+        paths = [path for path, _ in leaves_with_paths(shapes[0])]
+        zero = [path for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=False) if _is_zero(out, made)]
+        if zero:
+            warnings.warn(
+                f"the loss of the phase {name!r} does not depend on {', '.join(zero[:6])}"
+                f"{', ...' if len(zero) > 6 else ''}, which it is to update: their gradient is zero whatever the "
+                "batch. Select other arrays",
+                stacklevel=2,
+            )
+
+
+def total(terms: Terms) -> Float[Array, ""]:
+    """The sum of the terms of a loss."""
+    first, *others = terms.values()
+    return sum(others, start=first)
+
+
+def _is_zero(out: Any, made: dict[Any, Any]) -> bool:
+    """Whether a value of a jaxpr is zero as it is written there, as gradients are that nothing contributes to."""
+    if isinstance(out, Literal):
+        return not out.val.any() if hasattr(out.val, "any") else out.val == 0
+    equation = made.get(out)
+    copies = ("broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy")
+    return equation is not None and equation.primitive.name in copies and _is_zero(equation.invars[0], made)

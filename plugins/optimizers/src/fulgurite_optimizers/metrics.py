@@ -1,0 +1,48 @@
+"""Metrics of parts of a step, put together."""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import ModelError
+from jaxtyping import Array
+
+Metrics = dict[str, Any]
+"""`fg.metrics.Metric` or `Running`, by name."""
+
+
+def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
+    """A bare scalar becomes a mean over the examples of its batch, so it weighs `weight`."""
+    metrics: Metrics = {}
+    for name, value in values.items():
+        if isinstance(value, fg.metrics.Metric | fg.metrics.Running):
+            metrics[name] = value
+        elif jnp.ndim(value) == 0:
+            metrics[name] = fg.metrics.Mean.of(value, weight=weight)
+        else:
+            raise ModelError(f"metric {name!r} is an array of shape {jnp.shape(value)}: give a scalar or a metric")
+    return metrics
+
+
+def joined(first: Metrics, second: Metrics) -> Metrics:
+    """Each metric over the examples of both, a running one after both."""
+    return {
+        name: one.then(second[name]) if isinstance(one, fg.metrics.Running) else one.merge(second[name])
+        for name, one in first.items()
+    }
+
+
+def emptied(metrics: Metrics, phase: str) -> Metrics:
+    """The metrics, made from specs, over no examples."""
+    if running := [name for name, one in metrics.items() if isinstance(one, fg.metrics.Running)]:
+        raise ModelError(
+            f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does not run at every "
+            "step: give a scalar or an fg.metrics.Metric, such as Mean.of(value)"
+        )
+    return {name: jax.tree.map(zeros, one).empty() for name, one in metrics.items()}
+
+
+def zeros(spec: jax.ShapeDtypeStruct) -> Array:
+    """Zeros of that shape and dtype."""
+    return jnp.zeros(spec.shape, spec.dtype)

@@ -1,0 +1,50 @@
+"""An optimizer for one of several losses."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import fulgurite as fg
+import optax
+from fulgurite.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fulgurite_optimizers.accumulate import Accumulate
+
+
+@dataclass(frozen=True)
+class Phase(fg.Phase):
+    """An optimizer for one of several losses.
+
+    Attributes:
+        optimizer: an `optax.GradientTransformation`. It counts its own updates, so that is what its schedules see.
+        params: the arrays that it updates: a pattern, a function of the module, or what `fg.select` and `fg.exclude`
+            give; all of them by default.
+        every: it runs with every so many-th update of the engine, as `fg.Every(n)` counts them.
+        repeat: the number of its updates in one step, each with random keys of its own.
+        split: whether each repetition takes its share of the batch instead of the whole of it.
+        accumulate: takes the mean gradient of several microbatches or steps for one update.
+    """
+
+    every: int = field(default=1, kw_only=True)
+    repeat: int = field(default=1, kw_only=True)
+    split: bool = field(default=False, kw_only=True)
+    accumulate: "Accumulate | None" = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("every", self.every), ("repeat", self.repeat)):
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(f"Phase: {name} is {value!r}; it must be a positive integer")
+        if self.split and self.repeat == 1:
+            raise ConfigurationError("Phase: split=True is for repeat=2 and more, which then share the batch")
+
+    @staticmethod
+    def of(phase: fg.Phase) -> "Phase":
+        """A phase of the core with what one of this package has besides."""
+        return phase if isinstance(phase, Phase) else Phase(phase.optimizer, phase.params, before=phase.before)
+
+
+def partial_update(optimizer: optax.GradientTransformation, params: Any) -> dict[str, fg.Phase]:
+    """For `configure_optimizers`: an optimizer that updates the arrays that `params` selects and no others, which get
+    no gradient, no optimizer state and no weight decay. Needs no plugin."""
+    return {"default": fg.Phase(optimizer, params)}

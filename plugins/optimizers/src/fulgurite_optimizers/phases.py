@@ -1,0 +1,75 @@
+"""The plugin: several optimizers in one step."""
+
+from itertools import combinations
+from typing import Any, Literal
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError
+from fulgurite.paths import leaves_with_paths
+
+from fulgurite_optimizers.finishing import Finishing
+from fulgurite_optimizers.phase import Phase
+from fulgurite_optimizers.update import PhasedUpdate
+
+
+class Phases(Finishing):
+    """Trains each loss with an optimizer of its own, all in one compiled step.
+
+    The losses are those that `training_step` gives by name, `fg.Output(losses={"generator": ..., ...})`, or functions
+    that a method `losses(batch, ctx)` of the module gives by name, so that a phase computes only what it needs. A
+    further term `generator/l2`, of a plugin or of `ctx.add_loss`, is part of the loss `generator`.
+
+    Arguments:
+        order: `alternating`, each phase sees the update of those before it and runs a forward pass of its own; or
+            `simultaneous`, all gradients are taken at the same parameters and the updates applied together. Then the
+            losses of `training_step` come from one forward pass, with one pullback for each phase.
+        overlap: whether two phases may update the same array.
+        phases: by the name of their loss. Without any they are those of the module's `configure_optimizers`.
+    """
+
+    plugin_name = "phases"
+
+    def __init__(
+        self,
+        *,
+        order: Literal["alternating", "simultaneous"] = "alternating",
+        overlap: bool = False,
+        **phases: fg.Phase,
+    ) -> None:
+        if order not in ("alternating", "simultaneous"):
+            raise ConfigurationError(f"Phases: order is {order!r}; choose 'alternating' or 'simultaneous'")
+        for name, phase in phases.items():
+            if not isinstance(phase, fg.Phase):
+                raise ConfigurationError(f"Phases: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)")
+        self.simultaneous, self.overlap, self.phases = order == "simultaneous", overlap, phases
+
+    @fg.hookimpl
+    def optimizers(self) -> dict[str, fg.Phase] | None:
+        """The phases that were given."""
+        return dict(self.phases) or None
+
+    @fg.hookimpl
+    def update_rule(self, module: Any, phases: dict[str, fg.Phase]) -> PhasedUpdate:
+        """The rule, after a look at what the phases select."""
+        made = {name: Phase.of(phase) for name, phase in phases.items()}
+        if all(phase.every > 1 for phase in made.values()):
+            raise ConfigurationError(
+                f"of the phases {', '.join(made)} one must run at every step, with every=1: a step is an update"
+            )
+        for name, phase in made.items() if self.simultaneous else ():
+            if phase.repeat > 1 or (phase.accumulate is not None and phase.accumulate.how == "microbatch"):
+                raise ConfigurationError(
+                    f"the phase {name!r} repeats or takes microbatches, but simultaneous phases take one gradient of "
+                    "the whole batch each, at the same parameters: use order='alternating'"
+                )
+        chosen = {name: phase.chosen(module) for name, phase in made.items()}
+        for first, second in combinations(chosen, 2) if not self.overlap else ():
+            both = jax.tree.map(lambda a, b: a and b, chosen[first], chosen[second])
+            if shared := [path for path, yes in leaves_with_paths(both) if yes]:
+                more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+                raise ConfigurationError(
+                    f"the phases {first!r} and {second!r} both update {shared[0]}{more}: select other arrays, or say "
+                    "Phases(overlap=True)"
+                )
+        return PhasedUpdate(made, simultaneous=self.simultaneous)

@@ -1,0 +1,124 @@
+"""The plugin: smaller updates once a metric does not improve any more."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import optax
+from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.update import Forward
+from optax.contrib import reduce_on_plateau
+
+from fulgurite_optimizers.wrapped import Wrapped
+
+
+@dataclass(frozen=True)
+class ReduceOnPlateau:
+    """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved `patience` times.
+
+    The rule is that of `optax.contrib.reduce_on_plateau`, fed at `every` instead of in every step. Its state is part of
+    the train state, and the scale is logged as `reduce_on_plateau/scale`.
+
+    Attributes:
+        monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
+        every: when it is looked at: the trigger of its evaluator.
+        mode: whether a smaller or a larger value is better.
+        factor, patience, cooldown, min_scale, rtol, atol: see optax.
+    """
+
+    plugin_name = "reduce_on_plateau"
+
+    monitor: str
+    every: fg.Trigger | int
+    _: KW_ONLY
+    mode: Literal["min", "max"] = "min"
+    factor: float = 0.1
+    patience: int = 10
+    cooldown: int = 0
+    min_scale: float = 0.0
+    rtol: float = 1e-4
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if "/" not in self.monitor:
+            raise ConfigurationError(
+                f"ReduceOnPlateau: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
+            )
+        if self.mode not in ("min", "max"):
+            raise ConfigurationError(f"ReduceOnPlateau: mode is {self.mode!r}; choose 'min' or 'max'")
+        try:
+            self._rule()
+        except ValueError as error:
+            raise ConfigurationError(f"ReduceOnPlateau: {error}") from error
+
+    @property
+    def instance(self) -> str:
+        """Several have different metrics."""
+        return self.monitor
+
+    @fg.hookimpl
+    def plugin_state(self) -> Any:
+        """The state of optax's rule."""
+        return self._rule().init({"weight": jnp.zeros(())})
+
+    @fg.hookimpl
+    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+        """Scales what the rule does to the parameters."""
+        return ScaledUpdate(rule, f"{self.plugin_name}:{self.instance}")
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        """A look at the metric after it was evaluated."""
+        return [fg.Scheduled("look", self.every, self.look, "decide")]
+
+    def look(self, run: fg.Run) -> fg.Replace:
+        """Takes the newest value of the metric into account."""
+        source, _, name = self.monitor.partition("/")
+        known = {f"{one}/{key}": value for one, values in run.metrics.items() for key, value in values.items()}
+        if self.monitor not in known:
+            raise ConfigurationError(
+                f"ReduceOnPlateau: nothing is called {self.monitor!r} at step {run.step}. "
+                f"{did_you_mean(self.monitor, known)} An evaluator must run at the same steps"
+            )
+        value = run.metrics[source][name] if self.mode == "min" else -run.metrics[source][name]
+        state, key = run.state, f"{self.plugin_name}:{self.instance}"
+        _, new = self._rule().update({}, state.plugins[key], value=value)
+        placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugins[key], new)
+        run.emit("scalars", "reduce_on_plateau", {"scale": float(placed.scale)})
+        return fg.Replace(state.replace(plugins={**state.plugins, key: placed}))
+
+    def _rule(self) -> optax.GradientTransformationExtraArgs:
+        return reduce_on_plateau(
+            factor=self.factor,
+            patience=self.patience,
+            rtol=self.rtol,
+            atol=self.atol,
+            cooldown=self.cooldown,
+            min_scale=self.min_scale,
+        )
+
+
+class ScaledUpdate(Wrapped):
+    """A rule whose changes of the parameters are multiplied by the scale in a plugin's slice of the state."""
+
+    def __init__(self, rule: fg.UpdateRule, slice: str) -> None:
+        super().__init__(rule)
+        self._slice = slice
+
+    def __call__(
+        self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
+        new, output = self.rule(forward, state, batch, ctx)
+        scale = state.plugins[self._slice].scale
+
+        def scaled(old: Any, made: Any) -> Any:
+            if old is made:
+                return made
+            return jnp.where(scale == 1, made, old + scale.astype(made.dtype) * (made - old))
+
+        return new.replace(module=jax.tree.map(scaled, state.module, new.module)), output
+
+    def around(self, rule: fg.UpdateRule) -> "ScaledUpdate":
+        return ScaledUpdate(rule, self._slice)

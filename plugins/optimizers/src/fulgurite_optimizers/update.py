@@ -1,0 +1,188 @@
+"""The inside of a step with several optimizers."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import optax
+from fulgurite.metrics import Last
+from fulgurite.step import examples_in
+from fulgurite.update import Forward
+from jaxtyping import Array, Int, PyTree
+
+from fulgurite_optimizers.gradients import Gradient, Gradients, Part, Terms, total
+from fulgurite_optimizers.metrics import Metrics, as_metrics, emptied, joined, zeros
+from fulgurite_optimizers.microbatches import split
+from fulgurite_optimizers.phase import Phase
+from fulgurite_optimizers.steps import StepsState, over_steps
+
+
+class PhaseState(NamedTuple):
+    """What a phase keeps: the states of what its gradients go through, and the number of its updates."""
+
+    before: PyTree
+    optimizer: PyTree
+    updates: Int[Array, ""]
+
+
+class Done(NamedTuple):
+    """What a phase did in a step. `params`, `grads` and `updates` have the module's structure, with None elsewhere."""
+
+    params: PyTree
+    state: PhaseState
+    model_state: Any
+    grads: PyTree
+    updates: PyTree
+    losses: Terms
+    metrics: Metrics
+    preds: PyTree
+
+
+class PhasedUpdate(fg.UpdateRule):
+    """One optimizer for each loss: one after the other, or `simultaneous`."""
+
+    def __init__(self, phases: dict[str, Phase], *, simultaneous: bool) -> None:
+        self._phases, self._simultaneous = {name: _prepared(phase) for name, phase in phases.items()}, simultaneous
+        self._gradients = Gradients(self._phases)
+
+    def init(self, module: PyTree) -> dict[str, PhaseState]:
+        states = {}
+        for name, phase in self._phases.items():
+            params = eqx.filter(module, phase.chosen(module))
+            states[name] = PhaseState(phase.before.init(params), phase.optimizer.init(params), jnp.int32(0))
+        return states
+
+    def __call__(
+        self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
+        gradient = self._gradients.separate(forward)
+        if self._simultaneous and not self._gradients.apart(state.module):
+            gradient = self._gradients.shared(forward, state.module, batch, ctx)
+        module, model_state, done = state.module, state.model_state, {}
+        for name, phase in self._phases.items():
+
+            def run(params: Any, own: Any, model_state: Any, name: str = name, module: Any = module) -> Done:
+                module = eqx.combine(params, module)
+                start = ctx.fresh(name, model_state=model_state) if len(self._phases) > 1 else ctx
+                return self._run(name, module, state.module, own, gradient, batch, start)
+
+            given = (eqx.filter(module, phase.chosen(module)), state.opt_state[name], model_state)
+            if phase.every == 1:
+                done[name] = run(*given)
+            else:
+                due = (state.step + 1) % phase.every == 0
+                done[name] = jax.lax.cond(due, run, lambda *given, name=name, run=run: _skip(name, run, *given), *given)
+            module, model_state = eqx.combine(done[name].params, module), done[name].model_state
+        opt_state = {name: one.state for name, one in done.items()}
+        return state.replace(module=module, model_state=model_state, opt_state=opt_state), self._output(done)
+
+    def finish(self, state: fg.TrainState) -> fg.TrainState:
+        """Applies the gradients of steps that were not applied yet."""
+        module, opt_state = state.module, dict(state.opt_state)
+        for name, phase in self._phases.items():
+            before, steps, count = opt_state[name]
+            if isinstance(steps, StepsState):
+                optimizer = optax.with_extra_args_support(phase.optimizer)
+                params = eqx.filter(module, phase.chosen(module))
+                updates, left = optimizer.update(None, steps, params, finish=True)  # pyright: ignore[reportArgumentType]
+                module = eqx.apply_updates(module, updates)
+                opt_state[name] = PhaseState(before, left, count + (steps.held > 0))
+        return state.replace(module=module, opt_state=opt_state)
+
+    def _run(
+        self, name: str, module: Any, old: Any, own: PhaseState, gradient: Gradient, batch: Any, ctx: fg.Context
+    ) -> Done:
+        """All updates of a phase in one step, of a module that was `old` before the step."""
+        phase = self._phases[name]
+        if phase.repeat == 1:
+            return self._once(name, module, old, own, gradient, batch, ctx)
+        done, model_state = None, ctx.model_state
+        for index, (share, mask) in enumerate(_shares(phase, batch, ctx.mask)):
+            turn = ctx.fresh("repeat", index, model_state=model_state, mask=mask)
+            new = self._once(name, module, old, own, gradient, share, turn)
+            module, own, model_state = eqx.combine(new.params, module), new.state, new.model_state
+            new = new._replace(losses=jax.tree.map(lambda loss: loss / phase.repeat, new.losses))
+            if done is not None:
+                losses = jax.tree.map(jnp.add, done.losses, new.losses)
+                new = new._replace(losses=losses, metrics=joined(done.metrics, new.metrics))
+            done = new
+        assert done is not None
+        return done
+
+    def _once(
+        self, name: str, module: Any, old: Any, own: PhaseState, gradient: Gradient, batch: Any, ctx: fg.Context
+    ) -> Done:
+        """One update of a phase."""
+        phase, at = self._phases[name], old if self._simultaneous else module
+        part, params = gradient(name, at, batch, ctx), eqx.filter(at, phase.chosen(at))
+        grads, before = phase.before.update(part.grads, own.before, params)
+        updates, optimizer = phase.optimizer.update(grads, own.optimizer, params)
+        params = eqx.apply_updates(eqx.filter(module, phase.chosen(module)), updates)
+        count = own.updates + (optimizer.held == 0 if isinstance(optimizer, StepsState) else 1)
+        losses = self._named(name, part)
+        logged = {**(losses if len(self._phases) > 1 else {}), f"{name}/gradient_norm": optax.tree.norm(part.grads)}
+        metrics = part.metrics | as_metrics(logged, examples_in(batch, ctx.mask))
+        preds = part.preds if phase.every == 1 else None
+        return Done(
+            params, PhaseState(before, optimizer, count), part.model_state, grads, updates, losses, metrics, preds
+        )
+
+    def _named(self, name: str, part: Part) -> Terms:
+        """The losses of a phase as they are logged; of several phases the whole is `PHASE/loss`."""
+        if len(self._phases) == 1:
+            return part.terms
+        further = {key: value for key, value in part.terms.items() if key != name}
+        return {f"{name}/loss": total(part.terms), **further}
+
+    def _output(self, done: dict[str, Done]) -> fg.Output:
+        """The output of the step; the sum of the losses of several optimizers would mean nothing."""
+        losses = {key: value for one in done.values() for key, value in one.losses.items()}
+        metrics = {key: value for one in done.values() for key, value in one.metrics.items()}
+        for name, one in done.items():
+            metrics[f"{name}/updates"] = Last.of(one.state.updates)
+            if rates := optax.tree.get_all_with_path(one.state.optimizer, "learning_rate"):
+                metrics[f"{name}/learning_rate"] = Last.of(rates[0][1])
+        return fg.Output(
+            loss=total(losses) if len(done) == 1 else None,
+            metrics=metrics,
+            losses=losses,
+            preds=next((one.preds for one in done.values() if one.preds is not None), None),
+            grads=_summed([one.grads for one in done.values()]),
+            updates=_summed([one.updates for one in done.values()]),
+        )
+
+
+def _prepared(phase: Phase) -> Phase:
+    """The phase with an optimizer that accumulates over steps, if that is wanted."""
+    if phase.accumulate is None or phase.accumulate.how != "steps":
+        return phase
+    optimizer = over_steps(optax.chain(phase.before, phase.optimizer), phase.accumulate.n)
+    return replace(phase, before=optax.identity(), optimizer=optimizer)
+
+
+def _shares(phase: Phase, batch: Any, mask: Any) -> list[tuple[Any, Any]]:
+    """A batch and its mask for each repetition of a phase."""
+    if not phase.split:
+        return [(batch, mask)] * phase.repeat
+    parts, masks = split(batch, phase.repeat), None if mask is None else split(mask, phase.repeat)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], (parts, masks)) for i in range(phase.repeat)]
+
+
+def _skip(name: str, run: Any, params: PyTree, own: PhaseState, model_state: Any) -> Done:
+    """What is left of `run` at a step at which the phase `name` does nothing."""
+    like: Done = jax.eval_shape(run, params, own, model_state)
+    grads, updates, losses = jax.tree.map(zeros, (like.grads, like.updates, like.losses))
+    return Done(params, own, model_state, grads, updates, losses, emptied(like.metrics, name), None)
+
+
+def _summed(trees: list[PyTree]) -> PyTree:
+    """One tree of several of the same structure but for leaves that are None in some."""
+
+    def sum_of(*leaves: Any) -> Any:
+        there = [leaf for leaf in leaves if leaf is not None]
+        return sum(there[1:], start=there[0]) if there else None
+
+    return jax.tree.map(sum_of, *trees, is_leaf=lambda leaf: leaf is None)

@@ -1,0 +1,364 @@
+"""Several optimizers in one step: against numbers by hand, and against one function written by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, DataError, ModelError, PathError, PluginError
+from fulgurite.streams import fold_name
+from fulgurite_optimizers import Accumulate, Phase, Phases
+from games import (
+    ONE,
+    Apart,
+    Compiled,
+    Game,
+    Heads,
+    HeadsApart,
+    Pair,
+    PairApart,
+    assert_same_bits,
+    engine,
+    fooled,
+    game,
+    played,
+    points,
+    sgd,
+    told_apart,
+)
+
+
+def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg.Result:
+    return engine(*plugins, steps=steps, log_every=1, **settings).fit(game() if model is None else model, ONE)
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Game, Apart])
+def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
+    """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 - 2.3125/4."""
+    for steps, expected in ((1, (-0.5, 1.375)), (2, (-0.9375, 0.796875))):
+        assert played(fit(Phases(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)) == expected
+
+
+@pytest.mark.parametrize("kind", [Game, Apart])
+def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
+    """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 = 1.1875."""
+    for steps, expected in ((1, (-0.5, 1.75)), (2, (-1.125, 1.1875))):
+        result = fit(Phases(order="simultaneous", **sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)
+        assert played(result) == expected
+
+
+@pytest.mark.parametrize("kind", [Game, Apart])
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+@pytest.mark.parametrize("fuse", [1, 2])
+def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) -> None:
+    """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 + 0.5)/4."""
+    phases = Phases(order=order, **sgd(0.5, 0.25, every=2))
+    result = fit(phases, model=game(kind=kind), steps=3, fuse=fuse)
+    y = 1.1875 if order == "alternating" else 1.375
+    assert played(result) == (-1.25 - (-1.25 + y) / 2, y)
+    history = result.history
+    assert history["train/max/updates"].tolist() == [0, 1, 1]
+    assert history["train/min/updates"].tolist() == [1, 2, 3]
+    assert int(result.state.step) == 3
+    np.testing.assert_array_equal(history["train/max/gradient_norm"], [np.nan, 3.25 if y == 1.1875 else 2.5, np.nan])
+    assert history["train/min/loss"][0] == 2.5
+    if kind is Game:
+        assert history["train/product"][0] == 2
+    else:
+        assert np.isnan(history["train/max/product"]).tolist() == [True, False, True]
+
+
+def test_a_phase_may_repeat_its_update_in_a_step() -> None:
+    """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 = -0.875."""
+    result = fit(Phases(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")), steps=1)
+    assert played(result) == (-1.25, 1.1875)
+    assert result.metrics["train"]["min/loss"] == (2.5 - 0.875) / 2
+    assert result.metrics["train"]["min/updates"] == 2
+
+
+class Mean(fg.Module):
+    """Goes where the batch is: its gradient is the parameter less the mean of the batch."""
+
+    place: jax.Array
+    other: jax.Array
+
+    def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+        drawn = jax.random.uniform(ctx.key())
+        return {
+            "place": lambda: fg.Output(((self.place - batch) ** 2).mean() / 2, metrics={"drawn": drawn}),
+            "other": lambda: fg.Output(self.other**2, metrics={"drawn": drawn}),
+        }
+
+
+def test_repetitions_may_share_the_batch() -> None:
+    """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 - 1)/2."""
+    phases = Phases(
+        place=Phase(optax.sgd(0.5), "place", repeat=2, split=True), other=Phase(optax.sgd(0.1), "other", every=1)
+    )
+    batch = [np.asarray([1, 2, 3, 6], np.float32)]
+    result = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), batch)
+    assert float(result.module.place) == 2.5
+    odd = [np.asarray([1, 2, 3], np.float32)]
+    with pytest.raises(DataError, match=r"shape \[3\] cannot be split into 2 parts"):
+        engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), odd)
+
+
+def test_phases_and_repetitions_draw_numbers_of_their_own() -> None:
+    def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:
+        phases = Phases(place=Phase(optax.sgd(0.5), "place", repeat=repeat), other=Phase(optax.sgd(0.1), "other"))
+        result = engine(phases, steps=1, seed=seed).fit(Mean(jnp.float32(0), jnp.float32(1)), ONE)
+        return result.metrics["train"]["place/drawn"], result.metrics["train"]["other/drawn"]
+
+    assert drawn(1)[0] != drawn(1)[1]
+    assert drawn(1)[1] == drawn(2)[1]
+    assert drawn(1)[0] != drawn(2)[0]
+
+
+def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
+    """The rate of the n-th update is 1/n; `max` has had one update where `min` has had two."""
+
+    def rate(count: Any) -> Any:
+        return 1 / (count + 1)
+
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+    result = fit(Phases(min=Phase(optimizer, "x"), max=Phase(optimizer, "y", every=2)), steps=4)
+    np.testing.assert_allclose(result.history["train/min/learning_rate"], [1, 1 / 2, 1 / 3, 1 / 4])
+    np.testing.assert_allclose(result.history["train/max/learning_rate"], [1, 1, 1, 1 / 2])
+
+
+def test_phases_may_be_the_modules_own() -> None:
+    class Own(Game):
+        def configure_optimizers(self) -> Any:
+            return {"min": fg.Phase(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25), lambda m: m.y, every=2)}
+
+    assert played(fit(Phases(), model=game(kind=Own), steps=2)) == (-1.25, 1.1875)
+
+
+def test_overlapping_phases_add_up_where_that_is_wanted() -> None:
+    """Both gradients at x = 1, y = 2: x by `min` 3/2, by `max` y'x = -2/4."""
+    phases = {"min": Phase(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25))}
+    result = fit(Phases(order="simultaneous", overlap=True, **phases), steps=1)
+    assert played(result) == (1 - 1.5 + 0.5, 1.75)
+
+
+def test_terms_of_plugins_are_addressed_by_phase() -> None:
+    class Decay:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> dict[str, Any]:
+            return {"min/l2": module.x**2, "max/l2": module.y**2}
+
+    for kind in (Game, Apart):
+        result = fit(Phases(**sgd(0.5, 0.25)), Decay(), model=game(kind=kind), steps=1)
+        assert played(result) == (1 - 0.5 * (3 + 2), 2 - 0.25 * (2 + 1.5 + 4))
+        assert result.metrics["train"]["min/l2"] == 1 and result.metrics["train"]["min/loss"] == 3.5
+        assert "loss" not in result.metrics["train"]
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def test_case_35_losses_and_optimizers_belong_together() -> None:
+    x, y = Phase(optax.sgd(0.1), "x"), Phase(optax.sgd(0.1), "y")
+    for kind in (Game, Apart):
+        with pytest.raises(ModelError, match="the loss 'max' has no optimizer.*Phases\\(max="):
+            engine(Phases(min=x, mix=y), steps=1).init(game(kind=kind), ONE)
+        with pytest.raises(ModelError, match="the optimizer 'third' has no loss; the module gives min, max"):
+            third = Phase(optax.sgd(0.1), "z")
+            engine(Phases(min=x, max=y, third=third), steps=1).init(Three(*map(jnp.float32, (1, 2, 3))), ONE)
+    with pytest.raises(ConfigurationError, match="'min' and 'max' both update x: select other arrays"):
+        engine(Phases(min=x, max=Phase(optax.sgd(0.1))), steps=1).init(game(), ONE)
+    with pytest.raises(PathError, match="'z' selects no array of Game"):
+        engine(Phases(min=x, max=Phase(optax.sgd(0.1), "z")), steps=1).init(game(), ONE)
+
+
+class Three(Game):
+    z: jax.Array
+
+
+def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
+    phases = Phases(min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
+    for order in ("alternating", "simultaneous"):
+        phases = Phases(order=order, min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
+        with pytest.warns(UserWarning, match="phase 'min' does not depend on z") as caught:
+            engine(phases, steps=3).fit(Three(*map(jnp.float32, (1, 2, 3))), ONE)
+        assert len(caught) == 1
+
+
+def test_phases_that_cannot_be_meant_are_errors() -> None:
+    sgd = optax.sgd(0.1)
+    for make in (lambda: Phase(sgd, every=0), lambda: Phase(sgd, repeat=True), lambda: Phase(sgd, split=True)):
+        with pytest.raises(ConfigurationError):
+            make()
+    bad: Any = "both"
+    with pytest.raises(ConfigurationError, match="order is 'both'"):
+        Phases(order=bad)
+    bad = sgd
+    with pytest.raises(ConfigurationError, match="min is"):
+        Phases(min=bad)
+    cases = [
+        (Phases(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)), ConfigurationError, "every=1"),
+        (Phases(order="simultaneous", min=Phase(sgd, "x", repeat=2), max=Phase(sgd, "y")), ConfigurationError, "min"),
+    ]
+    for phases, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            engine(phases, steps=1).init(game(), ONE)
+    several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
+    given = type("Given", (), {"optimizers": fg.hookimpl(lambda self: several)})()
+    with pytest.raises(PluginError, match=r"min, max need an update rule.*Phases\(\)"):
+        engine(given, steps=1).init(game(), ONE)
+    with pytest.raises(PluginError, match=r"Phase\(..., accumulate=Accumulate\(2\)\)"):
+        engine(given, Accumulate(2), steps=1).init(game(), ONE)
+
+
+def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
+    class Running(Apart):
+        def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+            last = fg.metrics.Last.of(self.y)
+            return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={"last": last})}
+
+    fit(Phases(**sgd(0.5, 0.25)), model=game(kind=Running))
+    with pytest.raises(ModelError, match="'max/last' is carried from step to step"):
+        fit(Phases(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
+
+
+# --- against one function written by hand ---------------------------------------------------------------------------
+
+
+Optimizers = dict[str, tuple[optax.GradientTransformation, int]]
+
+
+def by_hand(
+    loss: Callable[[str, Any, Any, Any], Any],
+    optimizers: Optimizers,
+    *,
+    simultaneous: bool,
+) -> Callable[..., Any]:
+    """One step of phases on a dict of parameters, as one would write it."""
+
+    def step(params: dict[str, Any], states: dict[str, Any], number: Any, batch: Any, keys: Any) -> Any:
+        old = params
+        for name, (optimizer, every) in optimizers.items():
+
+            def update(params: Any, state: Any, name: str = name, optimizer: Any = optimizer) -> Any:
+                at = old if simultaneous else params
+                grads = jax.grad(lambda own: loss(name, {**at, name: own}, batch, keys[name]))(at[name])
+                updates, state = optimizer.update(grads, state, at[name])
+                return {**params, name: eqx.apply_updates(params[name], updates)}, state
+
+            if every == 1:
+                params, state = update(params, states[name])
+            else:
+                given = params, states[name]
+                params, state = jax.lax.cond((number + 1) % every == 0, update, lambda *given: given, *given)
+            states = {**states, name: state}
+        return params, states
+
+    return jax.jit(step)
+
+
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+@pytest.mark.parametrize("fuse", [1, 8])
+def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int) -> None:
+    """100 steps in float64, bit for bit, with Adam and momentum; `max` with every third update."""
+
+    class Quadratic(fg.Module):
+        x: jax.Array
+        y: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            params = {"min": self.x, "max": self.y}
+            return fg.Output(losses={name: loss(name, params, batch, None) for name in params})
+
+    def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
+        x, y = params["min"], params["max"]
+        value = jnp.sum((x - batch) ** 2) / 2 + x @ y if name == "min" else jnp.sum(y**2) / 2 - x @ y
+        return value
+
+    with jax.enable_x64(True):
+        optimizers: Optimizers = {"min": (optax.adam(0.05), 1), "max": (optax.sgd(0.02, momentum=0.9), 3)}
+        rng = np.random.default_rng(3)
+        batches = [rng.normal(size=5) for _ in range(7)]
+        params = {"min": jnp.asarray(rng.normal(size=5)), "max": jnp.asarray(rng.normal(size=5))}
+        phases: dict[str, Any] = {
+            name: Phase(optimizer, {"min": "x", "max": "y"}[name], every=every)
+            for name, (optimizer, every) in optimizers.items()
+        }
+        start = Quadratic(params["min"], params["max"])
+        result = engine(Phases(order=order, **phases), steps=100, fuse=fuse).fit(start, batches * 15)
+        step = by_hand(loss, optimizers, simultaneous=order == "simultaneous")
+        states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
+        for number in range(100):
+            params, states = step(params, states, number, batches[number % 7], dict.fromkeys(params))
+        assert result.module.x.dtype == jnp.float64
+        assert_same_bits((result.module.x, result.module.y), (params["min"], params["max"]))
+        for name, state in states.items():
+            kept = result.state.opt_state[name].optimizer
+            assert_same_bits(jax.tree.leaves(kept), jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
+    """100 steps, bit for bit, with the keys that each phase has for itself.
+
+    Without health: what it adds to a program makes XLA fuse the rest otherwise, which rounds the last bit otherwise.
+    """
+    model, data = Pair(key=jax.random.key(1)), points()
+    optimizers: Optimizers = {"discriminator": (optax.adam(1e-3), 1), "generator": (optax.adam(1e-3), 2)}
+    phases: dict[str, Any] = {
+        name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
+    }
+    trained = engine(Phases(order=order, **phases), steps=100, seed=4, nonfinite="ignore").fit(model, data)
+
+    def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
+        fake = jax.vmap(eqx.combine(params["generator"], model.generator))(jax.random.normal(key, (len(batch), 4)))
+        judge = jax.vmap(eqx.combine(params["discriminator"], model.discriminator))
+        return fooled(judge(fake)) if name == "generator" else told_apart(judge(batch), judge(fake))
+
+    step = by_hand(loss, optimizers, simultaneous=order == "simultaneous")
+    params = {name: eqx.filter(getattr(model, name), eqx.is_array) for name in phases}
+    states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
+    streams = fg.Streams(jax.random.key(4))
+    for number, batch in enumerate(engine(steps=100, seed=4).batches(data)):
+        key = streams.key("default", "train", number)
+        keys = {name: fold_name(key, name) if order == "alternating" else key for name in phases}
+        params, states = step(params, states, number, batch, keys)
+    assert_same_bits({name: eqx.filter(getattr(trained.module, name), eqx.is_array) for name in phases}, params)
+
+
+def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
+    """The trunk goes forward once for both losses, and back for the one that updates it. Of a GAN, a sixth is saved."""
+    heads: dict[str, Any] = {"a": Phase(optax.sgd(0.1), fg.select("trunk", "a")), "b": Phase(optax.sgd(0.1), "b")}
+    gan: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
+    flops: dict[Any, float] = {}
+    kinds: list[tuple[Any, Any]] = [(Heads, heads), (HeadsApart, heads), (Pair, gan), (PairApart, gan)]
+    for kind, phases in kinds:
+        compiled = Compiled()
+        engine(Phases(order="simultaneous", **phases), compiled, steps=1).fit(kind(64, key=jax.random.key(0)), points())
+        flops[kind] = compiled.flops
+    assert flops[Heads] <= 0.8 * flops[HeadsApart], flops
+    assert flops[Pair] <= 0.85 * flops[PairApart], flops
+
+
+def test_a_phase_computes_only_what_it_needs() -> None:
+    """Of functions of their own, each is computed for its own phase: two phases that take turns cost no more."""
+    phases: dict[str, Any] = {"a": Phase(optax.sgd(0.1), fg.select("trunk", "a")), "b": Phase(optax.sgd(0.1), "b")}
+    flops: dict[Any, float] = {}
+    for names in (("a", "b"), ("a",), ("b",)):
+        only = {name: phases[name] for name in names}
+
+        class Some(HeadsApart):
+            def losses(self, batch: Any, ctx: fg.Context, names: Any = names) -> dict[str, Any]:
+                return {name: loss for name, loss in super().losses(batch, ctx).items() if name in names}
+
+        compiled = Compiled()
+        engine(Phases(**only), compiled, steps=1).fit(Some(64, key=jax.random.key(0)), points())
+        flops[names] = compiled.flops
+    assert flops["a", "b"] < 1.05 * (flops["a",] + flops["b",]), flops
