@@ -1,9 +1,12 @@
 """The examples are programs that run."""
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,5 +29,26 @@ def test_digits():
     assert found and float(found[1]) > 0.9
 
 
+@pytest.mark.slow
+def test_gan(tmp_path):
+    *progress, last = run("gan.py", f"folder={tmp_path}")
+    assert len(progress) == 15
+    found = ast.literal_eval(last)
+    assert found["classes"] == 10
+    assert found["confidence"] > 0.8
+    assert found["relative"] < 0.1
+    for step in (1000, 2000, 3000):
+        assert (tmp_path / f"step-{step}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_wgan_gp():
+    *progress, last = run("wgan_gp.py")
+    assert len(progress) == 8
+    found = ast.literal_eval(last)
+    assert found["modes"] == 8
+    assert found["near"] > 0.8
+
+
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py", "gan.py", "wgan_gp.py"}

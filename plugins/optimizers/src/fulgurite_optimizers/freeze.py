@@ -7,6 +7,7 @@ from typing import Any, Self
 import equinox as eqx
 import fulgurite as fg
 import jax
+import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.paths import Selector, leaves_with_paths
 from fulgurite.update import Forward
@@ -66,10 +67,11 @@ class Freeze:
         return self.until.next(0, replace(span, origin=0))
 
     def parted(self, module: PyTree) -> tuple[PyTree, PyTree]:
-        """The module without the arrays that are frozen, and those arrays; None where the other one has them."""
+        """The module with `HIDDEN` in the place of the arrays that are frozen, and those arrays, None elsewhere."""
         assert isinstance(self.where, Selector)
-        frozen, trained = eqx.partition(module, self.where(module))
-        return trained, frozen
+        chosen = self.where(module)
+        trained = jax.tree.map(lambda leaf, yes: HIDDEN if yes else leaf, module, chosen)
+        return trained, eqx.filter(module, chosen)
 
     @property
     def _text(self) -> str:
@@ -79,6 +81,15 @@ class Freeze:
 def frozen(*what: str | Callable[[Any], Any]) -> Freeze:
     """Freezes, for good, what `fg.select` chooses with the same arguments."""
     return Freeze(fg.select(*what))
+
+
+class _Hidden:
+    """Stands for an array that is not trained: selectors find it at its path, but it holds no numbers."""
+
+    shape, dtype = (), np.dtype(object)
+
+
+HIDDEN = _Hidden()
 
 
 class FrozenUpdate(Wrapped):
@@ -97,15 +108,15 @@ class FrozenUpdate(Wrapped):
         trained, frozen = self.freeze.parted(state.module)
 
         def whole(module: Any, *arguments: Any) -> fg.Output:
-            return forward(eqx.combine(module, frozen), *arguments)
+            return forward(eqx.combine(frozen, module), *arguments)
 
         state, output = self.rule(whole, state.replace(module=trained), batch, ctx)
-        return state.replace(module=eqx.combine(state.module, frozen)), output
+        return state.replace(module=eqx.combine(frozen, state.module)), output
 
     def finish(self, state: fg.TrainState) -> fg.TrainState:
         trained, frozen = self.freeze.parted(state.module)
         state = self.rule.finish(state.replace(module=trained))
-        return state.replace(module=eqx.combine(state.module, frozen))
+        return state.replace(module=eqx.combine(frozen, state.module))
 
     def around(self, rule: fg.UpdateRule) -> Self:
         return type(self)(rule, self.freeze)
@@ -136,7 +147,7 @@ class ThawingUpdate(FrozenUpdate):
         return new.replace(opt_state=filled(state.opt_state, new.opt_state))
 
     def _handed(self, state: fg.TrainState) -> fg.TrainState:
-        like = jax.eval_shape(self.rule.init, self.freeze.parted(state.module)[0])
+        like = eqx.filter_eval_shape(self.rule.init, self.freeze.parted(state.module)[0])
         return state.replace(opt_state=filled(like, state.opt_state))
 
 

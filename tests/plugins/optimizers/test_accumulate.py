@@ -1,0 +1,176 @@
+"""Gradients of several microbatches or steps for one update."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, DataError
+from fulgurite_optimizers import Accumulate, Clip, Phase, Phases
+from games import Compiled, assert_same_bits, engine, game, played, points
+
+
+class Distance(fg.Module):
+    """The distance of a number from ten, whatever the batch."""
+
+    place: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.abs(10 - self.place))
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+class Linear(fg.Module):
+    """Least squares over the examples that are not masked."""
+
+    weight: jax.Array
+    optimizer: Any = eqx.field(static=True)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        error = (batch @ self.weight - 1) ** 2
+        mean = jnp.mean(error, where=ctx.mask)
+        return fg.Output(mean, metrics={"error": fg.metrics.Mean.of(error, ctx.mask), "bare": mean})
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer
+
+
+ONE = [np.zeros(1, np.float32)]
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_case_15_three_steps_for_one_update(fuse: int) -> None:
+    """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the end is applied."""
+    seen: list[float] = []
+
+    class Look:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("look", 1, lambda run: seen.append(float(run.state.module.place)), "save")]
+
+    start = Distance(jnp.float32(0))
+    result = engine(Accumulate(3, "steps"), Look(), steps=5, fuse=fuse).fit(start, ONE)
+    np.testing.assert_allclose(seen, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
+    assert float(result.module.place) == pytest.approx(0.2)
+    assert result.state.opt_state["default"].optimizer.held == 0
+    assert result.metrics["train"]["default/updates"] == 1, "the last one came after the window was closed"
+    whole = engine(Accumulate(3, "steps"), steps=6).fit(start, ONE)
+    assert float(whole.module.place) == pytest.approx(0.2)
+
+
+def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
+    class Stopping:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("stop", fg.At(4), lambda run: fg.Stop("enough"), "decide")]
+
+    result = engine(Accumulate(3, "steps"), Stopping(), steps=9).fit(Distance(jnp.float32(0)), ONE)
+    assert (result.stopped, float(result.module.place)) == ("enough", pytest.approx(0.2))
+
+
+def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
+    """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one alone."""
+    data = points(20, 4)
+    start = Linear(jnp.ones(8), optax.adam(0.1))
+    result = engine(Accumulate(2, "steps"), Clip(norm=0.5), steps=5).fit(start, data)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
+    batches = list(engine(steps=5).batches(data))
+    weight: Any = start.weight
+    state = optimizer.init(weight)
+    for group in (batches[:2], batches[2:4], batches[4:]):
+        grads = [jax.grad(lambda w, b=batch: jnp.mean((b @ w - 1) ** 2))(weight) for batch in group]
+        updates, state = optimizer.update(sum(grads) / len(grads), state, weight)
+        weight = weight + updates
+    np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_microbatches_have_the_gradient_of_the_whole_batch(remainder: Any) -> None:
+    """With padding too, where one microbatch has fewer examples than the others, or none."""
+    x = np.random.default_rng(0).normal(size=(21, 8)).astype(np.float32)
+    data = fg.ArrayData(x, 8, remainder=remainder)
+    start = Linear(jnp.ones(8), optax.adam(0.1))
+    whole = engine(steps=6).fit(start, data)
+    split = engine(Accumulate(4), steps=6).fit(start, data)
+    np.testing.assert_allclose(split.module.weight, whole.module.weight, rtol=1e-5)
+    for name in ("loss", "error", "bare"):
+        np.testing.assert_allclose(split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5)
+
+
+def test_a_batch_must_be_a_multiple() -> None:
+    with pytest.raises(DataError, match=r"shape \[8, 8\] cannot be split into 3 parts"):
+        engine(Accumulate(3), steps=1).init(Linear(jnp.ones(8), optax.sgd(0.1)), points(16, 8))
+    bad: Any = "batches"
+    for make in (lambda: Accumulate(0), lambda: Accumulate(2, bad)):
+        with pytest.raises(ConfigurationError, match="Accumulate: "):
+            make()
+
+
+class Deep(fg.Module):
+    """A perceptron with large activations."""
+
+    net: eqx.nn.MLP
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output((jax.vmap(self.net)(batch) ** 2).mean())
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+def test_microbatches_take_a_fraction_of_the_memory() -> None:
+    memory = {}
+    for plugins in ((), (Accumulate(8),)):
+        compiled = Compiled()
+        model = Deep(eqx.nn.MLP(8, 8, 32, 6, key=jax.random.key(0)))
+        engine(*plugins, compiled, steps=1).fit(model, points(4096, 4096))
+        memory[len(plugins)] = compiled.made[-1].memory_analysis().temp_size_in_bytes
+    assert memory[1] < 0.35 * memory[0], memory
+
+
+def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() -> None:
+    class Counted(fg.Module):
+        weight: jax.Array
+        index: eqx.nn.StateIndex
+
+        def __init__(self, *, key: Any) -> None:
+            self.weight, self.index = jnp.zeros(()), eqx.nn.StateIndex(jnp.zeros((), jnp.int32))
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            assert ctx.model_state is not None
+            state = ctx.model_state.set(self.index, ctx.model_state.get(self.index) + 1)
+            drawn = jax.random.uniform(ctx.key())
+            spread = {"least": fg.metrics.Min.of(drawn), "most": fg.metrics.Max.of(drawn)}
+            return fg.Output(self.weight, metrics=spread, model_state=state)
+
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(0.1)
+
+    result = engine(Accumulate(4), steps=2, log_every=1).fit(eqx.nn.make_with_state(Counted), points(16, 16))
+    assert result.model_state is not None and int(result.model_state.get(result.module.index)) == 8
+    metrics = result.metrics["train"]
+    assert metrics["least"] < metrics["most"]
+
+
+def test_phases_accumulate_each_for_itself() -> None:
+    """x by every second gradient, their mean; y by each: x stays 1 while y is 2 - (2 - 1)/4 = 1.75.
+
+    Then x: 1 - ((1 + 2) + (1 + 1.75))/2/2 = -0.4375, y: 1.75 - (1.75 + 0.4375)/4.
+    """
+    phases = Phases(min=Phase(optax.sgd(0.5), "x", accumulate=Accumulate(2, "steps")), max=Phase(optax.sgd(0.25), "y"))
+    result = engine(phases, steps=2, log_every=1).fit(game(), ONE)
+    assert played(result) == (-0.4375, 1.203125)
+    assert result.history["train/min/updates"].tolist() == [0, 1]
+
+
+def test_one_microbatch_is_the_plain_step() -> None:
+    start = Linear(jnp.ones(8), optax.adam(0.1))
+    plain, one = (engine(*plugins, steps=5).fit(start, points()) for plugins in ((), (Accumulate(1, "steps"),)))
+    np.testing.assert_allclose(one.module.weight, plain.module.weight, rtol=1e-6)
+    assert_same_bits(one.state.key, plain.state.key)

@@ -1,0 +1,155 @@
+"""Clipping, constraints on weights, spectral normalization, and smaller updates on a plateau."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_optimizers import Clip, ClipWeights, NonNegative, Phase, Phases, ReduceOnPlateau, UnitNorm
+from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apart
+
+
+def test_gradients_are_clipped_for_each_phase() -> None:
+    """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by 0.25 * 0.1."""
+    plugins = [Clip(value=0.5, optimizer="min"), Clip(norm=0.1, optimizer="max")]
+    result = engine(*plugins, Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
+    np.testing.assert_allclose(played(result), (0.75, 1.975), rtol=1e-6)
+    assert result.metrics["train"]["min/gradient_norm"] == 3
+    both = engine(Clip(norm=0.1), Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
+    np.testing.assert_allclose(played(both), (0.95, 1.975), rtol=1e-6)
+    wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}]
+    for arguments in wrong:
+        with pytest.raises(ConfigurationError, match="clips nothing"):
+            Clip(**arguments)
+
+
+class Weights(fg.Module):
+    """Every number is pushed down by its gradient, 1."""
+
+    rows: jax.Array
+    other: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.rows.sum() + self.other.sum())
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(1.0)
+
+
+def constrained(*plugins: Any) -> tuple[Any, Any]:
+    start = Weights(jnp.asarray([[4.0, 5.0], [1.0, 1.0], [-1.0, 1.0]]), jnp.asarray([0.5, 3.0]))
+    module = engine(*plugins, steps=1).fit(start, ONE).module
+    return module.rows.tolist(), module.other.tolist()
+
+
+def test_constraints_hold_after_every_update() -> None:
+    """Before them the rows are 3, 4 and 0, 0 and -2, 0; the rest is -0.5, 2."""
+    rows, other = [[3, 4], [0, 0], [-2, 0]], [-0.5, 2]
+    assert constrained() == (rows, other)
+    np.testing.assert_allclose(constrained(UnitNorm("rows"))[0], [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
+    assert constrained(UnitNorm("rows"))[1] == other
+    assert constrained(NonNegative("other")) == (rows, [0, 2])
+    assert constrained(ClipWeights("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
+    in_order = [NonNegative("rows"), ClipWeights("**", limit=1.0)]
+    assert constrained(*in_order) == ([[1, 1], [0, 0], [0, 0]], [-0.5, 1])
+    with pytest.raises(ConfigurationError, match="limit is 0"):
+        ClipWeights("rows", limit=0)
+
+
+def test_spectral_normalization_keeps_its_state() -> None:
+    """The critic's layer is normalized by Equinox; its state advances with each forward pass of each phase."""
+
+    class Normalized(fg.Module):
+        generator: eqx.nn.Linear
+        discriminator: eqx.nn.SpectralNorm
+
+        def __init__(self, *, key: Any) -> None:
+            keys = jax.random.split(key, 3)
+            self.generator = eqx.nn.Linear(4, 8, key=keys[0])
+            linear = eqx.nn.Linear(8, 3, key=keys[1])
+            self.discriminator = eqx.nn.SpectralNorm(linear, "weight", key=keys[2])
+
+        def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+            fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), (len(batch), 4)))
+
+            def judged(images: Any, state: Any) -> Any:
+                made, state = jax.vmap(self.discriminator, in_axes=(0, None), out_axes=(0, None))(images, state)
+                return made.sum(axis=1), state
+
+            def discriminator() -> fg.Output:
+                on_real, state = judged(batch, ctx.model_state)
+                on_fake, state = judged(fake, state)
+                return fg.Output(told_apart(on_real, on_fake), model_state=state)
+
+            def generator() -> fg.Output:
+                on_fake, state = judged(fake, ctx.model_state)
+                return fg.Output(fooled(on_fake), model_state=state)
+
+            return {"discriminator": discriminator, "generator": generator}
+
+    phases: dict[str, Any] = {
+        "discriminator": Phase(optax.sgd(0.5), "discriminator"),
+        "generator": Phase(optax.sgd(0.01), "generator", every=2),
+    }
+    make = eqx.nn.make_with_state(Normalized)
+    start = make(key=jax.random.key(0))
+    result = engine(Phases(**phases), steps=200).fit(start, points())
+    weight, layer = np.asarray(result.module.discriminator.layer.weight), result.module.discriminator
+    assert np.linalg.norm(weight, 2) > 1.2, "the raw weight has grown"
+    assert result.model_state is not None
+    u, v = result.model_state.get(layer.uv_index)
+    np.testing.assert_allclose(np.asarray(u) @ weight @ np.asarray(v), np.linalg.norm(weight, 2), rtol=1e-3)
+
+
+def test_updates_become_smaller_on_a_plateau() -> None:
+    """The loss of `x` falls by its step; the metric never improves: after two looks more the step is halved."""
+
+    class Falling(fg.Module):
+        x: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.x)
+
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"same": jnp.float32(1)})
+
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(1.0)
+
+    class Test:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", ONE)]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", 2, self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.evaluate("test")
+
+    for fuse in (1, 4):
+        plateau = ReduceOnPlateau("test/same", 2, factor=0.5, patience=2)
+        result = engine(Test(), plateau, steps=12, fuse=fuse).fit(Falling(jnp.float32(0)), ONE)
+        assert result.history["reduce_on_plateau/scale"].tolist() == [1, 1, 0.5, 0.5, 0.25, 0.25]
+        assert float(result.module.x) == -(6 * 1 + 4 * 0.5 + 2 * 0.25)
+    with pytest.raises(ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"):
+        engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
+    bad: Any = "most"
+    for make in (lambda: ReduceOnPlateau("loss", 2), lambda: ReduceOnPlateau("a/b", 2, mode=bad)):
+        with pytest.raises(ConfigurationError, match="ReduceOnPlateau: "):
+            make()
+
+
+def test_a_gan_trains_with_all_of_it_fused() -> None:
+    phases: dict[str, Any] = {name: Phase(optax.adam(1e-3), name) for name in ("discriminator", "generator")}
+    plugins = [Phases(**phases), Clip(norm=1.0), ClipWeights("discriminator", limit=0.05)]
+    result = engine(*plugins, steps=8, fuse=4).fit(Pair, points())
+    weights = jax.tree.leaves(eqx.filter(result.module.discriminator, eqx.is_array))
+    assert max(float(abs(weight).max()) for weight in weights) <= np.float32(0.05)
+    assert np.isfinite(result.history["train/generator/loss"]).all()

@@ -1,0 +1,132 @@
+"""Parts of the module that are not trained, for good or for a while."""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, PathError
+from fulgurite_optimizers import Freeze, Phase, Phases, frozen, partial_update
+from games import ONE, Compiled, assert_same_bits, engine, game, played, points, sgd
+
+
+class Two(fg.Module):
+    """Two layers and a loss that decays both, unless their optimizer leaves one alone."""
+
+    first: jax.Array
+    second: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.first, self.second = jnp.full((8, 4), 0.3), jnp.full((4,), 0.5)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(((jnp.tanh(batch @ self.first) @ self.second - 1) ** 2).mean())
+
+    def configure_optimizers(self) -> Any:
+        return optax.adamw(1e-2, weight_decay=0.1)
+
+
+class Partial(Two):
+    def configure_optimizers(self) -> Any:
+        return partial_update(optax.adamw(1e-2, weight_decay=0.1), "second")
+
+
+def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
+    """No change, no decay, no gradient, no optimizer memory; the same bits as an optimizer for the rest alone."""
+    compiled = {name: Compiled() for name in ("whole", "frozen")}
+    whole = engine(compiled["whole"], steps=5).fit(Two, points())
+    result = engine(frozen("first"), compiled["frozen"], steps=5).fit(Two, points())
+    by_phase = engine(steps=5).fit(Partial, points())
+    assert_same_bits(result.module.first, Two().first)
+    assert float(abs(result.module.second - Two().second).max()) > 0.01
+    assert_same_bits(result.module.second, by_phase.module.second)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(result.state.opt_state)]
+    assert shapes == [(), (4,), (4,)]
+    assert len(jax.tree.leaves(whole.state.opt_state)) == 5
+    assert compiled["frozen"].flops < 0.8 * compiled["whole"].flops
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("until", [3, fg.At(3), fg.Every(3), fg.EveryEpoch(1)])
+def test_frozen_until_a_step(until: Any, fuse: int) -> None:
+    """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on as it was."""
+    seen: dict[int, Any] = {}
+    compiled = Compiled()
+
+    class Look:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("look", 1, lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}))]
+
+    notices: list[str] = []
+
+    class Notices:
+        @fg.hookimpl
+        def log_text(self, record: fg.Record) -> None:
+            notices.append(record.values["notice"])
+
+    plugins = [Freeze("first", until=until), compiled, Look(), Notices()]
+    data = points(48)
+    result = engine(*plugins, steps=6, fuse=fuse).fit(Two, data)
+    for step in (1, 2, 3):
+        assert_same_bits(seen[step].module.first, Two().first)
+        assert not any(
+            leaf.any() for leaf in (seen[step].opt_state[1][0].mu.first, seen[step].opt_state[1][0].nu.first)
+        )
+    assert float(abs(seen[4].module.first - Two().first).max()) > 0
+    assert len(compiled.made) == 2
+    assert len(notices) == 1 and "select('first') is trained from step 3 on" in notices[0].replace('"', "'")
+
+    rest, both = engine(frozen("first"), steps=3).fit(Two, data), seen[3]
+    assert_same_bits(seen[3].module.second, rest.module.second)
+    optimizer = optax.adamw(1e-2, weight_decay=0.1)
+    params: Any = (both.module.first, both.module.second)
+    adam = both.opt_state[1][0]
+    halves = {name: (getattr(adam, name).first, getattr(adam, name).second) for name in ("mu", "nu")}
+    state: Any = (adam._replace(**halves), *both.opt_state[1][1:])
+    for batch in [*engine(epochs=2).batches(data)][3:6]:
+        grads = jax.grad(lambda p, b=batch: ((jnp.tanh(b @ p[0]) @ p[1] - 1) ** 2).mean())(params)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(result.module.first, params[0], rtol=1e-5)
+    np.testing.assert_allclose(result.module.second, params[1], rtol=1e-5)
+
+
+def test_a_fit_that_goes_on_later_is_not_frozen_again() -> None:
+    frozen_first = engine(Freeze("first", until=3), steps=4)
+    result = frozen_first.fit(Two, points())
+    before = np.asarray(result.module.first)
+    again = frozen_first.fit(data=points(), state=result.state, steps=2)
+    assert (np.asarray(again.module.first) != before).any()
+    state = frozen_first.init(Two, points())
+    for batch in [*engine(steps=4).batches(points())]:
+        state, _ = frozen_first.step(state, batch)
+    np.testing.assert_allclose(np.asarray(state.module.first), before, rtol=1e-6)
+
+
+def test_phases_may_be_frozen_too() -> None:
+    """While x is frozen y alone moves: 2 - (2 - 1)/4 = 1.75; then as ever."""
+    three = type("Three", (type(game()),), {"__annotations__": {"z": jax.Array}})
+    phases: dict[str, Any] = {"min": Phase(optax.sgd(0.5), fg.select("x", "z")), "max": Phase(optax.sgd(0.25), "y")}
+    start = three(jnp.float32(1), jnp.float32(2), jnp.float32(3))
+
+    class Pull:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> dict[str, Any]:
+            return {"min/z": module.z**2}
+
+    result = engine(Phases(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1).fit(start, ONE)
+    assert played(result) == (1 - 2.75 / 2, 1.75 - (1.75 + 0.375) / 4)
+    assert float(result.module.z) == 0
+    whole = engine(Phases(**sgd(0.5, 0.25)), frozen("x"), steps=1).fit(game(), ONE)
+    assert played(whole) == (1, 1.75)
+
+
+def test_freezing_that_cannot_be_meant_is_an_error() -> None:
+    with pytest.raises(PathError, match="'third' selects no array"):
+        engine(frozen("third"), steps=1).init(Two, points())
+    with pytest.raises(ConfigurationError, match="until is Period"):
+        Freeze("first", until=fg.Period(3))
