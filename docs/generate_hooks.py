@@ -50,6 +50,7 @@ SEVERAL = {
     "then by plugin.",
     "module_views": "Merged; a name twice is an error.",
     "transform_batch": "Folded: each gets what the one before it returned.",
+    "forward_sharding": EXCLUSIVE,
     "output_sharding": EXCLUSIVE,
     "loss_terms": "Merged; a name twice is an error.",
     "after_update": "The module is folded; each plugin gets and returns its own slice.",

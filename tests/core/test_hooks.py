@@ -36,6 +36,7 @@ TESTED = {
     "schedule": "test_schedule.py::test_actions_run_by_phase_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
+    "forward_sharding": "test_sharding_hooks.py::test_the_module_is_placed_for_the_forward_pass",
     "output_sharding": "test_sharding_hooks.py::test_outputs_are_placed_as_the_plugin_says",
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",

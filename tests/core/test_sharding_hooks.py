@@ -90,6 +90,10 @@ class Sharding:
         return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
 
     @fg.hookimpl
+    def forward_sharding(self, module: Net) -> Any:
+        return jax.tree.map(lambda _: NamedSharding(self.devices, P()), module)
+
+    @fg.hookimpl
     def output_sharding(self, output: fg.Output) -> Any:
         whole = NamedSharding(self.devices, P())
         return jax.tree.map(lambda _: None, output).replace(preds=whole)
@@ -114,7 +118,12 @@ class Looking:
         return batch
 
     @fg.hookimpl
-    def loss_terms(self, output: fg.Output) -> Any:
+    def loss_terms(self, module: Net, output: fg.Output) -> Any:
+        def look_at_module(sharding: Any) -> None:
+            self.seen["module part"] = list(sharding.shard_shape(module.first.shape))
+
+        jax.debug.inspect_array_sharding(module.first, callback=look_at_module)
+
         def look(sharding: Any) -> None:
             self.seen["preds part"] = list(sharding.shard_shape(output.preds.shape))
 
@@ -173,7 +182,7 @@ def report() -> dict[str, Any]:
         "moved": [parts(moved), np.asarray(moved.module.first).tolist()],
         "indivisible": indivisible,
         "evaluated": [one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))],
-        "predicted": [one.predict(columns.module, ragged).tolist() for one in (engine, fg.Engine(steps=1))],
+        "predicted": [np.asarray(one.predict(columns.module, ragged)).tolist() for one in (engine, fg.Engine(steps=1))],
         "devices": len(jax.devices()),
         "asked": sharding.seen,
         "seen": looking.seen,
@@ -238,6 +247,10 @@ def test_the_numbers_are_those_of_one_device(reported: dict[str, Any], what: str
 
 def test_a_plugin_says_where_its_own_slice_is(reported: dict[str, Any]) -> None:
     assert reported["columns"] == [8, 1]
+
+
+def test_the_module_is_placed_for_the_forward_pass(reported: dict[str, Any]) -> None:
+    assert reported["seen"]["module part"] == [8, 4]
 
 
 def test_outputs_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None:

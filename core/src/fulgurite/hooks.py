@@ -136,6 +136,12 @@ def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
 
 
 @hookspec("traced")
+def forward_sharding(module: PyTree) -> "PyTree[jax.sharding.Sharding | None] | None":
+    """A sharding for every array of the module where its step uses it, such as whole where the state has it in parts;
+    None for those that the compiler may place. Exclusive."""
+
+
+@hookspec("traced")
 def output_sharding(output: "Output") -> "PyTree[jax.sharding.Sharding | None] | None":
     """A sharding for every array of what the module's step returned, None for those that the compiler may place.
     Exclusive."""

@@ -17,7 +17,6 @@ from fulgurite.annotations import spec_of
 from fulgurite.data import ArrayData, as_data
 from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.feed import Share
-from fulgurite.module import Output
 from fulgurite.paths import leaves_with_paths
 from fulgurite.plugins import PluginManager
 from fulgurite.state import TrainState
@@ -70,12 +69,13 @@ def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None)
     return found
 
 
-def constrained(plugins: PluginManager, output: Output) -> Output:
-    """The output of a step, traced, sharded as a plugin says."""
-    shardings = plugins.exclusive("output_sharding", output=output)
+def constrained(plugins: PluginManager, hook: str, **argument: PyTree) -> PyTree:
+    """A traced tree, the only argument of `hook`, sharded as a plugin's answer to it says."""
+    (tree,) = argument.values()
+    shardings = plugins.exclusive(hook, **argument)
     if shardings is None:
-        return output
-    leaves, treedef = jax.tree.flatten(output)
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
     places = zip(leaves, treedef.flatten_up_to(shardings), strict=True)
     made = [leaf if place is None else jax.lax.with_sharding_constraint(leaf, place) for leaf, place in places]
     return treedef.unflatten(made)

@@ -132,13 +132,14 @@ def forward(
     The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
     """
     ctx = ctx.for_forward()
+    module = constrained(plugins, "forward_sharding", module=module)
     method = getattr(module, step) if isinstance(step, str) else step
     step = method.__name__
     check_batch(method, batch)
     output = method(batch, ctx)
     if not isinstance(output, Output):
         raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(...)")
-    output = constrained(plugins, output)
+    output = constrained(plugins, "output_sharding", output=output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
         (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))

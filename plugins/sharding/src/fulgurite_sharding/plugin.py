@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import fulgurite as fg
 import jax
@@ -15,8 +15,17 @@ from jaxtyping import PyTree
 
 from fulgurite_sharding.rules import BySize, Rule, Rules, axes_of
 
-Known = dict[Path, tuple[tuple[int, ...], PartitionSpec]]
-"""Shape and spec of each parameter by its path in the module."""
+
+class Placed(NamedTuple):
+    """A parameter's shape, how it lies in the state, and how where a step uses it."""
+
+    shape: tuple[int, ...]
+    kept: PartitionSpec
+    used: PartitionSpec
+
+
+Known = dict[Path, Placed]
+"""Parameters by their paths in the module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +117,7 @@ class Sharding:
             part, *rest = from_keys(keys)
             path = Path(rest)
             if part == "module":
-                return self._on_mesh(known[path][1])
+                return self._on_mesh(known[path].kept)
             if part == "opt_state":
                 return self._on_mesh(self._optimizer_spec(path, leaf.shape, known))
             return self._on_mesh(self._following(path, leaf.shape, known) if part == "plugins" else PartitionSpec())
@@ -116,6 +125,20 @@ class Sharding:
         shardings = jax.tree_util.tree_map_with_path(place, state)
         self._optimizer_rules.check_used(_paths(state.opt_state))
         return shardings
+
+    @fg.hookimpl
+    def forward_sharding(self, module: PyTree) -> PyTree[NamedSharding | None]:
+        """What is divided by size is gathered where it is used. Left to itself, the compiler may gather batches and
+        divide the work by the parts of a parameter instead, which moves activations at every layer."""
+        if self.parameters is None:
+            return None
+        known = self._parameters(module)
+
+        def place(keys: Any, leaf: Any) -> NamedSharding | None:
+            found = known.get(from_keys(keys))
+            return None if found is None or found.kept == found.used else self._on_mesh(found.used)
+
+        return jax.tree_util.tree_map_with_path(place, module)
 
     @fg.hookimpl
     def output_sharding(self, output: fg.Output) -> PyTree[NamedSharding | None]:
@@ -147,13 +170,14 @@ class Sharding:
     def _parameters(self, module: PyTree) -> Known:
         rules, known = Rules(self.rules, "Sharding(rules=)"), {}
         for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
-            if not isinstance(leaf, jax.ShapeDtypeStruct):
+            if not hasattr(leaf, "shape"):
                 continue
             path = from_keys(keys)
             spec = rules.spec(path, leaf.shape, self.devices)
+            kept = used = PartitionSpec() if spec is None else spec
             if self.parameters is not None and (spec is None or axes_of(spec)):
-                spec = self.parameters.extended(spec or PartitionSpec(), leaf.shape, self.devices)
-            known[path] = leaf.shape, spec or PartitionSpec()
+                kept = self.parameters.extended(used, leaf.shape, self.devices)
+            known[path] = Placed(leaf.shape, kept, used)
         rules.check_used(list(known))
         return known
 
@@ -169,8 +193,8 @@ class Sharding:
         """The spec of the parameter whose path this one ends with, if they are of one shape; else by size alone."""
         for start in range(len(path)):
             found = known.get(Path(path[start:]))
-            if found and found[0] == shape:
-                return found[1]
+            if found and found.shape == shape:
+                return found.kept
         return self.parameters.extended(PartitionSpec(), shape, self.devices) if self.parameters else PartitionSpec()
 
     def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
