@@ -11,7 +11,7 @@ import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
 from fulgurite.triggers import as_trigger
 
-from fulgurite_checkpoint import restoring
+from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, place
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import Policy, recover
@@ -102,17 +102,24 @@ class Checkpoints:
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
 
-        def use(entry: Entry) -> tuple[Read, fg.Snapshot]:
-            kept = restoring.read(entry, self.verify)
-            if reference.map is not None:
-                return kept, restoring.part(kept, like, reference, self.verify)
-            return kept, restoring.whole(kept, like, engine, self.verify, self.on_missing_plugin)
+        # Of several processes the first one decides, which has looked at every byte.
+        alone, first = jax.process_count() == 1, jax.process_index() == 0
+        verify = self.verify if alone or first or self.verify == "none" else "size"
 
-        if reference.step == "latest":
+        def use(entry: Entry) -> tuple[Read, fg.Snapshot]:
+            kept = restoring.read(entry, verify)
+            if reference.map is not None:
+                return kept, restoring.part(kept, like, reference, verify)
+            return kept, restoring.whole(kept, like, engine, verify, self.on_missing_plugin)
+
+        step = reference.step
+        if step == "latest" and not alone:
+            step = engine.consensus.decide(lambda: restoring.newest(root, lambda entry: _checked(entry, verify)))
+        best = None if self.best is None else (self.best, self.mode)
+        if step == "latest":
             found = restoring.newest(root, use)
         else:
-            best = None if self.best is None else (self.best, self.mode)
-            found = use(restoring.chosen(root, reference.step, best))
+            found = None if step is None else use(restoring.chosen(root, step, best))
         if found is None:
             return None
         kept, snapshot = found
@@ -196,6 +203,13 @@ class Checkpoints:
         saver, self._fit.saver, self._fit.read = self._fit.saver, None, None
         if saver is not None:
             saver.close()
+
+
+def _checked(entry: Entry, verify: Verify) -> int:
+    kept = restoring.read(entry, verify)
+    if verify != "none":
+        format.verify(kept.path, kept.commit, verify)
+    return entry.step
 
 
 _CHOICES = {
