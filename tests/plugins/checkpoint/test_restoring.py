@@ -303,4 +303,4 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
     whole = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "whole"), "1", "6"], capture_output=True, text=True, check=True
     )
-    np.testing.assert_allclose(weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-5)
+    np.testing.assert_allclose(weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-4, atol=1e-6)
