@@ -1,6 +1,8 @@
 """What the README and the pages in docs/ show runs, and what they link to is there."""
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = {"hooks.md"}  # its blocks are signatures
+HERE = "https://github.com/fulgurite/fulgurite/blob/main/"  # what pages of the site call a file outside of docs/
 
 
 def blocks(page: Path) -> Iterator[str]:
@@ -38,5 +41,22 @@ def test_blocks_are_found():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    missing = [link for link in links if "://" not in link and not (page.parent / link.partition("#")[0]).exists()]
+    missing = [link for link in links if (file := _file(page, link)) is not None and not file.exists()]
     assert not missing
+
+
+def _file(page: Path, link: str) -> Path | None:
+    """What a link leads to, if it is a file of this project."""
+    link = link.partition("#")[0]
+    if link.startswith(HERE):
+        return ROOT / link.removeprefix(HERE)
+    return None if "://" in link else page.parent / link
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an advertisement
+    made = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
+    assert made.returncode == 0, made.stderr
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (tmp_path / ("" if page.stem == "index" else page.stem) / "index.html").is_file()
