@@ -1,6 +1,7 @@
 """A program's arguments, and how it ends."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -294,10 +295,21 @@ def started(path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """The program in a process of its own, from its hundredth step on."""
     (path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(path / "program.py"), "--run", str(path / "run"), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    alone = os.environ | {"FULGURITE_AUTOLOAD": "0"}  # what is installed may print, too
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "step 100\n"
             yield process
         finally:
             process.kill()
+
+
+def test_an_experiment_that_takes_the_run_is_told_it(tmp_path: Path):
+    def experiment(steps: int = 2, run: str | None = None) -> fg.Experiment:
+        engine = fg.Engine(steps=steps, autoload=False)
+        return fg.Experiment(engine=engine, model=(steps, run), data=None)
+
+    assert build(experiment, []).model == (2, None)
+    made = build(experiment, ["steps=3"], run=str(tmp_path))
+    assert made.model == (3, str(tmp_path)) and made.engine.configuration == {"steps": 3}

@@ -1,9 +1,11 @@
 """The examples are programs that run."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,23 @@ def test_wgan_gp():
     found = ast.literal_eval(last)
     assert found["modes"] == 8
     assert found["near"] > 0.8
+
+
+def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
+    arguments = ["digits.py", "steps=600", "width=32", "--run"]
+    run(*arguments, str(tmp_path / "whole"))
+    command = [sys.executable, str(EXAMPLES / "digits.py"), *arguments[1:], str(tmp_path / "killed")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (tmp_path / "killed" / "checkpoints" / "step-200" / "COMMIT").exists():
+            assert process.poll() in (None, 0)
+            time.sleep(0.01)
+        process.kill()
+    *_, last = run(*arguments, str(tmp_path / "killed"))
+    assert last.startswith("test accuracy ")
+    for name in ("records.jsonl", "records.csv"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "records.jsonl").read_text().splitlines()]
+    assert steps == [200, 400, 600]
 
 
 def test_every_example_is_run_here():
