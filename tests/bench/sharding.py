@@ -47,15 +47,17 @@ def sharded_arm(workload: Workload, arrays: Batch, model: Any, sharding: Shardin
 
 def main() -> None:
     """Measures, prints, writes."""
-    options = arguments(__doc__, repeats=7).parse_args()
+    parser = arguments(__doc__, repeats=7)
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["mlp_small", "mlp_784"])
+    options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     ratios: dict[str, Spread] = {}
-    for name in ("mlp_small", "mlp_784"):
+    for name in options.models:
         workload = WORKLOADS[name]
         arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
         for layout, sharding in LAYOUTS.items():
-            engine = fg.Engine(steps=1, plugins=[sharding])
-            fused = fg.Engine(steps=1, fuse=16, plugins=[sharding])
+            engine = fg.Engine(steps=1, plugins=[sharding], autoload=False)
+            fused = fg.Engine(steps=1, fuse=16, plugins=[sharding], autoload=False)
             arms = {
                 "by hand": sharded_arm(workload, arrays, model, sharding),
                 "fit": engine_arm(workload, arrays, model, engine),
