@@ -69,5 +69,27 @@ def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
     assert steps == [200, 400, 600]
 
 
+@pytest.mark.parametrize(
+    ("layout", "share"),
+    [("fsdp", 1 / 8)]
+    + [pytest.param(*one, marks=pytest.mark.slow) for one in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))],
+)
+def test_transformer(layout: str, share: float):
+    lines = run("transformer.py", f"layout={layout}", "devices=8", "width=64", "context=32", "blocks=1", "steps=60")
+    text = "\n".join(lines)
+    devices = re.search(
+        r"^8 devices, each with ([\d,]+) bytes of parameters and ([\d,]+) of Adam's$", text, re.MULTILINE
+    )
+    assert devices
+    parameters, optimizer = (int(number.replace(",", "")) for number in devices.groups())
+    # An embedding and a head of 256 by 64, and four times 64 by 64 and twice 64 by 256 in the block.
+    whole = 4 * (2 * 256 * 64 + 4 * 64 * 64 + 2 * 64 * 256)
+    assert share <= parameters / whole < (share + 0.03 if layout in ("data", "fsdp") else 2.5 * share)
+    assert 2 * parameters <= optimizer <= 2 * parameters + 8
+    bits = [float(number) for number in re.findall(r"bits per byte ([\d.]+)$", text, re.MULTILINE)]
+    assert len(bits) == 3 and bits[0] > bits[1] and bits[-1] < 4.5
+    assert re.search(r"tokens per second [\d,]+$", text, re.MULTILINE)
+
+
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py", "gan.py", "wgan_gp.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py", "gan.py", "transformer.py", "wgan_gp.py"}
