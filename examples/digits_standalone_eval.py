@@ -1,0 +1,83 @@
+"""Handwritten digits, evaluated by a second process while the first one trains.
+
+python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores; draws accuracy.png there
+
+The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It takes each new checkpoint as it comes and
+skips what it has no time for, never the last one. Kill either of them and start this again: it goes on.
+"""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import fulgurite as fg
+import matplotlib
+import numpy as np
+from digits import Classifier, digits
+from fulgurite_checkpoint import Checkpoints
+from fulgurite_evaluators import Evaluator, EveryCheckpoint, results
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+FULGURITE = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
+
+
+def shifted(images: np.ndarray) -> np.ndarray:
+    """Images (n, 64) of 8 by 8 pixels, one pixel to the right."""
+    return np.pad(images.reshape(-1, 8, 8), [(0, 0), (0, 0), (1, 0)])[:, :, :8].reshape(-1, 64)
+
+
+def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0) -> fg.Experiment:
+    """Trains a perceptron; two evaluators of the group `slow` share a process and each restored checkpoint."""
+    train, test = digits()
+    every = EveryCheckpoint(poll=0.2)
+    moved = test | {"image": shifted(test["image"])}
+    plugins = [
+        "rng",
+        Checkpoints(every=250),
+        Evaluator("test", fg.ArrayData(test, batch_size=120), every, group="slow"),
+        Evaluator("shifted", fg.ArrayData(moved, batch_size=120), every, group="slow"),
+    ]
+    return fg.Experiment(
+        engine=fg.Engine(steps=steps, seed=seed, log_every=50, plugins=plugins),
+        model=partial(Classifier, width, lr),
+        data=lambda: fg.ArrayData(train, batch_size=64, shuffle=True, remainder="drop"),
+    )
+
+
+def draw(history: fg.History, run: Path) -> Path:
+    """Accuracy in training, and as the second process found it."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    if "train/accuracy" in history:
+        axes.plot(
+            history.steps("train/accuracy"), history["train/accuracy"], color="0.7", label="training, with dropout"
+        )
+    found = results(run)
+    for name in ("test", "shifted"):
+        points = [(one.step, one.metrics["accuracy"]) for one in found if one.evaluator == name]
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}, by the second process")
+    axes.set(xlabel="step", ylabel="accuracy", title="Digits: training, and checkpoints evaluated on the side")
+    axes.legend()
+    figure.savefig(run / "accuracy.png", dpi=120)
+    return run / "accuracy.png"
+
+
+def main() -> None:
+    """Trains and evaluates at the same time, then draws."""
+    arguments = sys.argv[1:] if "--run" in sys.argv else [*sys.argv[1:], "--run", "runs/digits_standalone_eval"]
+    run = Path(arguments[arguments.index("--run") + 1])
+    with subprocess.Popen([*FULGURITE, "evaluate", __file__, "--run", str(run), "--group", "slow"]) as evaluating:
+        try:
+            result = fg.main(experiment, arguments)
+            code = evaluating.wait()
+        finally:
+            evaluating.terminate()
+    if code:
+        sys.exit(code)
+    print(draw(result.history, run))
+
+
+if __name__ == "__main__":
+    main()
