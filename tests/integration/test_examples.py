@@ -91,5 +91,14 @@ def test_transformer(layout: str, share: float):
     assert re.search(r"tokens per second [\d,]+$", text, re.MULTILINE)
 
 
+def test_digits_standalone_eval(tmp_path: Path):
+    folder = tmp_path / "run"
+    *lines, drawn = run("digits_standalone_eval.py", "steps=500", "width=64", "--run", str(folder))
+    shown = [found for line in lines if (found := re.fullmatch(r"(\w+)  step 500  accuracy ([.\d]+)  loss .*", line))]
+    assert [found[1] for found in shown] == ["test", "shifted"] and float(shown[0][2]) > 0.9
+    assert drawn == str(folder / "accuracy.png") and Path(drawn).read_bytes()[1:4] == b"PNG"
+
+
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py", "gan.py", "transformer.py", "wgan_gp.py"}
+    names = {"digits.py", "digits_standalone_eval.py", "gan.py", "transformer.py", "wgan_gp.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == names
