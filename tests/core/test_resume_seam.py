@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -291,6 +292,19 @@ def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     resumed = engine(memory, look, **settings).fit(Learner, data, resume=LATEST)
     assert_same_bits(resumed.state, second().state)
     assert [(span.origin, span.end) for span in spans] == [(7, 14)]
+
+
+@pytest.mark.parametrize(("path", "stays"), [(None, True), ("run", True), ("other", False)])
+def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
+    tmp_path: Path, path: str | None, stays: bool
+) -> None:
+    memory, run = Memory(), tmp_path / "run"
+    engine(memory, Act(fg.At(7), stop), steps=12, run=run).fit(Counting(), numbers([0]))
+    (run / "records.jsonl").write_text("")
+    reference = fg.Checkpoint(path and tmp_path / path, 5)
+    engine(memory, steps=12, run=run).fit(Counting(), numbers([0]), resume=reference)
+    assert (run / "records.jsonl").exists() == stays
+    assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
 
 
 # --- the position of the data -----------------------------------------------------------------------------------------

@@ -177,7 +177,8 @@ class Engine:
             attempt, manifest = 1, manifest_of(self, program.like, steps=steps, epochs=epochs)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
-                own = directory.is_at(reference.path or "") if reference and snapshot else origin > 0
+                path = directory.path if reference is None or reference.path is None else reference.path
+                own = directory.is_at(path) if snapshot else origin > 0
                 step = int(state.step) if own else None
                 attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step))
             loop = Loop(
