@@ -39,7 +39,8 @@ class Checkpoints:
         best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best by it stays, and `step="best"` means it. Only
             metrics measured at the very step that is saved count, and NaN never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best.
-        on_exception: whether to save when training ends with an exception, where going on from there is exact.
+        on_exception: whether to save when training ends with an exception, where going on from there is exact. Not with
+            several processes, of which the others may know nothing of it.
         background: whether to write while training goes on.
         verify: what is compared before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that matters for the numbers was there when a checkpoint was saved and
@@ -133,6 +134,8 @@ class Checkpoints:
         kept = self._fit.read
         if kept is None:
             return
+        if self.resume_data != "restart":
+            restoring.check_processes(kept, run.feed)
         positions = kept.positions if self._fit.own else {}
         for hook in run.engine.plugins.implementations("rewind"):
             if hook.plugin.name in positions:

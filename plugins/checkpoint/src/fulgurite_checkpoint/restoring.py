@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, PathError
+from fulgurite.feed import Feed
 from fulgurite.manifest import manifest_of
 from fulgurite.paths import Path as TreePath
 
@@ -96,6 +97,16 @@ def chosen(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
             return entry
     steps = ", ".join(str(entry.step) for entry in complete) or "none"
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
+
+
+def check_processes(kept: Read, feed: Feed) -> None:
+    """Raises `CheckpointError` if the place in the data is that of one process among another number of them."""
+    then, now = len(kept.commit.hashes), jax.process_count()
+    if then != now and not feed.shared:
+        raise CheckpointError(
+            f"{kept.path} was saved by {then} processes, each with its own place in the data, and this run has {now}: "
+            f"start {then} of them, or use fg.ArrayData, whose place does not depend on their number"
+        )
 
 
 def read(entry: Entry, verify: Verify) -> Read:
