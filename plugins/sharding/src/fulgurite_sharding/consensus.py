@@ -32,8 +32,7 @@ class Agreement(fg.Consensus):
     signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGINT,)
 
     def __init__(self, every: int = 50, timeout: float = 600.0) -> None:
-        if type(every) is not int or every < 1:
-            raise ConfigurationError(f"agree_every is {every!r}; it must be a positive integer")
+        check_every(every)
         self._every, self._timeout = every, timeout
         self._polls = self._meetings = self._decisions = 0
         self._met: int | None = None
@@ -120,3 +119,9 @@ class Agreement(fg.Consensus):
 
     def _drop(self, key: str) -> None:
         client().key_value_delete(key)
+
+
+def check_every(every: int) -> None:
+    """Raises `ConfigurationError` for what is no number of steps."""
+    if type(every) is not int or every < 1:
+        raise ConfigurationError(f"agree_every is {every!r}; it must be a positive integer")

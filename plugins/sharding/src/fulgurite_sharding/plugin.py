@@ -13,6 +13,7 @@ from fulgurite.paths import Path, from_keys
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from fulgurite_sharding.consensus import Agreement, check_every
 from fulgurite_sharding.rules import BySize, Rule, Rules, axes_of
 
 
@@ -43,6 +44,8 @@ class Sharding:
         rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
         outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), for training and
             evaluation.
+        agree_every: with several processes, after how many steps they agree again on what is due by the clock and on
+            wishes to stop; see `Agreement`.
 
     Raises:
         ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a rule that does not
@@ -58,6 +61,7 @@ class Sharding:
     optimizer: BySize | Sequence[Rule] | None = None
     rules: Sequence[Rule] = ()
     outputs: Sequence[Rule] = ()
+    agree_every: int = 50
 
     def __post_init__(self) -> None:
         if isinstance(self.batch, str) or not all(isinstance(axis, str) for axis in self.batch):
@@ -68,6 +72,7 @@ class Sharding:
             value = getattr(self, name)
             if value is not None and not isinstance(value, BySize) and (name == "parameters" or _is_plain(value)):
                 raise ConfigurationError(f"Sharding: {name} is {value!r}; it must be BySize(axis, min_size) or None")
+        check_every(self.agree_every)
         names = self.mesh.axis_names if isinstance(self.mesh, Mesh) else _checked(self.mesh)
         for what, axes in self._named().items():
             if unknown := sorted(set(axes) - set(names)):
@@ -99,6 +104,11 @@ class Sharding:
     def give_mesh(self) -> Mesh:
         """The mesh, built when the engine is."""
         return self.devices
+
+    @fg.hookimpl
+    def consensus(self) -> fg.Consensus | None:
+        """How several processes agree."""
+        return Agreement(self.agree_every) if jax.process_count() > 1 else None
 
     @fg.hookimpl
     def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
@@ -204,8 +214,8 @@ class Sharding:
 class DataParallel(Sharding):
     """Batches divided over all devices, everything else whole on each."""
 
-    def __init__(self, axis: str = "data") -> None:
-        super().__init__(mesh={axis: -1}, batch=(axis,))
+    def __init__(self, axis: str = "data", *, agree_every: int = 50) -> None:
+        super().__init__(mesh={axis: -1}, batch=(axis,), agree_every=agree_every)
 
 
 class Fsdp(Sharding):
@@ -223,16 +233,18 @@ class Fsdp(Sharding):
         *,
         mesh: Mapping[str, int] | Mesh | None = None,
         rules: Sequence[Rule] = (),
+        agree_every: int = 50,
     ) -> None:
-        super().__init__(mesh or {axis: -1}, (axis,), BySize(axis, min_size), rules=rules)
+        super().__init__(mesh or {axis: -1}, (axis,), BySize(axis, min_size), rules=rules, agree_every=agree_every)
 
 
 class TensorParallel(Sharding):
     """Parameters divided as the rules say over the axis "model" of `size` devices (-1: all), batches over the others
     along "data"."""
 
-    def __init__(self, rules: Sequence[Rule], size: int = -1) -> None:
-        super().__init__({"data": 1 if size == -1 else -1, "model": size}, rules=rules)
+    def __init__(self, rules: Sequence[Rule], size: int = -1, *, agree_every: int = 50) -> None:
+        mesh = {"data": 1 if size == -1 else -1, "model": size}
+        super().__init__(mesh, rules=rules, agree_every=agree_every)
 
 
 def _checked(mesh: Any) -> list[str]:

@@ -1,0 +1,264 @@
+"""Training by several real processes on loopback: what they compute, save, resume, and how they stop and die.
+
+`trained.py` is what they run. Each has one device.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("trained.py")
+LAUNCH = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())", "launch"]
+DEADLINE = 300.0
+"""Seconds that anything may take on a busy machine before it counts as stuck."""
+
+
+def alone(out: Path, *, devices: int = 1, **options: object) -> subprocess.CompletedProcess[str]:
+    """One process with so many simulated devices."""
+    command = [sys.executable, str(PROGRAM), str(out), *written(options)]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE, env={**os.environ, "XLA_FLAGS": flags}
+    )
+
+
+@contextmanager
+def launched(out: Path, processes: int = 2, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """The launcher of several processes, which are ended with it."""
+    command = [*LAUNCH, "--processes", str(processes), str(PROGRAM), str(out), *written(options)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
+def together(out: Path, processes: int = 2, *, code: int = 0, **options: object) -> str:
+    """What several processes print until all have ended."""
+    with launched(out, processes, **options) as launcher:
+        output = launcher.communicate(timeout=DEADLINE)[0]
+        assert launcher.returncode == code, output
+        return output
+
+
+def written(options: dict[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+def said(out: Path, process: int = 0) -> list[dict[str, Any]]:
+    """What a process has told so far."""
+    path = Path(f"{out}-{process}.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def values(out: Path, name: str, process: int = 0) -> list[Any]:
+    return [line[name] for line in said(out, process) if name in line]
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What is true at last, of what other processes do."""
+    deadline = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+    return found
+
+
+def pid(out: Path, process: int) -> int:
+    return until(lambda: values(out, "pid", process))[-1]
+
+
+def assert_same_end(out: Path, processes: int = 2) -> dict[str, Any]:
+    """All processes say the same of their end; gives what they say."""
+    ends = [said(out, process)[-1] for process in range(processes)]
+    assert "ended" in ends[0] and all(end == ends[0] for end in ends), ends
+    assert ends[0]["processes"] == processes
+    return ends[0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes over 50 steps that nobody disturbs, evaluated and saved on the way."""
+    out = tmp_path_factory.mktemp("whole") / "two"
+    together(out, gradients="", evaluate=20, save=20, run=out.parent / "run")
+    return out
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training by one process."""
+    out = tmp_path_factory.mktemp("single") / "one"
+    ended = alone(out, alone="", gradients="", evaluate=20)
+    assert ended.returncode == 0, ended.stderr
+    return out
+
+
+# --- what they compute ------------------------------------------------------------------------------------------------
+
+
+def assert_like_one(out: Path, single: Path) -> None:
+    ours, theirs = ([line for line in said(one) if "logged" in line] for one in (out, single))
+    assert [(line["logged"], line["source"]) for line in ours] == [(line["logged"], line["source"]) for line in theirs]
+    assert len(ours) == 52
+    for name, tolerance in (("loss", 1e-5), ("batch_loss", 1e-5)):
+        pairs = [(a[name], b[name]) for a, b in zip(ours, theirs, strict=True) if name in a]
+        np.testing.assert_allclose(*np.transpose(pairs), rtol=tolerance)
+    # At equal parameters, which are those of the first step.
+    for name in ("told/norm", "told/first", "told/second"):
+        np.testing.assert_allclose(ours[0][name], theirs[0][name], rtol=1e-6, atol=1e-6)
+
+
+def test_two_processes_compute_what_one_does(whole: Path, single: Path) -> None:
+    assert_like_one(whole, single)
+    assert_same_end(whole)
+
+
+def test_only_the_first_process_writes_records_and_all_write_the_checkpoint(whole: Path) -> None:
+    assert not values(whole, "logged", process=1)
+    assert values(whole, "saved", 0) == values(whole, "saved", 1) == [20, 40, 50]
+    assert values(whole, "attempt", 0) == values(whole, "attempt", 1) == [1]
+    run = whole.parent / "run"
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["1"]
+    assert (run / "COMPLETE").exists()
+    for step in (20, 40, 50):
+        names = {path.name for path in (run / "checkpoints" / f"step-{step}").iterdir()}
+        assert names >= {"COMMIT", "host-0.json", "host-1.json", "hashes-0.json", "hashes-1.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", "fsdp"])
+def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layout: str) -> None:
+    together(tmp_path / "four", 4, gradients="", evaluate=20, fuse=4, **({layout: ""} if layout else {}))
+    assert_like_one(tmp_path / "four", single)
+    assert_same_end(tmp_path / "four", 4)
+
+
+# --- death and resumption ---------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_ends_like_one_that_was_not(whole: Path, tmp_path: Path) -> None:
+    """Process 1 is killed at step 45: the launcher says so at once, and both go on from one checkpoint, each with its
+    own host state."""
+    out, run = tmp_path / "two", tmp_path / "run"
+    output = together(out, code=137, gradients="", evaluate=20, save=20, run=run, kill=45)
+    assert "process 1 of 2 was ended by SIGKILL. Its last lines:" in output
+    together(out, gradients="", evaluate=20, save=20, run=run, resume="auto")
+    began = values(out, "started", 0)
+    assert began == values(out, "started", 1)
+    assert began[0] == 0 and began[1] in (20, 40)
+    assert values(out, "attempt", 0) == values(out, "attempt", 1) == [1, 2]
+    assert [values(out, "restored", process) for process in range(2)] == [[0], [1]]
+    assert assert_same_end(out) == assert_same_end(whole)
+
+
+@pytest.mark.slow
+def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> None:
+    """By the heartbeat of 10 s: within 30 s of real time, plus what a busy machine takes."""
+    out = tmp_path / "two"
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{reserved.getsockname()[1]}"
+        command = [sys.executable, "-m", "fulgurite_sharding.launched", str(PROGRAM), str(out), "steps=100000"]
+        members = [
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "FULGURITE_DISTRIBUTED": f"{place} {process}/2 heartbeat=10"},
+            )
+            for process in range(2)
+        ]
+        try:
+            until(lambda: values(out, "logged"))
+            os.kill(pid(out, 1), signal.SIGKILL)
+            assert members[0].wait(30) != 0
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+                if member.stdin:
+                    member.stdin.close()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes_and_devices(single: Path, tmp_path: Path) -> None:
+    """`ArrayData` has one place for all: from eight devices of one process to two processes to one."""
+    out = tmp_path / "out"
+    options = {"gradients": "", "evaluate": 20, "save": 20, "run": tmp_path / "run"}
+    ended = alone(out, devices=8, stop=15, fsdp="", **options)
+    assert ended.returncode == 0, ended.stderr
+    together(out, stop=25, agree=5, resume="auto", **options)
+    ended = alone(out, resume="auto", **options)
+    assert ended.returncode == 0, ended.stderr
+    assert values(out, "processes") == [1, 2, 1]
+    assert values(out, "started") == [0, *values(out, "ended")[:2]]
+    assert_like_one(out, single)
+    np.testing.assert_allclose(values(out, "sums")[-1], values(single, "sums")[-1], rtol=1e-5)
+
+
+# --- how they stop ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended_by_sigterm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes, the second slowed by 0.2 s a step, saving by the clock, until that one alone gets SIGTERM."""
+    out = tmp_path_factory.mktemp("sigterm") / "two"
+    with launched(
+        out, steps=100_000, slow=0.2, fuse=8, agree=8, log=100, period=0.3, run=out.parent / "run"
+    ) as launcher:
+        until(lambda: len(values(out, "saved", 1)) > 1)
+        os.kill(pid(out, 1), signal.SIGTERM)
+        output = launcher.communicate(timeout=DEADLINE)[0]
+        assert launcher.returncode == 143, output
+    return out
+
+
+def test_sigterm_to_one_process_stops_all_at_one_step(ended_by_sigterm: Path) -> None:
+    end = assert_same_end(ended_by_sigterm)
+    assert end["stopped"] == "SIGTERM"
+    saved = values(ended_by_sigterm, "saved", 0)
+    assert saved == values(ended_by_sigterm, "saved", 1)
+    assert saved[-1] == end["ended"]
+
+
+def test_a_place_in_ones_own_data_needs_the_number_of_processes(ended_by_sigterm: Path, tmp_path: Path) -> None:
+    out = ended_by_sigterm
+    ended = alone(tmp_path / "one", own="", period=0.3, log=100, run=out.parent / "run", resume="auto")
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()
+    assert any("CheckpointError" in line and "was saved by 2 processes" in line for line in last), ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"limit": 4, "period": 0.3}, "time limit"), ({"vote": 16}, "enough")],
+    ids=["limit", "vote"],
+)
+def test_what_a_process_wishes_for_itself_is_agreed_on(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """The limit is by process 0's clock, the wish to stop is that of process 1 alone."""
+    out = tmp_path / "two"
+    together(out, steps=100_000, slow=0.2, fuse=8, agree=8, log=100, run=tmp_path / "run", **options)
+    end = assert_same_end(out)
+    assert end["stopped"] == reason
+    assert values(out, "saved", 0) == values(out, "saved", 1)
+
+
+def test_several_processes_need_a_plugin_that_makes_them_one(tmp_path: Path) -> None:
+    output = together(tmp_path / "two", code=1, alone="")
+    assert "ConfigurationError: this is one of 2 processes, and no plugin makes them train one model" in output
