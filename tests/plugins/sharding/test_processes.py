@@ -140,7 +140,8 @@ def test_only_the_first_process_writes_records_and_all_write_the_checkpoint(whol
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["", "fsdp"])
 def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layout: str) -> None:
-    together(tmp_path / "four", 4, gradients="", evaluate=20, fuse=4, **({layout: ""} if layout else {}))
+    options = {layout: ""} if layout else {}
+    together(tmp_path / "four", 4, code=0, gradients="", evaluate=20, fuse=4, **options)
     assert_like_one(tmp_path / "four", single)
     assert_same_end(tmp_path / "four", 4)
 
