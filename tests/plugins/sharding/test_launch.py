@@ -53,7 +53,7 @@ elif what[0] == "fail":
     for number in range(30):
         print("line", number, flush=True)
     if mine == 1:
-        os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else os._exit(7) if what[1] == "exit" else 1 / 0
+        os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else sys.exit(7) if what[1] == "exit" else 1 / 0
     agreement.gather("never", None)
 elif what == ["wait"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -110,7 +110,9 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
 
 
-@pytest.mark.parametrize(("how", "code", "words"), [("kill", 137, "SIGKILL"), ("raise", 1, "exit code 1")])
+@pytest.mark.parametrize(
+    ("how", "code", "words"), [("kill", 137, "SIGKILL"), ("raise", 1, "exit code 1"), ("exit", 7, "exit code 7")]
+)
 def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, code: int, words: str) -> None:
     """Long before the heartbeat, which is a minute here, would tell JAX."""
     ended = run("launch", "--processes", 2, "--heartbeat", 60, program, "fail", how)
@@ -120,7 +122,7 @@ def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, co
     assert words in report[start] and "Its last lines:" in report[start]
     last = report[start + 1 :]
     assert len(last) == 20
-    if how == "kill":
+    if how != "raise":
         lines = [line.removeprefix("    ") for line in last]
         assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(10, 30)]
     else:

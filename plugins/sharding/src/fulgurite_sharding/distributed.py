@@ -9,7 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from fulgurite.errors import ConfigurationError, ProcessError
@@ -141,6 +141,13 @@ def reached_sync_point(poll: int) -> bool:
     return manager is not None and manager.reached_sync_point(poll)
 
 
+def leave(code: int) -> NoReturn:
+    """Ends this process at once: at a regular end JAX would wait for the others, which wait for this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _connect(group: Group) -> None:
     """Waits for all processes, in a thread: JAX would end the process where it can wait no longer."""
     failed: list[BaseException] = []
@@ -204,8 +211,6 @@ def _ending(former: Any) -> Any:
 
     def end(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         former(kind, value, trace)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     return end

@@ -8,7 +8,8 @@ import threading
 
 from fulgurite.errors import FulguriteError
 
-from fulgurite_sharding.distributed import distributed
+from fulgurite_sharding.distributed import distributed, leave
+from fulgurite_sharding.launch import STOPPED
 
 
 def main() -> None:
@@ -24,7 +25,14 @@ def main() -> None:
         sys.exit(f"error: {error}")
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    runpy.run_path(program, run_name="__main__")
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or end.code in (0, *STOPPED):
+            raise
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+        leave(end.code if isinstance(end.code, int) else 1)
 
 
 def _end_with(launcher: int) -> None:
