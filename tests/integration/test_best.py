@@ -1,0 +1,55 @@
+"""What evaluators find decides which checkpoint is the best, and that is the one that is evaluated and restored."""
+
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite_checkpoint import Checkpoints
+from fulgurite_evaluators import Evaluator
+
+
+class Counting(fg.Module):
+    """One weight that every update makes smaller by exactly 1."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight * 1.0, metrics={"updates": -self.weight}, preds=batch - self.weight)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1.0)
+
+
+class Slice:
+    """A plugin with state of its own."""
+
+    @fg.hookimpl
+    def plugin_state(self, module: Any) -> Any:
+        return {"copy": module.weight}
+
+    @fg.hookimpl
+    def module_views(self, state: fg.TrainState) -> dict[str, Any]:
+        return {"copied": Counting()}
+
+
+@pytest.mark.parametrize(("values", "best"), [([0.36, 0.36], 10), ([np.nan, 0.5, 1.0], 30)])
+def test_case_19_the_best_by_what_an_evaluator_finds(values: list[float], best: int, tmp_path: Path) -> None:
+    zero = [np.zeros(2, np.float32)]
+    probe = Evaluator("test", run=10, call=lambda state, step: {"accuracy": values[step // 10 - 1]})
+    plugins = [probe, Checkpoints(every=10, keep=1, best="test/accuracy"), Slice()]
+    fg.Engine(steps=10 * len(values), run=tmp_path, plugins=plugins, autoload=False).fit(Counting, zero)
+    # Another program, without the plugins that trained, and no training data.
+    engine, weights = fg.Engine(plugins=[Checkpoints(every=1)], autoload=False), fg.Checkpoint(tmp_path, "best")
+    before = sorted(tmp_path.rglob("*"))
+    assert engine.evaluate(Counting, zero, weights=weights)["updates"] == best
+    assert engine.predict(Counting, zero, weights=weights).tolist() == [best, best]
+    assert int(engine.restored(Counting, weights).step) == best
+    assert sorted(tmp_path.rglob("*")) == before
