@@ -1,6 +1,5 @@
 """The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in order."""
 
-import math
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -10,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from fulgurite.accounts import Rate
+from fulgurite.agenda import Agenda
 from fulgurite.annotations import shapes_of
 from fulgurite.compile import Results
-from fulgurite.consensus import LOCAL
 from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
 from fulgurite.media import SHOW
 from fulgurite.plugins import blame
 from fulgurite.program import Program
-from fulgurite.records import Emitter, Record, RecordStream
+from fulgurite.records import Emitter, Record
 from fulgurite.run import Replace, Result, Run, Stop
 from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.signals import StopRequests
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.tasks import Task
-from fulgurite.triggers import Armed, Span, is_exact
+from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -81,13 +80,11 @@ class Loop:
         self._pending = resumed.pending if resumed else ()
         self._epoch_ended = "epoch_end" in self._pending
         self._in_flight: deque[Any] = deque()
-        self._armed: dict[str, Armed] = {}
-        self._clocks: dict[str, Armed] = {}
-        self._emitted, self._now = 0, -math.inf
+        self._agenda = Agenda(self._tasks, self.step, program.flags, self._consensus, signals)
+        self._emitted = 0
         # Within a dispatch and between two actions of one step there is no state that another run could go on from.
         self._torn, self._broken = True, False
         self._newest: tuple[Results | None, Any] = None, None
-        self._agreed: frozenset[str] = frozenset()
         self._rate = Rate()
 
     def run_to_end(self) -> Result:
@@ -176,17 +173,7 @@ class Loop:
             self.run.emit("media", "train", self._compiled.media(results))
 
     def _fit(self) -> None:
-        self._armed = {task.name: task.trigger.start(self.step, monotonic()) for task in self._tasks}
-        self._clocks = {name: armed for name, armed in self._armed.items() if armed.deadline() is not None}
-        inexact = {task.name for task in self._tasks if not is_exact(task.trigger)}
-        self._log_stream: RecordStream = (
-            "telemetry" if any(t.closes_window and t.name in inexact for t in self._tasks) else "exact"
-        )
-        self._notices = [*self.engine.plugins.notices] + [
-            f"{task.name} runs by the clock or by process: what it logs is telemetry, not exact"
-            for task in self._tasks
-            if task.scheduled.phase in ("log", "evaluate") and task.name in inexact
-        ]
+        self._notices = [*self.engine.plugins.notices, *self._agenda.notices]
         if self._resumed is not None:
             self._event("on_restore", step=self.step)
         self.emitter.open(self.run)
@@ -231,11 +218,12 @@ class Loop:
     def _stretch(self) -> None:
         """Steps until something is due, by a step, by the clock, at the end of an epoch, or because of a stop
         request."""
-        accounts, first, compiled = self._accounts, self.step, self._accounts.seconds["compile"]
+        accounts, agenda, first = self._accounts, self._agenda, self.step
+        compiled = accounts.seconds["compile"]
         data = dispatch = wait = 0.0
         self._state = None
         self.program.enter(self.step, self.span)
-        target = self._next_due(self.step)
+        target = agenda.next_due(self.step, self.span)
         while True:
             asked = perf_counter()
             self._torn = False
@@ -247,12 +235,12 @@ class Loop:
             self._position = items[-1].position
             if items[-1].epoch_end:
                 self._end_epoch()
-                target = self._next_due(self.step - 1)
+                target = agenda.next_due(self.step - 1, self.span)
             elif self._epochs is not None and self.step == self.span.end:
                 # The last epoch is longer than the one from which its end was guessed.
                 self.span = replace(self.span, end=self.step + 1)
-                target = self._next_due(self.step - 1)
-            due = self._due_flags if self.step == target else self._nothing_due
+                target = agenda.next_due(self.step - 1, self.span)
+            due = agenda.due if self.step == target else agenda.nothing_due
             if len(self._in_flight) == IN_FLIGHT:
                 self._in_flight.popleft().block_until_ready()
             free = perf_counter()
@@ -262,7 +250,7 @@ class Loop:
             data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
             if self.emitter.waiting:
                 self.emitter.flush(wait=False)
-            if items[-1].epoch_end or self.step >= target or self._called():
+            if items[-1].epoch_end or self.step >= target or agenda.called(self.step):
                 break
         dispatch -= accounts.seconds["compile"] - compiled
         for name, seconds in (("data", data), ("dispatch", dispatch), ("wait", wait)):
@@ -278,7 +266,7 @@ class Loop:
         if self._compiled.fuse == 1:
             return items
         room = min(self._compiled.fuse, target - self.step)
-        while len(items) < room and not items[-1].epoch_end and not self._stopping():
+        while len(items) < room and not items[-1].epoch_end and not self._agenda.stopping:
             item = self._next_batch(self.step + len(items))
             if shapes_of(item.batch) != shapes_of(items[0].batch):
                 self._held = item
@@ -310,31 +298,6 @@ class Loop:
 
     # --- what is due --------------------------------------------------------------------------------------------
 
-    def _next_due(self, after: int) -> float:
-        """The nearest step later than `after` at which anything is due by a step rule; sets the flags for it."""
-        nexts = [self._armed[task.name].next_step(after, self.span) for task in self._tasks]
-        end = self.span.end if self.span.end is not None and self.span.end > after else None
-        target = min((step for step in (*nexts, end) if step is not None), default=math.inf)
-        self._due_flags = self.program.flags([step == target for step in nexts])
-        self._nothing_due = self.program.flags([False] * len(nexts))
-        return target
-
-    def _called(self) -> bool:
-        """Whether a clock or a request to stop wants attention, agreed by all processes."""
-        if not self._clocks and self._signals.requested is None and self._consensus is LOCAL:
-            return False
-        self._now = monotonic()
-        wishes = {f"task:{name}" for name, armed in self._clocks.items() if (armed.deadline() or math.inf) <= self._now}
-        if self._signals.requested:
-            wishes.add(f"stop:{self._signals.requested}")
-        # What was agreed on holds until it is acted on, however often an evaluation asks in between.
-        self._agreed |= self._consensus.agree(self.step, frozenset(wishes))
-        return bool(self._agreed)
-
-    def _stopping(self) -> bool:
-        """Whether the next dispatch need not be filled: this process is to stop, and there is no other one."""
-        return self._signals.requested is not None and self._consensus is LOCAL
-
     def _stop_wanted(self) -> bool:
         """Whether an evaluation is to be given up between two batches, because training is to stop.
 
@@ -342,7 +305,7 @@ class Loop:
         """
         if self.emitter.emitted > self._emitted:
             return False
-        return self._called() and any(wish.startswith("stop:") for wish in self._agreed)
+        return self._agenda.called(self.step) and bool(self._agenda.reasons)
 
     def _due_point(self, only: tuple[str, ...] = ()) -> None:
         """Runs what is due, or `only` what a resumed run still has to do at this step.
@@ -351,10 +314,15 @@ class Loop:
         """
         self.between_steps, self._torn, self._pending, done = True, True, (), set()
         self.emitter.flush(wait=True)
-        if not self._agreed:
-            self._called()
+        agenda = self._agenda
+        if not agenda.agreed:
+            agenda.called(self.step)
         while True:
-            due = [task for task in self._tasks if task.name not in done and self._is_due(task, only)]
+            due = [
+                task
+                for task in self._tasks
+                if task.name not in done and (task.name in only if only else agenda.is_due(task, self.step, self.span))
+            ]
             if self._epoch_ended and (not due or due[0].scheduled.phase == "save"):
                 self._epoch_ended = False
                 self._event("on_epoch_end", epoch=len(self.span.epoch_ends) - 1)
@@ -378,19 +346,9 @@ class Loop:
                 if not isinstance(error, Interrupted):
                     raise
                 break
-            self._armed[task.name].done(self.step, monotonic())
-        reasons = sorted(wish.removeprefix("stop:") for wish in self._agreed if wish.startswith("stop:"))
-        self.stopped = self.stopped or next(iter(reasons), None)
-        self._agreed, self.between_steps = frozenset(), False
-
-    def _is_due(self, task: Task, only: tuple[str, ...]) -> bool:
-        if only:
-            return task.name in only
-        armed, now = self._armed[task.name], -math.inf
-        if f"task:{task.name}" in self._agreed:
-            # Where processes agreed, the clock of this one may be a little late.
-            now = max(self._now, armed.deadline() or self._now)
-        return armed.due(self.step, self.span, now)
+            agenda.done(task, self.step)
+        self.stopped = self.stopped or next(iter(agenda.reasons), None)
+        agenda.agreed, self.between_steps = frozenset(), False
 
     def _perform(self, task: Task) -> None:
         if task.scheduled.action is None:
@@ -408,7 +366,7 @@ class Loop:
 
     def _close_window(self) -> None:
         """Ends the metric window at this step and hands its values on as soon as they are computed."""
-        step, stream, self._state = self.step, self._log_stream, None
+        step, stream, self._state = self.step, self._agenda.log_stream, None
         self._flat, values = self.program.close(self._flat)
 
         def finish() -> Record | None:
