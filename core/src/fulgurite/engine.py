@@ -253,9 +253,13 @@ class Engine:
         return ctx.rule(self.forward, state, batch, ctx)
 
     def forward(
-        self, module: Any, batch: Any, ctx: Context, step: str | Callable[[Any, Context], Output] = "training_step"
+        self,
+        module: Any,
+        batch: Any,
+        ctx: Context,
+        step: str | Callable[[Any, Any, Context], Output] = "training_step",
     ) -> Output:
-        """The module's `training_step`, or another `step(batch, ctx)`, with all loss terms; the output's `loss` is
+        """The module's `training_step`, or another `step(module, batch, ctx)`, with all loss terms; the output's `loss` is
         their sum."""
         return forward(self.plugins, step, module, batch, ctx)
 
