@@ -6,7 +6,8 @@ log steps.
 
     b          two jit calls a step, one for the discriminator and one for the generator, over the partitioned Equinox
                trees, donated
-    fit        `engine.fit` with Phases and no other plugin: health on, losses and gradient norms in the window, logged every 50 steps
+    fit        `engine.fit` with Phases and no other plugin: health on, losses and gradient norms in the window, logged
+               every 50 steps
     fused      the same with fuse=8
 
 The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on images of 8 × 8,
