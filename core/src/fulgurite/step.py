@@ -23,6 +23,9 @@ from fulgurite.streams import Streams
 from fulgurite.update import UpdateRule
 from fulgurite.window import metrics_of
 
+Step = str | Callable[[Any, Any, Context], Output]
+"""The name of a module's method, or a function `step(module, batch, ctx)`."""
+
 
 class TrainStep:
     """The traced step of an engine.
@@ -123,11 +126,8 @@ class TrainStep:
         return hook(self.at, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
 
 
-def forward(
-    plugins: PluginManager, step: str | Callable[[Any, Any, Context], Output], module: Any, batch: Any, ctx: Context
-) -> Output:
-    """The module's `step`, a method's name or a function `step(module, batch, ctx)`, on a batch, with every loss term:
-    its own, those of plugins, and those of `ctx.add_loss`.
+def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
+    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
 
     The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
     """
