@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 from fulgurite.errors import CheckpointError
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboardX.record_writer import masked_crc32c
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -47,7 +47,7 @@ class EventFile:
         """Writes an event. After an `OSError` the file ends with the event before."""
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        framed = length + _FOOTER.pack(masked_crc32c(length)) + data + _FOOTER.pack(masked_crc32c(data))
+        framed = length + _FOOTER.pack(_masked_crc(length)) + data + _FOOTER.pack(_masked_crc(data))
         try:
             left = framed
             while left:
@@ -76,13 +76,13 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
         end = 0
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             length, check = _HEADER.unpack(header)
-            if check != masked_crc32c(header[:8]):
+            if check != _masked_crc(header[:8]):
                 raise CheckpointError(f"{path}: the record at byte {end} is damaged")
             data = file.read(length)
             footer = file.read(_FOOTER.size)
             if len(footer) < _FOOTER.size:
                 return
-            if footer != _FOOTER.pack(masked_crc32c(data)):
+            if footer != _FOOTER.pack(_masked_crc(data)):
                 raise CheckpointError(f"{path}: the record at byte {end} is damaged")
             end += _HEADER.size + length + _FOOTER.size
             yield end, Event.FromString(data)
@@ -103,6 +103,12 @@ def cut(path: Path, size: int) -> None:
         if there > size:
             file.truncate(size)
             os.fsync(file.fileno())
+
+
+def _masked_crc(data: bytes) -> int:
+    """The CRC-32C of data, rotated and shifted, as TFRecords have it, lest a CRC be computed of one that is stored."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _sync_folder(folder: Path) -> None:

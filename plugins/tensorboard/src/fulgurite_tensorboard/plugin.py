@@ -71,11 +71,10 @@ class _Backend:
 
     def write(self, record: fg.Record) -> None:
         from fulgurite_tensorboard.events import recorded
-        from fulgurite_tensorboard.summaries import summaries
+        from fulgurite_tensorboard.summaries import merged, summaries
 
-        split = split_of(record)
-        for summary in summaries(record):
-            self._file(split).append(recorded(record.step, record.wall or time.time(), summary))
+        event = recorded(record.step, record.wall or time.time(), merged(summaries(record)))
+        self._file(split_of(record)).append(event)
 
     def sync(self) -> None:
         for file in self._open.values():

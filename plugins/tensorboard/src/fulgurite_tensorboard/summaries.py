@@ -1,17 +1,18 @@
 """What TensorBoard is told of a record."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import fulgurite as fg
 import numpy as np
 from fulgurite.encoding import dumps
 from tensorboardX import summary
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def summaries(record: fg.Record) -> Iterator[Any]:
-    """The summaries of a record, one for each of its values or more."""
+    """The summaries of a record."""
     if record.kind == "config":
         yield from _config(record)
         return
@@ -23,7 +24,13 @@ def summaries(record: fg.Record) -> Iterator[Any]:
         else:
             array = np.asarray(value)
             for index in np.ndindex(array.shape):
-                yield summary.scalar("/".join([name, *map(str, index)]), float(array[index]))
+                tag = "/".join([name, *map(str, index)])
+                yield Summary(value=[Summary.Value(tag=tag, simple_value=float(array[index]))])
+
+
+def merged(several: Iterable[Any]) -> Any:
+    """One summary with the values of several."""
+    return Summary(value=[value for one in several for value in one.value])
 
 
 def _config(record: fg.Record) -> Iterator[Any]:
