@@ -1,5 +1,6 @@
 """What the README and the pages in docs/ show runs, and what they link to is there."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import fulgurite.api
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GENERATED = {"hooks.md"}  # its blocks are signatures
+GENERATED = {"api.md", "hooks.md"}  # its blocks are signatures
 HERE = "https://github.com/fulgurite/fulgurite/blob/main/"  # what pages of the site call a file outside of docs/
 
 
@@ -51,6 +53,17 @@ def _file(page: Path, link: str) -> Path | None:
     if link.startswith(HERE):
         return ROOT / link.removeprefix(HERE)
     return None if "://" in link else page.parent / link
+
+
+def test_the_reference_of_names_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("generate_api", ROOT / "docs" / "generate_api.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(generator := importlib.util.module_from_spec(spec))
+    written = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert written == generator.page(), "run python docs/generate_api.py"
+    for name, one in vars(fulgurite.api).items():
+        if isinstance(one, type) and one.__module__.startswith("fulgurite."):
+            assert f"\n### {name}\n" in written
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
