@@ -38,7 +38,7 @@ from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
 from fulgurite.state import Source, TrainState, check_not_consumed, key_of, source_of
-from fulgurite.step import forward
+from fulgurite.step import Step, forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
 from fulgurite.triggers import AtEnd, Every, Span, Trigger
@@ -252,11 +252,8 @@ class Engine:
         assert ctx.rule is not None
         return ctx.rule(self.forward, state, batch, ctx)
 
-    def forward(
-        self, module: Any, batch: Any, ctx: Context, step: str | Callable[[Any, Context], Output] = "training_step"
-    ) -> Output:
-        """The module's `training_step`, or another `step(batch, ctx)`, with all loss terms; the output's `loss` is
-        their sum."""
+    def forward(self, module: Any, batch: Any, ctx: Context, step: Step = "training_step") -> Output:
+        """The module's `training_step`, or another step, with all loss terms; the output's `loss` is their sum."""
         return forward(self.plugins, step, module, batch, ctx)
 
     # --- evaluation ---------------------------------------------------------------------------------------------

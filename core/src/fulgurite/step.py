@@ -23,6 +23,9 @@ from fulgurite.streams import Streams
 from fulgurite.update import UpdateRule
 from fulgurite.window import metrics_of
 
+Step = str | Callable[[Any, Any, Context], Output]
+"""The name of a module's method, or a function `step(module, batch, ctx)`."""
+
 
 class TrainStep:
     """The traced step of an engine.
@@ -123,20 +126,17 @@ class TrainStep:
         return hook(self.at, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
 
 
-def forward(
-    plugins: PluginManager, step: str | Callable[[Any, Context], Output], module: Any, batch: Any, ctx: Context
-) -> Output:
-    """The module's `step`, a method's name or a function `step(batch, ctx)`, on a batch, with every loss term: its own,
-    those of plugins, and those of `ctx.add_loss`.
+def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
+    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
 
     The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
     """
     ctx = ctx.for_forward()
     module = constrained(plugins, "forward_sharding", module=module)
-    method = getattr(module, step) if isinstance(step, str) else step
-    step = method.__name__
-    check_batch(method, batch)
-    output = method(batch, ctx)
+    function = getattr(type(module), step) if isinstance(step, str) else step
+    step = function.__name__
+    check_batch(function, batch)
+    output = function(module, batch, ctx)
     if not isinstance(output, Output):
         raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(...)")
     output = constrained(plugins, "output_sharding", output=output)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Forward = Callable[..., Output]
 """The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
 `ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum. `forward(module, batch, ctx,
-step)` calls `step(batch, ctx)` in the place of `training_step`."""
+step)` calls `step(module, batch, ctx)` in the place of `training_step`."""
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,23 @@ def check_fsdp_gathers_parameters_and_scatters_gradients() -> None:
     assert gathered == sorted([*["128,128"] * 8, *["512,128", "128,512"] * 2, *["256,128"] * 2]), gathered
 
 
+def check_fsdp_moves_no_activations() -> None:
+    """Which the compiler does to a perceptron unless it is told where to gather."""
+    compilations = Compilations()
+    perceptron = fg.Task(
+        eqx.nn.MLP(64, 16, 128, 2, key=jax.random.key(0)),
+        loss=lambda preds, batch: ((preds - batch[1]) ** 2).sum(1),
+        optimizer=optax.adam(1e-3),
+    )
+    trained = engine(Fsdp(min_size=64), compilations)
+    batch = np.ones((64, 64), np.float32), np.ones((64, 16), np.float32)
+    trained.step(trained.init(perceptron, [batch]), batch)
+    hlo = compilations.found[0].as_text()
+    assert collectives(hlo) <= {"all-gather", "all-reduce", "reduce-scatter"}
+    gathered = sorted(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", hlo))
+    assert gathered == sorted(["128,64", "128", "128,128", "128", "16,128"]), gathered
+
+
 def check_tensor_parallel_adds_up_activations_and_gathers_no_parameter() -> None:
     found = stepped(tensor)[3]
     assert "all-reduce" in collectives(found)

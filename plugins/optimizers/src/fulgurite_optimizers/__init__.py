@@ -3,6 +3,7 @@
 from fulgurite_optimizers.accumulate import Accumulate as Accumulate
 from fulgurite_optimizers.clip import Clip as Clip
 from fulgurite_optimizers.constraints import ClipWeights as ClipWeights
+from fulgurite_optimizers.constraints import Constraint as Constraint
 from fulgurite_optimizers.constraints import NonNegative as NonNegative
 from fulgurite_optimizers.constraints import UnitNorm as UnitNorm
 from fulgurite_optimizers.freeze import Freeze as Freeze

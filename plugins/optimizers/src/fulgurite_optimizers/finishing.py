@@ -6,6 +6,8 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 
+from fulgurite_optimizers.steps import StepsState
+
 
 class Finishing:
     """The base of plugins whose update rule may have something left to do at the end of training."""
@@ -18,8 +20,11 @@ class Finishing:
         return [fg.Scheduled("finish", fg.AtEnd(), finish, "evaluate")]
 
 
-def finish(run: fg.Run) -> fg.Replace:
-    """Puts `run.rule.finish` of the state in the place of the state."""
+def finish(run: fg.Run) -> fg.Replace | None:
+    """Puts `run.rule.finish` of the state in the place of the state, if any phase holds gradients of steps."""
+    nodes = jax.tree.leaves(run.state.opt_state, is_leaf=lambda node: isinstance(node, StepsState))
+    if not any(isinstance(node, StepsState) for node in nodes):
+        return None
     arrays, static = eqx.partition(run.state, eqx.is_array)
 
     def finished(arrays: Any) -> Any:

@@ -8,6 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+from fulgurite.annotations import check_batch
 from fulgurite.errors import ModelError
 from fulgurite.paths import leaves_with_paths
 from fulgurite.step import examples_in
@@ -104,7 +105,8 @@ class Gradients:
         if not self.apart(module):
             return self._part(name, forward(module, batch, ctx), batch, ctx)
 
-        def losses(batch: Any, ctx: fg.Context) -> fg.Output:
+        def losses(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+            check_batch(module.losses, batch)
             functions = module.losses(batch, ctx)
             self._check(functions)
             made = functions[name]()

@@ -1,0 +1,190 @@
+"""What several optimizers cost, against the alternating loop that one would write by hand.
+
+All arms train the same GAN by the same losses with two Adams, on the same arrays, shuffled and gathered by NumPy in the
+timed region, and are compiled before it. None of them reads from the device before the end, except the engine at its
+log steps.
+
+    b          two jit calls a step, one for the discriminator and one for the generator, over the partitioned Equinox
+               trees, donated
+    fit        `engine.fit` with Phases and no other plugin: health on, losses and gradient norms in the window, logged
+               every 50 steps
+    fused      the same with fuse=8
+
+The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on images of 8 × 8,
+and `conv`, that of examples/gan.py without its penalty.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite_optimizers import Phase, Phases
+from harness import Spread, arguments, interleaved, ratio, show, write
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+gan: Any = import_module("gan")
+
+BATCH, IN_FLIGHT = 64, 4
+OPTIMIZER = optax.adam(1e-4)
+STEPS = {"mlp": 1000, "conv": 150}
+
+
+class Perceptrons(eqx.Module):
+    """A GAN of perceptrons."""
+
+    generator: eqx.nn.MLP
+    discriminator: eqx.nn.MLP
+
+    def __init__(self, *, key: Any) -> None:
+        first, second = jax.random.split(key)
+        self.generator = eqx.nn.MLP(gan.LATENT, 64, 64, 2, key=first)
+        self.discriminator = eqx.nn.MLP(64, "scalar", 64, 2, key=second)
+
+
+class Trained(fg.Module):
+    """A GAN with the training contract."""
+
+    generator: Any
+    discriminator: Any
+
+    def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Callable[[], Any]]:
+        z = jax.random.normal(ctx.key(), (len(batch), gan.LATENT))
+        return {
+            "discriminator": lambda: told_apart(self.discriminator, self.generator, batch, z),
+            "generator": lambda: fooled(self.discriminator, self.generator, z),
+        }
+
+
+def told_apart(discriminator: Any, generator: Any, batch: Any, z: Any) -> jax.Array:
+    """The discriminator's loss."""
+    judge = jax.vmap(discriminator)
+    return jax.nn.softplus(-judge(batch)).mean() + jax.nn.softplus(judge(jax.vmap(generator)(z))).mean()
+
+
+def fooled(discriminator: Any, generator: Any, z: Any) -> jax.Array:
+    """The generator's loss."""
+    return jax.nn.softplus(-jax.vmap(discriminator)(jax.vmap(generator)(z))).mean()
+
+
+def models() -> dict[str, tuple[Any, np.ndarray]]:
+    """Each model with its images."""
+    images = gan.digits()[0]
+    return {
+        "mlp": (Perceptrons(key=jax.random.key(0)), images.reshape(-1, 64)),
+        "conv": (gan.GAN(16, 0.0, key=jax.random.key(0)), images),
+    }
+
+
+def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
+    """Seconds a step of the loop with two calls."""
+    (d, d_static), (g, g_static) = (eqx.partition(one, eqx.is_array) for one in (model.discriminator, model.generator))
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def discriminate(d: Any, state: Any, g: Any, batch: Any, key: Any) -> Any:
+        def loss(d: Any) -> jax.Array:
+            z = jax.random.normal(key, (len(batch), gan.LATENT))
+            return told_apart(eqx.combine(d, d_static), eqx.combine(g, g_static), batch, z)
+
+        value, grads = jax.value_and_grad(loss)(d)
+        updates, state = OPTIMIZER.update(grads, state, d)
+        return optax.apply_updates(d, updates), state, value
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def generate(g: Any, state: Any, d: Any, key: Any) -> Any:
+        def loss(g: Any) -> jax.Array:
+            z = jax.random.normal(key, (BATCH, gan.LATENT))
+            return fooled(eqx.combine(d, d_static), eqx.combine(g, g_static), z)
+
+        value, grads = jax.value_and_grad(loss)(g)
+        updates, state = OPTIMIZER.update(grads, state, g)
+        return optax.apply_updates(g, updates), state, value
+
+    def train(steps: int) -> float:
+        now, then, key = copied(d), copied(g), jax.random.key(0)
+        states = OPTIMIZER.init(now), OPTIMIZER.init(then)
+        jax.block_until_ready(states)
+        in_flight: deque[Any] = deque()
+        start = perf_counter()
+        for batch in batches(images, steps):
+            key, first, second = jax.random.split(key, 3)
+            now, one, _ = discriminate(now, states[0], then, batch, first)
+            then, other, loss = generate(then, states[1], now, second)
+            states = one, other
+            in_flight.append(loss)
+            if len(in_flight) == IN_FLIGHT:
+                in_flight.popleft().block_until_ready()
+        jax.block_until_ready((now, then))
+        return (perf_counter() - start) / steps
+
+    train(2)
+    return lambda: train(steps)
+
+
+def by_engine(model: Any, images: np.ndarray, steps: int, fuse: int) -> Callable[[], float]:
+    """Seconds a step of `Engine.fit`, with all that it does."""
+    phases = Phases(discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator"))
+    engine = fg.Engine(steps=1, fuse=fuse, plugins=[phases], autoload=False)
+    data = fg.ArrayData(images, BATCH, shuffle=True, remainder="drop")
+    start = engine.init(Trained(model.generator, model.discriminator), data)
+
+    def train(steps: int) -> float:
+        state = copied(start)
+        before = perf_counter()
+        result = engine.fit(data=data, state=state, steps=steps)
+        jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
+        return (perf_counter() - before) / steps
+
+    train(2 * fuse)
+    return lambda: train(steps)
+
+
+def batches(images: np.ndarray, steps: int) -> Iterator[np.ndarray]:
+    """Permuted and gathered as `fg.ArrayData` does it."""
+    left = steps
+    for epoch in range(10**9):
+        order = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, epoch]))).permutation(len(images))
+        for low in range(0, len(images) - BATCH + 1, BATCH):
+            if left == 0:
+                return
+            left -= 1
+            yield images.take(order[low : low + BATCH], 0)
+
+
+def copied(tree: Any) -> Any:
+    """A copy of every array, ready to be donated."""
+    return jax.block_until_ready(jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree))
+
+
+def main() -> None:
+    parser = arguments(__doc__, repeats=7)
+    parser.add_argument("--model", choices=STEPS, help="only this one")
+    options = parser.parse_args()
+    ratios: dict[str, Spread] = {}
+    milliseconds: dict[str, Spread] = {}
+    for name, (model, images) in models().items():
+        if options.model not in (None, name):
+            continue
+        arms = {"b": by_hand(model, images, STEPS[name])}
+        arms |= {arm: by_engine(model, images, STEPS[name], fuse) for arm, fuse in (("fit", 1), ("fused", 8))}
+        measured = interleaved(arms, options.repeats)
+        milliseconds |= {f"{name}.{arm}": Spread.of([1e3 * one for one in values]) for arm, values in measured.items()}
+        ratios |= {f"{name}.{arm}": ratio(measured, arm, "b") for arm in ("fit", "fused")}
+    show("milliseconds a step", milliseconds)
+    show("over the loop by hand", ratios)
+    if options.json:
+        write(options.json, ratios, milliseconds=milliseconds)
+
+
+if __name__ == "__main__":
+    main()
