@@ -162,9 +162,9 @@ class Judge(fg.Module):
 def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
     """What a classifier of the real digits makes of samples.
 
-    `classes`: how many classes it finds among them; `confidence`: the mean probability of the class that it decides
-    for; `distance`: the Fréchet distance of its features (Heusel et al., 2017) between samples and real digits;
-    `relative`: that distance over the one of a generator that is not trained.
+    `classes`: how many classes it finds in more than a hundredth of them; `confidence`: the mean probability of the
+    class that it decides for; `distance`: the Fréchet distance of its features (Heusel et al., 2017) between samples
+    and real digits; `relative`: that distance over the one of a generator that is not trained.
     """
     images, labels = digits()
     data = fg.ArrayData({"image": images, "label": labels}, batch_size=64, shuffle=True, remainder="drop")
@@ -175,7 +175,7 @@ def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
     real = judge.features(jnp.asarray(images))
     distance, before = (frechet(judge.features(one), real) for one in (fake, untrained))
     return {
-        "classes": len(np.unique(np.argmax(probabilities, axis=1))),
+        "classes": int((np.bincount(np.argmax(probabilities, axis=1)) > samples / 100).sum()),
         "confidence": float(jnp.max(probabilities, axis=1).mean()),
         "distance": distance,
         "relative": distance / before,
