@@ -9,6 +9,7 @@ due, the wait for the steps in flight, the records.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -50,17 +51,30 @@ def data(examples: int, batch_size: int, **options: Any) -> fg.ArrayData:
     )
 
 
+@dataclass(eq=False)
+class Clock:
+    """Seconds between the start and the end of a fit, without what comes before its first step."""
+
+    seconds: float = 0.0
+
+    @fg.hookimpl
+    def on_fit_start(self) -> None:
+        self._began = perf_counter()
+
+    @fg.hookimpl
+    def on_fit_end(self) -> None:
+        self.seconds = perf_counter() - self._began
+
+
 def arm(*plugins: Any) -> Callable[[], tuple[float, float]]:
     """Trains and gives seconds a step, without evaluations and with them."""
-    engine, train = fg.Engine(steps=STEPS, plugins=plugins), data(4096, 64, shuffle=True, remainder="drop")
+    clock, train = Clock(), data(4096, 64, shuffle=True, remainder="drop")
+    engine = fg.Engine(steps=STEPS, plugins=[clock, *plugins], autoload=False)
     engine.fit(Classifier, train, steps=200)
 
     def seconds() -> tuple[float, float]:
-        began = perf_counter()
         result = engine.fit(Classifier, train)
-        jax.block_until_ready(result.state.step)
-        wall = perf_counter() - began
-        return (wall - result.accounts.seconds["evaluate.test"]) / STEPS, wall / STEPS
+        return (clock.seconds - result.accounts.seconds["evaluate.test"]) / STEPS, clock.seconds / STEPS
 
     return seconds
 
