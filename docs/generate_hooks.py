@@ -11,6 +11,7 @@ from fulgurite import hooks
 from fulgurite.plugins import PluginManager
 
 PAGE = Path(__file__).with_name("hooks.md")
+EXAMPLES = Path(__file__).with_name("hook_examples.py")
 
 INTRODUCTION = """\
 # Hooks
@@ -30,6 +31,91 @@ KINDS = {
     "sink": "Given the records of a run, in step order. A sink that raises is told once, gets no more records, and is "
     "named in `result.failed`; it ends the run only if it has `required = True`.",
     "persistence": "Save and restore a run.",
+}
+
+MADE = "When the engine is made."
+BUILT = "When a state for a kind of module and batch is made for the first time, on shapes (`jax.ShapeDtypeStruct`)."
+TRACED = "Wherever a training step is traced: once for each shape of batch, or more."
+EMITTED = "As soon as the record's values are computed, in step order, before the next thing that is due at the latest."
+CALLED = {
+    "rng_streams": MADE,
+    "mesh": MADE,
+    "state_sharding": BUILT,
+    "slice_sharding": BUILT,
+    "batch_sharding": "Once for each structure and shapes of batches, in training and in evaluation.",
+    "update_rule": BUILT,
+    "wrap_update_rule": BUILT,
+    "consensus": MADE,
+    "optimizers": BUILT,
+    "evaluators": MADE,
+    "gradient_transform": BUILT,
+    "plugin_state": "Where a new state is made, under jit.",
+    "schedule": MADE,
+    "module_views": "By `engine.view(state, name)`, and by evaluations that ask for such weights.",
+    "transform_batch": TRACED,
+    "forward_sharding": "Wherever a forward pass is traced.",
+    "output_sharding": "Wherever a forward pass is traced.",
+    "loss_terms": "Wherever a forward pass in training is traced.",
+    "after_update": TRACED,
+    "step_metrics": TRACED,
+    "on_fit_start": "Once a fit, after `on_restore` and `open_log`, before the first step.",
+    "on_epoch_end": "At the last batch of an epoch, after everything else that is due there but saves.",
+    "on_evaluate_end": "After each evaluation along training, once its metrics are computed.",
+    "on_compile": "Each time that an executable was made.",
+    "on_save": "Before a checkpoint is written, at the step that it is of.",
+    "on_restore": "Once in a fit that goes on from a checkpoint, before everything else.",
+    "on_exception": "Once, where a run ends with an exception, before sinks are closed.",
+    "on_fit_end": "Once, where a run ends without an exception, after sinks were closed.",
+    "open_log": "Once a fit, before the first record.",
+    "log_scalars": EMITTED,
+    "log_media": EMITTED,
+    "log_text": EMITTED,
+    "log_config": EMITTED,
+    "durable": "By the checkpointer, when it saves, after all records up to that step were handed on.",
+    "rewind": "By the checkpointer, in `on_restore`, before `open_log`.",
+    "close_log": "Once a fit, after the last record.",
+    "host_state": "Wherever a snapshot is taken, which the checkpointer does when it saves.",
+    "restore_host_state": "In a fit that goes on from a checkpoint, before `on_restore`.",
+    "save": "By `run.save()`, which the checkpointer schedules, and where a run ends.",
+    "restore": "By a fit that is told to go on, and by `init_from=` and `weights=`.",
+}
+
+ARGUMENTS = {
+    "module": "the module that is trained; in a build hook its arrays are shapes, in a traced hook tracers",
+    "state": "the train state",
+    "mesh": "the mesh that the hook `mesh` gave, or None",
+    "own": "this plugin's slice of the train state, as `plugin_state` made it",
+    "batch": "the batch; `ctx.mask` tells which examples count",
+    "phases": "the optimizers by name; one alone is called `default`",
+    "rule": "the rule that there is so far",
+    "optimizer": "the name of the optimizer",
+    "key": "a random key, this plugin's own",
+    "ctx": "the step's `fg.Context`, whose keys are this plugin's own",
+    "output": "what the module's step returned, with all loss terms",
+    "grads": "the gradients, as the optimizer received them",
+    "updates": "what the optimizer returned",
+    "run": "a view of the run, valid during the call",
+    "epoch": "its number in this fit, from 0",
+    "name": "of the evaluation, or of the executable",
+    "metrics": "by name, as Python numbers or NumPy arrays",
+    "batch_spec": "the batch that it was made for, as shapes",
+    "compiled": "the executable of JAX",
+    "step": "the number of completed updates",
+    "exception": "what ends the run",
+    "result": "what the fit returns",
+    "record": "what is to be written down; it must not be changed",
+    "position": "what the result of `durable` was, read from a checkpoint",
+    "version": "the `state_version` of the plugin that wrote it",
+    "reference": "which checkpoint, and what of it",
+    "like": "a state of shapes with the shardings that its arrays shall have",
+    "engine": "the engine that asks",
+}
+OTHERWISE = {
+    ("restore_host_state", "state"): "what `host_state` gave, read from a checkpoint",
+    ("state_sharding", "state"): "the train state, of shapes",
+    ("batch_sharding", "batch"): "the batch, of shapes",
+    ("step_metrics", "state"): "the train state after the update",
+    ("after_update", "module"): "the module after its update, as the plugins before left it",
 }
 
 EXCLUSIVE = "One answer: two are an error that names both plugins."
@@ -82,13 +168,27 @@ def page() -> str:
 
 
 def _entry(function: ast.FunctionDef, kind: str) -> str:
-    arguments = [f"{one.arg}: {_written(one.annotation)}" for one in function.args.args]
-    signature = f"def {function.name}({', '.join(['self', *arguments])}) -> {_written(function.returns)}"
-    several = "All of them, in order." if kind == "event" else SEVERAL[function.name]
+    name, given = function.name, function.args.args
+    signature = ", ".join(["self", *(f"{one.arg}: {_written(one.annotation)}" for one in given)])
+    several = "All of them, in order." if kind == "event" else SEVERAL[name]
+    listed = "".join(f"- `{one.arg}`: {OTHERWISE.get((name, one.arg)) or ARGUMENTS[one.arg]}\n" for one in given)
     return (
-        f"### {function.name}\n\n```python\n{signature}\n```\n\n{ast.get_docstring(function)}\n\n"
-        f"*Several plugins:* {several}\n"
-    )
+        f"### {name}\n\n```python\ndef {name}({signature}) -> {_written(function.returns)}\n```\n\n"
+        f"{ast.get_docstring(function)}\n\n{listed}\n"
+        f"*Kind:* {kind}. *Called:* {CALLED[name]} *Several plugins:* {several}\n\n"
+        f"```python\n{_example(name)}\n```\n"
+    ).replace("\n\n\n", "\n\n")
+
+
+def _example(hook: str) -> str:
+    """The first implementation of a hook among the examples, in its class."""
+    lines = EXAMPLES.read_text(encoding="utf-8").splitlines()
+    for one in ast.parse("\n".join(lines)).body:
+        for method in one.body if isinstance(one, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef) and method.name == hook:
+                first = method.decorator_list[0].lineno - 1
+                return "\n".join([lines[one.lineno - 1], *lines[first : method.end_lineno]])
+    raise LookupError(f"{EXAMPLES.name} has no example of {hook}")
 
 
 def _written(annotation: ast.expr | None) -> str:

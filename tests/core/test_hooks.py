@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import importlib.util
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,49 @@ def test_the_reference_is_up_to_date() -> None:
     assert written == generator.page(), "run python docs/generate_hooks.py"
     for hook in engine().plugins.kinds:
         assert f"\n### {hook}\n\n```python\ndef {hook}(self" in written
+
+
+def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("hook_examples", DOCS / "hook_examples.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(shown := importlib.util.module_from_spec(spec))
+    data, called = regression(), set[str]()
+    media = plugin(
+        "shows", on_fit_start=lambda self, run: (run.emit("media", "shows", {}), run.emit("config", "shows", {}))
+    )
+    kinds = [
+        shown.DataParallel,
+        shown.Alone,
+        shown.Noise,
+        shown.Recipe,
+        shown.Bounds,
+        shown.Averaged,
+        shown.WeightDecay,
+    ]
+    plugins = [*(kind() for kind in kinds), shown.Patience(data, every=5), shown.Diary(), media]
+    sink, saver = shown.Lines(tmp_path / "lines.txt"), shown.InMemory()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if frame.f_code.co_filename == shown.__file__:
+            called.add(frame.f_code.co_name)
+
+    def failing(run: fg.Run) -> None:
+        raise RuntimeError("on purpose")
+
+    sys.setprofile(note)
+    try:
+        engine(*plugins, sink, saver, steps=10, log_every=5).fit(Linear, data)
+        made = engine(*plugins, sink, saver, steps=20, log_every=5)
+        result = made.fit(Linear, data, resume="latest")
+        made.evaluate(made.view(result.state, "averaged"), data)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
+    finally:
+        sys.setprofile(None)
+    assert sorted(engine().plugins.kinds.keys() - called) == []
+    assert result.failed == {}
+    steps = [line.split()[0] for line in (tmp_path / "lines.txt").read_text().splitlines() if "train" in line]
+    assert steps == ["5", "10", "15", "20"]
 
 
 # --- build ------------------------------------------------------------------------------------------------------------

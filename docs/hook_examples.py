@@ -1,0 +1,285 @@
+"""A short implementation of every hook. `hooks.md` shows them, and a test trains with them."""
+
+import json
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class DataParallel:
+    """Divides each batch over all devices and keeps everything else whole on each."""
+
+    def __init__(self):
+        self.devices = Mesh(np.array(jax.devices()), ("data",))
+
+    @fg.hookimpl
+    def mesh(self):
+        return self.devices
+
+    @fg.hookimpl
+    def state_sharding(self, state, mesh):
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P()), state)
+
+    @fg.hookimpl
+    def batch_sharding(self, batch, mesh):
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
+
+    @fg.hookimpl
+    def forward_sharding(self, module):  # whole where it is used, however the state keeps it
+        return jax.tree.map(lambda leaf: NamedSharding(self.devices, P()) if eqx.is_array(leaf) else None, module)
+
+    @fg.hookimpl
+    def output_sharding(self, output):  # predictions stay divided as the batch is
+        placed = jax.tree.map(lambda leaf: None, output)
+        return eqx.tree_at(
+            lambda one: one.preds, placed, NamedSharding(self.devices, P("data")), is_leaf=lambda leaf: leaf is None
+        )
+
+
+class Alone:
+    """For a cluster: a subclass of `fg.Consensus` that asks the other processes. This one is for a single process."""
+
+    @fg.hookimpl
+    def consensus(self):
+        return fg.Consensus()
+
+
+class Noise:
+    """Adds noise to what a model is given in training, from a random stream of its own."""
+
+    @fg.hookimpl
+    def rng_streams(self):
+        return [fg.Stream("noise", train=True)]
+
+    @fg.hookimpl
+    def transform_batch(self, batch, ctx):
+        noise = jax.random.normal(ctx.key("noise"), batch["x"].shape)
+        return {**batch, "x": batch["x"] + 0.01 * noise}
+
+
+class Recipe:
+    """Trains any module with Adam and clipped gradients, whatever optimizer it asks for."""
+
+    @fg.hookimpl
+    def optimizers(self, module):
+        return {"default": fg.Phase(optax.adam(0.1))}
+
+    @fg.hookimpl
+    def gradient_transform(self, module, optimizer):
+        return optax.clip_by_global_norm(1.0)
+
+    @fg.hookimpl
+    def update_rule(self, module, phases):  # what the core does by itself
+        return fg.GradientUpdate(phases["default"])
+
+
+class Bounded(fg.UpdateRule):
+    """Another rule, whose parameters stay between -10 and 10."""
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def init(self, module):
+        return self.rule.init(module)
+
+    def __call__(self, forward, state, batch, ctx):
+        state, output = self.rule(forward, state, batch, ctx)
+        params, rest = eqx.partition(state.module, eqx.is_inexact_array)
+        module = eqx.combine(jax.tree.map(lambda leaf: jnp.clip(leaf, -10, 10), params), rest)
+        return state.replace(module=module), output
+
+
+class Bounds:
+    """Wraps whatever rule there is."""
+
+    @fg.hookimpl
+    def wrap_update_rule(self, module, rule):
+        return Bounded(rule)
+
+
+class Averaged:
+    """A moving average of the weights, on the device, which can be evaluated as `averaged`."""
+
+    @fg.hookimpl
+    def plugin_state(self, module, key):
+        return eqx.filter(module, eqx.is_inexact_array)
+
+    @fg.hookimpl
+    def slice_sharding(self, own, mesh):
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P()), own)
+
+    @fg.hookimpl
+    def after_update(self, module, own, ctx):
+        weights = eqx.filter(module, eqx.is_inexact_array)
+        return module, jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, own, weights)
+
+    @fg.hookimpl
+    def module_views(self, state):
+        return {"averaged": eqx.combine(state.plugins["averaged"], state.module)}
+
+
+class WeightDecay:
+    """Adds the squared weights to the loss, and logs the norm of the gradients."""
+
+    @fg.hookimpl
+    def loss_terms(self, module, output, batch, ctx):
+        return {"l2": 1e-4 * optax.tree.norm(eqx.filter(module, eqx.is_inexact_array), squared=True)}
+
+    @fg.hookimpl
+    def step_metrics(self, state, output, grads, updates, ctx):
+        return {"gradients": fg.metrics.Mean.of(optax.tree.norm(grads))}
+
+
+class Patience:
+    """Evaluates, and stops when the loss has not improved three times. What it remembers is in checkpoints."""
+
+    def __init__(self, data, every):
+        self.data, self.every = data, every
+        self.best, self.bad = float("inf"), 0
+
+    @fg.hookimpl
+    def evaluators(self):
+        return [fg.EvaluatorSpec("validation", self.data)]
+
+    @fg.hookimpl
+    def schedule(self):
+        return [fg.Scheduled("look", self.every, self.look, phase="evaluate")]
+
+    def look(self, run):
+        loss = run.evaluate("validation")["loss"]
+        self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
+        return fg.Stop("the loss no longer improves") if self.bad == 3 else None
+
+    @fg.hookimpl
+    def host_state(self):
+        return {"best": self.best, "bad": self.bad}
+
+    @fg.hookimpl
+    def restore_host_state(self, state, version):
+        self.best, self.bad = state["best"], state["bad"]
+
+
+class Diary:
+    """Notes what happens in a run."""
+
+    def __init__(self):
+        self.notes = []
+
+    @fg.hookimpl
+    def on_fit_start(self, run):
+        self.notes.append(f"begins at step {run.step}")
+        run.emit("text", "diary", {"notice": "begun"}, stream="telemetry")
+
+    @fg.hookimpl
+    def on_epoch_end(self, run, epoch):
+        self.notes.append(f"epoch {epoch} ended at step {run.step}")
+
+    @fg.hookimpl
+    def on_evaluate_end(self, run, name, metrics):
+        self.notes.append(f"{name}: {metrics['loss']}")
+
+    @fg.hookimpl
+    def on_compile(self, run, name, batch_spec, compiled):
+        self.notes.append(f"{name}: {compiled.cost_analysis()} for {batch_spec}")
+
+    @fg.hookimpl
+    def on_save(self, run, step):
+        self.notes.append(f"saves step {step}")
+
+    @fg.hookimpl
+    def on_restore(self, run, step):
+        self.notes.append(f"goes on from step {step}")
+
+    @fg.hookimpl
+    def on_exception(self, run, exception):
+        self.notes.append(f"failed at step {run.step}: {exception}")
+
+    @fg.hookimpl
+    def on_fit_end(self, run, result):
+        self.notes.append(f"ended: {result.stopped or 'as planned'}")
+
+
+class Lines:
+    """Writes exact records to a file, each once. (`fg.FileSink` does this on a thread of its own.)"""
+
+    def __init__(self, path):
+        self.path, self.position = Path(path), 0
+
+    @fg.hookimpl
+    def rewind(self, position):  # from the checkpoint that is gone on from; comes before open_log
+        self.position = position
+
+    @fg.hookimpl
+    def open_log(self, run):
+        self.file = self.path.open("a")
+        self.file.truncate(self.position)
+
+    @fg.hookimpl
+    def log_scalars(self, record):
+        if record.stream == "exact":
+            self.file.write(f"{record.step} {record.source} {record.values}\n")
+
+    @fg.hookimpl
+    def log_media(self, record):
+        self.file.write(f"{record.step} {record.source} shows {list(record.values)}\n")
+
+    @fg.hookimpl
+    def log_text(self, record):
+        print(record.values)
+
+    @fg.hookimpl
+    def log_config(self, record):
+        print(record.values)
+
+    @fg.hookimpl
+    def durable(self, step):
+        self.file.flush()
+        done = Future()
+        done.set_result(self.file.tell())
+        return done
+
+    @fg.hookimpl
+    def close_log(self):
+        self.file.close()
+
+
+class InMemory:
+    """A checkpointer that keeps the newest snapshot of this process. (`fulgurite-checkpoint` writes to disk.)"""
+
+    def __init__(self):
+        self.kept = None
+
+    @fg.hookimpl
+    def save(self, run):
+        plugins, settings = run.engine.plugins, run.manifest["settings"]
+        plugins.call("on_save", run.step, run=run, step=run.step)
+        positions = {sink.name: done.result() for sink, done in plugins.call("durable", run.step, step=run.step)}
+        self.kept = _copied(run.snapshot()), (settings["steps"], settings["epochs"]), json.dumps(positions)
+
+    @fg.hookimpl
+    def restore(self, reference, like, engine):
+        if self.kept is None:
+            return None
+        snapshot, asked, _ = self.kept
+        return replace(_copied(snapshot), asked=asked)  # asked for another length, the run becomes longer or shorter
+
+    @fg.hookimpl
+    def on_restore(self, run, step):
+        positions = json.loads(self.kept[2])
+        for sink in run.engine.plugins.implementations("rewind"):
+            sink(step, position=positions[sink.plugin.name])
+
+
+def _copied(snapshot):
+    """Training goes on in the memory of the state's arrays."""
+    state = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, snapshot.state)
+    return replace(snapshot, state=state)
