@@ -45,6 +45,8 @@ def test_links_lead_to_files(page: Path):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
     missing = [link for link in links if (file := _file(page, link)) is not None and not file.exists()]
     assert not missing
+    outside = [link for link in links if page.parent.name == "docs" and link.startswith("../")]
+    assert not outside, f"the site has the pages of docs/ alone: write {HERE}..."
 
 
 def _file(page: Path, link: str) -> Path | None:
