@@ -111,7 +111,12 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "words"), [("kill", 137, "SIGKILL"), ("raise", 1, "exit code 1"), ("exit", 7, "exit code 7")]
+    ("how", "code", "words"),
+    [
+        ("kill", 137, "SIGKILL"),
+        ("raise", 1, "exit code 1"),
+        pytest.param("exit", 7, "exit code 7", marks=pytest.mark.slow),
+    ],
 )
 def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, code: int, words: str) -> None:
     """Long before the heartbeat, which is a minute here, would tell JAX."""
