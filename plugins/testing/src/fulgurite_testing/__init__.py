@@ -1,0 +1,17 @@
+"""Tests for Fulgurite plugins: `check_plugin(MyPlugin)`, and and what tests of one's own need."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulgurite_testing.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """The public names come with the first one that is used: pytest imports this package in every run, of tests that
+    have nothing to do with jax as well."""
+    if not name.startswith("__") and name != "api":
+        globals().update({**vars(import_module("fulgurite_testing.api")), **globals()})
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module 'fulgurite_testing' has no attribute {name!r}")

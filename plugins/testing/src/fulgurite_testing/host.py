@@ -1,0 +1,72 @@
+"""Checks of what a plugin does on the host: it waits for nothing, and lets go in time."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError
+
+from fulgurite_testing.subject import Broken, Subject
+from fulgurite_testing.watched import watch
+
+FREE = ("on_epoch_end", "on_compile", "log_scalars", "log_media", "log_text", "log_config")
+"""Host hooks that are called while steps run. The others come before the first step, or where the engine waits."""
+SLOW = 60
+"""Products of two 384 × 384 matrices in one step: about 0.1 s."""
+
+
+def no_sync(subject: Subject) -> None:
+    """While a slow step runs, no hook and no action of the phases `log` and `act` waits for it."""
+    seen: dict[str, list[bool]] = defaultdict(list)
+
+    def around(name: str, call: Callable[[], Any]) -> Any:
+        was_busy = busy()
+        answer = call()
+        if was_busy:
+            seen[name].append(busy())
+        return answer
+
+    plugin = watch(subject.make(), FREE, around, phases=("log", "act"))
+    subject.fit(plugin, others=[_Slow()], log_every=1, steps=5)
+    # One that waits finds the device idle each time; one that does not may do so on a busy machine now and then.
+    if waited := [name for name, after in seen.items() if not any(after)]:
+        raise Broken(
+            f"{', '.join(waited)} waits for the device: after each call the newest step was done. Emit device arrays "
+            "by run.emit, which copies them in the background, and read metrics in the phase `decide`"
+        )
+
+
+def closes(subject: Subject) -> None:
+    """At the end of a run it lets go of everything in bounded time, and leaves no thread behind."""
+    again = subject.again
+    if again.late:
+        raise Broken(f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside with a limit")
+    if again.left:
+        raise Broken(f"the run is over and the thread {again.left[0]!r} still runs: end it in close_log or on_fit_end")
+
+
+def busy() -> bool:
+    """Whether anything is still being computed."""
+    return not all(array.is_ready() for array in jax.live_arrays())
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """Makes each step slow, by a sum of products that is worth nothing and that XLA cannot leave out."""
+
+    plugin_name = "slow_step"
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any) -> Any:
+        leaves, tree = jax.tree.flatten(batch)
+        place = next((i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)), None)
+        if place is None:
+            raise ConfigurationError("the check no_sync needs a batch with an array of floating-point numbers")
+        start = jnp.full((384, 384), 1e-3) * (1 + 0 * leaves[place].ravel()[0].astype(jnp.float32))
+        made = jax.lax.fori_loop(0, SLOW, lambda _, one: jnp.tanh(one @ start), start)
+        leaves[place] = leaves[place] + (0 * made.sum()).astype(leaves[place].dtype)
+        return tree.unflatten(leaves)

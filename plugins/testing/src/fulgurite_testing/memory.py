@@ -1,0 +1,83 @@
+"""A checkpointer that keeps snapshots in memory, as arrays and a JSON text: nothing else survives."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import StateError
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Saves at the end of a run and wherever a plugin asks for it, each step once.
+
+    Two instances with the same `kept` stand for two starts of one run.
+    """
+
+    kept: dict[int, tuple[dict[str, np.ndarray], str]] = field(default_factory=dict)
+    plugin_name = "memory_checkpoints"
+
+    @fg.hookimpl
+    def save(self, run: fg.Run) -> None:
+        """Keeps the snapshot."""
+        if run.step in self.kept:
+            return
+        plugins, snapshot = run.engine.plugins, run.snapshot()
+        plugins.call("on_save", run.step, run=run, step=run.step)
+        for name, host in snapshot.host.items():
+            try:
+                json.dumps(host, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise StateError(
+                    f"plugin {name!r}, hook host_state gives what is no JSON ({error}): numbers, texts, lists and "
+                    "dicts alone"
+                ) from error
+        futures = plugins.call("durable", run.step, step=run.step)
+        rest = {
+            "span": snapshot.span.to_json(),
+            "position": snapshot.position,
+            "pending": list(snapshot.pending),
+            "host": snapshot.host,
+            "metrics": jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, snapshot.metrics)),
+            "positions": {plugin.name: future.result() for plugin, future in futures},
+        }
+        paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
+        # Copied: what JAX hands out on the CPU is its own memory, which the next step reuses.
+        held = {jax.tree_util.keystr(path): np.array(_plain(leaf)) for path, leaf in paths}
+        self.kept[run.step] = held, json.dumps(rest)
+
+    @fg.hookimpl
+    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+        """The snapshot of the newest step, or of the one that is asked for."""
+        if not self.kept:
+            return None
+        held, text = self.kept[reference.step if isinstance(reference.step, int) else max(self.kept)]
+        rest = json.loads(text)
+        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), like)
+        span = fg.Span.from_json(rest["span"])
+        return fg.Snapshot(state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"])
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        """Has the sinks drop what came later."""
+        positions = json.loads(self.kept[step][1])["positions"]
+        for rewind in run.engine.plugins.implementations("rewind"):
+            rewind(step, position=positions[rewind.plugin.name])
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _placed(held: dict[str, np.ndarray], path: Any, like: Any) -> Any:
+    if not isinstance(like, jax.ShapeDtypeStruct):
+        return like
+    array = jnp.array(held[jax.tree_util.keystr(path)])
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        array = jax.random.wrap_key_data(array)
+    return array if like.sharding is None else jax.device_put(array, like.sharding)

@@ -1,0 +1,150 @@
+"""Checks of whole runs: what a plugin changes, and what is the same however the run went."""
+
+import inspect
+import json
+from typing import Any
+
+import jax
+from fulgurite.errors import FulguriteError
+
+from fulgurite_testing.bits import about_same, same_bits
+from fulgurite_testing.memory import Memory
+from fulgurite_testing.subject import Broken, Ran, Subject, said
+from fulgurite_testing.tiny import tiny_engine
+
+
+def hooks(subject: Subject) -> None:
+    """An engine takes it: its hooks are known, take what they are given, and give what they should."""
+    try:
+        plugin = subject.make()
+    except Exception as error:
+        raise Broken(f"it cannot be made: {said(error)}") from error
+    if isinstance(plugin, type):
+        raise Broken(f"what makes it gives the class {plugin.__name__}, not an instance")
+    try:
+        names = subject.hooks
+    except FulguriteError as error:
+        raise Broken(said(error)) from error
+    if not names:
+        raise Broken(f"{type(plugin).__name__} implements no hook: mark its methods with @fg.hookimpl")
+
+
+def arguments(subject: Subject) -> None:
+    """Its class refuses arguments that it does not know, and those that are said to be bad, by clear errors."""
+    cls = type(subject.make())
+    if "__init__" in vars(cls) or cls.__init__ is not object.__init__:
+        kinds = [one.kind for one in inspect.signature(cls).parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            try:
+                cls(no_such_argument=object())
+            except (FulguriteError, TypeError):
+                pass
+            else:
+                raise Broken(f"{cls.__name__}(no_such_argument=...) is taken without a word: refuse what it is not")
+    for bad in subject.bad_arguments:
+        shown = f"{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in bad.items())})"
+        try:
+            cls(**bad)
+        except FulguriteError as error:
+            if not any(name in str(error) or repr(value) in str(error) for name, value in bad.items()):
+                raise Broken(f"{shown} is refused, but the message does not say which argument: {error}") from error
+        except Exception as error:
+            raise Broken(f"{shown} fails by {said(error)}: raise fulgurite.errors.ConfigurationError") from error
+        else:
+            raise Broken(f"{shown} is taken: check arguments where the plugin is made, in __post_init__")
+
+
+def trains(subject: Subject) -> None:
+    """A fit with it comes to its end, and nothing of it fails on the way."""
+    if failed := subject.ran.result.failed:
+        raise Broken("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
+    if subject.ran.result.stopped is None and int(subject.ran.result.state.step) != 8:
+        raise Broken(f"training of 8 steps ended at step {int(subject.ran.result.state.step)}")
+
+
+def streams(subject: Subject) -> None:
+    """The random streams of an engine without it have the same keys with it."""
+    plain, own = tiny_engine(*subject.beside()), tiny_engine(subject.make(), *subject.beside())
+    root = jax.random.key(0)
+    for name, stream in plain.streams(root).streams.items():
+        mine = own.streams(root)
+        for phase in ("init", "train", "eval"):
+            keys = [one.key(name, phase, 3) for one in (plain.streams(root), mine)]
+            if same_bits(*keys):
+                raise Broken(f"it changes the random stream {name!r} ({stream}): give its own a name of its own")
+
+
+def results(subject: Subject) -> None:
+    """Nothing of a run changes, unless the plugin says that it does: by hooks that are there for that, or by a class
+    attribute `changes_results = True`."""
+    if subject.changes_results:
+        return
+    parts = [(ran.result.module, ran.result.model_state, ran.result.history["train/loss"]) for ran in _pair(subject)]
+    if difference := about_same(*parts):
+        raise Broken(
+            f"a run ends differently with it: {difference}. If that is what it is for, say so: a class attribute "
+            "changes_results = True"
+        )
+
+
+def deterministic(subject: Subject) -> None:
+    """Two runs with it have the same bits and the same exact records."""
+    if difference := same_bits(_whole(subject.ran), _whole(subject.again.ran)):
+        raise Broken(
+            f"two runs of one seed differ: {difference}. The exact stream holds what follows from program, "
+            "configuration, seed and data; clocks and paths are telemetry: run.emit(..., stream='telemetry')"
+        )
+
+
+def resume(subject: Subject) -> None:
+    """A run that is stopped, saved, restored into a new instance and gone on with has the bits and the exact records
+    of one that was not."""
+    kept = Memory()
+    with subject.directory() as run:
+        first = subject.fit(subject.make(), run=run, memory=kept, stop=True)
+        second = subject.fit(subject.make(), run=run, memory=Memory(kept.kept), resume="latest")
+    begun = [(one.step, one.source) for one in first.events.exact()]
+    whole = _whole(subject.ran)
+    both = second.result.state, _records(first) + _records(second)
+    if difference := same_bits(whole, both):
+        raise Broken(
+            f"a run that was stopped at step {int(first.result.state.step)} and resumed in a new instance is not the "
+            f"one that went through: {difference} (records before the stop: {begun}). What it keeps on the host goes "
+            "through host_state and restore_host_state, what it keeps on the device through plugin_state"
+        )
+
+
+def host_state(subject: Subject) -> None:
+    """What it keeps on the host is JSON, and comes back."""
+    if missing := {"host_state", "restore_host_state"} - subject.hooks:
+        if len(missing) == 1:
+            raise Broken(f"it implements one of host_state and restore_host_state, and not {missing.pop()}")
+        return
+    state, version = subject.ran.plugin.host_state(), getattr(subject.ran.plugin, "state_version", 1)
+    text = json.dumps(state)
+    new = subject.make()
+    engine = tiny_engine(new, *subject.beside())
+    for hook in engine.plugins.implementations("restore_host_state"):
+        if hook.plugin.plugin is new:
+            hook(None, state=json.loads(text), version=version)
+    if (back := json.dumps(new.host_state())) != text:
+        raise Broken(f"host_state gave {text}; after restore_host_state into a new instance it gives {back}")
+
+
+def fuse(subject: Subject) -> None:
+    """With up to eight steps in a dispatch the run is the same, but for rounding."""
+    fused = subject.fit(subject.make(), fuse=8)
+    if difference := about_same(_whole(subject.ran), _whole(fused)):
+        raise Broken(f"with fuse=8 the run is not the one with fuse=1: {difference}")
+
+
+def _pair(subject: Subject) -> tuple[Ran, Ran]:
+    return subject.without, subject.ran
+
+
+def _whole(ran: Ran) -> Any:
+    return ran.result.state, _records(ran)
+
+
+def _records(ran: Ran) -> list[Any]:
+    return [{f"{one.source} at {one.step}": one.values} for one in ran.events.exact()]

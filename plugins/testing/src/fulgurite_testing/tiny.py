@@ -1,0 +1,44 @@
+"""A model, data and an engine that compile in a moment."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+STEPS = 8
+
+
+class TinyModel(fg.Module):
+    """A linear classifier of four numbers into three classes, with noise on its inputs, a metric, and momentum."""
+
+    linear: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        self.linear = eqx.nn.Linear(4, 3, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Cross entropy."""
+        noise = 0.1 * jax.random.normal(ctx.key(), batch["x"].shape)
+        logits = jax.vmap(self.linear)(batch["x"] + noise)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        accuracy = fg.metrics.Accuracy.of(logits, batch["label"], ctx.mask)
+        return fg.Output(jnp.mean(losses, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        """Gradient descent whose learning rate can be read."""
+        return optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)
+
+
+def tiny_data() -> fg.ArrayData:
+    """Five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label` int32 (batch,)."""
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    return fg.ArrayData({"x": x, "label": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, 4, shuffle=True)
+
+
+def tiny_engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    """An engine for 8 steps that logs every second one; nothing is autoloaded."""
+    return fg.Engine(plugins=plugins, **{"steps": STEPS, "log_every": 2, "autoload": False, **settings})

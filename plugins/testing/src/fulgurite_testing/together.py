@@ -1,0 +1,106 @@
+"""Run by the check `processes`: one of two processes that train the tiny model with a plugin, made by a function of a
+file. `python -m fulgurite_testing.together PORT RUN FILE FUNCTION PROCESS`."""
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fulgurite_testing.bits import arrays
+from fulgurite_testing.tiny import TinyModel, tiny_data, tiny_engine
+
+SIZE = 2**16
+"""Bytes of a message between the processes."""
+
+
+class Together(fg.Consensus):
+    """Agrees by collectives, one message a process."""
+
+    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
+        return frozenset(wish for one in self.gather("wishes", sorted(wishes)) for wish in one)
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        return self.gather("decided", make() if jax.process_index() == 0 else None)[0]
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        text = json.dumps(value).encode().ljust(SIZE)
+        gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
+        return [json.loads(bytes(one)) for one in np.asarray(gathered)]
+
+
+class Both:
+    """A mesh over both processes, every array whole on each, batches divided."""
+
+    @fg.hookimpl
+    def mesh(self) -> Mesh:
+        return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+
+    @fg.hookimpl
+    def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda leaf: whole if isinstance(leaf, jax.ShapeDtypeStruct) else None, state)
+
+    @fg.hookimpl
+    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("data")), batch)
+
+
+class Agreeing:
+    """The consensus of `Together`."""
+
+    @fg.hookimpl
+    def consensus(self) -> fg.Consensus:
+        return Together()
+
+
+def main(port: str, run: str, file: str, function: str, process: str) -> None:
+    """Trains, and prints a digest of the state."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process), initialization_timeout=120)
+    plugin = load(file, function)()
+    marked = {name for name in dir(type(plugin)) if hasattr(getattr(type(plugin), name, None), "fulgurite_impl")}
+    beside = [] if "mesh" in marked else [Both()]
+    beside += [] if "consensus" in marked else [Agreeing()]
+    result = tiny_engine(plugin, *beside, run=run).fit(TinyModel, tiny_data())
+    if result.failed:
+        raise SystemExit(f"failed: {result.failed}")
+    digest = hashlib.sha256()
+    for path, array in arrays(jax.tree.map(_whole, (result.module, result.state.step))).items():
+        digest.update(path.encode() + array.tobytes())
+    print("state", digest.hexdigest(), flush=True)
+
+
+def load(file: str, function: str) -> Callable[[], Any]:
+    """What a file calls `function`."""
+    path = Path(file)
+    package = path.parent
+    while (package / "__init__.py").is_file():
+        package = package.parent
+    sys.path.insert(0, str(package))
+    name = ".".join(path.with_suffix("").relative_to(package).parts)
+    found: Any = importlib.import_module(name)
+    for part in function.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _whole(leaf: Any) -> Any:
+    """An array of both processes as NumPy's; each may hold but a part of it."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+    whole = leaf if mesh is None else jax.jit(lambda one: one, out_shardings=NamedSharding(mesh, PartitionSpec()))(leaf)
+    return np.asarray(whole.addressable_data(0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

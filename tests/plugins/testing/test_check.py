@@ -1,0 +1,71 @@
+"""The conformance check lets a sound plugin pass, and each check finds the plugin that breaks its promise."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fulgurite_testing import CHECKS, PluginFailure, check_plugin
+
+sys.path.insert(0, str(Path(__file__).parent))
+import broken
+
+BROKEN = [
+    ("hooks", broken.Misspelt, "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?"),
+    ("hooks", broken.WrongAnswer, "gives a list or None, not {'every': 3}"),
+    ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is taken without a word"),
+    ("arguments", broken.Unchecked, "Unchecked(every=-1) is taken: check arguments where the plugin is made"),
+    ("same_trace", broken.CountsTraces, "the step is not the same program"),
+    ("same_trace", broken.KeepsTracer, "keeps a tracer in self.kept"),
+    ("no_effects", broken.Prints, "calls the host at every step (debug_callback)"),
+    ("no_captured_arrays", broken.Captures, "captures an array float32[2048]"),
+    ("trains", broken.FailsAsSink, "OSError: no space left"),
+    ("streams", broken.TakesOverStream, "changes the random stream 'default'"),
+    ("results", broken.ChangesWeights, "a run ends differently with it"),
+    ("deterministic", broken.TellsTheTime, "two runs of one seed differ"),
+    ("deterministic", broken.Draws, "two runs of one seed differ"),
+    ("resume", broken.Forgets, "is not the one that went through"),
+    ("host_state", broken.NoJson, "host_state gives what is no JSON"),
+    ("host_state", broken.RestoresNothing, "host_state gave 1; after restore_host_state into a new instance it gives"),
+    ("fuse", broken.AsksForFuse, "with fuse=8 the run is not the one with fuse=1"),
+    ("no_sync", broken.ReadsByAsarray, "action read waits for the device"),
+    ("no_sync", broken.ReadsByFloat, "log_scalars waits for the device"),
+    ("closes", broken.NeverCloses, "close_log is not done after 0.5 s"),
+    ("closes", broken.LeavesThread, "the thread 'left-behind' still runs"),
+]
+
+
+@pytest.mark.parametrize(("check", "plugin", "message"), BROKEN, ids=lambda one: getattr(one, "__name__", None))
+def test_each_check_finds_what_breaks_its_promise(check: str, plugin: Any, message: str) -> None:
+    with pytest.raises(PluginFailure) as failure:
+        check_plugin(plugin, only=[check], bad_arguments=[{"every": -1}] * (plugin is broken.Unchecked), timeout=0.5)
+    assert list(failure.value.failures) == [check]
+    assert message in failure.value.failures[check]
+
+
+def test_a_sound_plugin_passes() -> None:
+    check_plugin(broken.Sound, bad_arguments=[{"decay": 2.0}])
+    check_plugin(broken.Sound(decay=0.5), only=["trains", "resume"])
+
+
+@pytest.mark.slow
+def test_two_processes_train_with_a_sound_plugin_and_find_one_that_writes_from_both() -> None:
+    check_plugin(broken.Sound, only=["processes"])
+    with pytest.raises(PluginFailure, match=r"process [01] of 2 ended with code 1(.|\n)*FileExistsError"):
+        check_plugin(broken.WritesFromAll, only=["processes"])
+
+
+def test_every_check_has_a_plugin_that_it_finds() -> None:
+    assert {check for check, _, _ in BROKEN} | {"processes"} == CHECKS.keys()
+
+
+def test_all_failures_are_told_at_once() -> None:
+    with pytest.raises(PluginFailure) as failure:
+        check_plugin(broken.TellsTheTime, only=["deterministic", "resume", "streams"])
+    assert list(failure.value.failures) == ["deterministic", "resume"]
+    assert str(failure.value).startswith("TellsTheTime does not pass:\n  deterministic: two runs")
+
+
+def test_a_check_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there is no check 'resumes'; there are hooks, arguments"):
+        check_plugin(broken.Sound, skip=["resumes"])
