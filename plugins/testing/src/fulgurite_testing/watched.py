@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,9 @@ def watch(plugin: Any, hooks: Collection[str], around: Around, phases: Collectio
         if hook == "schedule":
             wrapped[name] = _scheduled(method, around, phases)
     members = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, **wrapped}
-    object.__setattr__(plugin, "__class__", type(cls)(cls.__name__, (cls,), members))
+    object.__setattr__(
+        plugin, "__class__", types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(members))
+    )
     return plugin
 
 

@@ -1,0 +1,77 @@
+"""Every plugin of this workspace passes the conformance check of fulgurite-testing."""
+
+from importlib.metadata import entry_points
+from typing import Any
+
+import fulgurite as fg
+import optax
+import pytest
+from fulgurite_checkpoint import Checkpoints
+from fulgurite_evaluators import Evaluator
+from fulgurite_logging import Compilations, Console, Csv, Environment, JsonLines, LearningRate, Media, Norms
+from fulgurite_optimizers import Accumulate, Clip, Freeze, NonNegative, Phase, Phases, ReduceOnPlateau
+from fulgurite_progress import Progress
+from fulgurite_rng import Rng
+from fulgurite_sharding import DataParallel, Fsdp, Sharding, TensorParallel
+from fulgurite_tensorboard import TensorBoard
+from fulgurite_testing import TinyModel, check_plugin, tiny_data
+from fulgurite_wandb import WandbLogger
+from jax.sharding import PartitionSpec
+
+
+def evaluator() -> Evaluator:
+    return Evaluator("test", tiny_data(), run=4)
+
+
+class Apart(TinyModel):
+    """Weight and bias by an optimizer each."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = super().training_step(batch, ctx)
+        return output.replace(loss=None, losses={"weight": output.loss, "bias": output.loss})
+
+    def configure_optimizers(self) -> Any:
+        chosen = {"weight": "linear.weight", "bias": "linear.bias"}
+        return {name: Phase(optax.adam(1e-2), params=fg.select(path)) for name, path in chosen.items()}
+
+
+PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "accumulate": (lambda: Accumulate(2), {"bad_arguments": [{"n": 0}]}),
+    "checkpoints": (lambda: Checkpoints(every=3), {"bad_arguments": [{"every": 3, "keep": 0}]}),
+    "clip": (lambda: Clip(norm=1.0), {"bad_arguments": [{"norm": -1.0}]}),
+    "compilations": (Compilations, {}),
+    "console": (Console, {}),
+    "csv": (Csv, {}),
+    "data_parallel": (DataParallel, {}),
+    "environment": (Environment, {}),
+    "evaluator": (evaluator, {"bad_arguments": [{"name": "train", "data": []}]}),
+    "freeze": (lambda: Freeze("linear.bias"), {}),
+    "fsdp": (Fsdp, {}),
+    "jsonl": (JsonLines, {}),
+    "learning_rate": (LearningRate, {}),
+    "media": (lambda: Media(2), {}),
+    "non_negative": (lambda: NonNegative("linear.bias"), {}),
+    "norms": (Norms, {"bad_arguments": [{"of": ("weights",)}]}),
+    "phases": (Phases, {"model": Apart}),
+    "progress": (Progress, {"bad_arguments": [{"refresh": 0}]}),
+    "reduce_on_plateau": (
+        lambda: ReduceOnPlateau("test/loss", 4),
+        {"beside": lambda: [evaluator()], "bad_arguments": [{"monitor": "loss", "every": 4}]},
+    ),
+    "rng": (Rng, {}),
+    "sharding": (Sharding, {"bad_arguments": [{"batch": "data"}]}),
+    "tensor_parallel": (lambda: TensorParallel([("linear.weight", PartitionSpec("model"))], 1), {}),
+    "tensorboard": (TensorBoard, {}),
+    "wandb": (lambda: WandbLogger("p", mode="offline"), {"bad_arguments": [{"project": "p", "mode": "on"}]}),
+}
+HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_of_ours_passes_the_conformance_check(name: str) -> None:
+    plugin, options = PLUGINS[name]
+    check_plugin(plugin, **options)
+
+
+def test_every_plugin_that_is_installed_by_name_is_checked() -> None:
+    assert HERE - PLUGINS.keys() == set()
