@@ -116,8 +116,8 @@ def test_plugins_are_listed_without_importing_them(packages: dict[str, str]):
     done = run("plugins", **packages)
     assert done.stderr == LIGHT
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
-    assert rows["demo"] == ["demo", "demo-dist", "1.5", "autoload", "demo_plugin:Demo"]
-    assert rows["rng"][1:] == ["fulgurite-rng", version("fulgurite-rng"), "autoload", "fulgurite_rng:Rng"]
+    assert rows["demo"] == ["demo", "demo-dist", "1.5", "active:", "autoload", "demo_plugin:Demo"]
+    assert rows["rng"][1:] == ["fulgurite-rng", version("fulgurite-rng"), "active:", "autoload", "fulgurite_rng:Rng"]
 
 
 def test_plugins_are_listed_as_json(packages: dict[str, str]):
@@ -127,6 +127,7 @@ def test_plugins_are_listed_as_json(packages: dict[str, str]):
         "name": "demo",
         "distribution": "demo-dist 1.5",
         "autoload": True,
+        "active": "autoload",
         "object": "demo_plugin:Demo",
     } in json.loads(done.stdout)
 

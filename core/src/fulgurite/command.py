@@ -2,14 +2,12 @@
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from fulgurite.discovery import installed
 from fulgurite.errors import ConfigurationError, ProcessError
 from fulgurite.processes import connect
 
@@ -67,18 +65,6 @@ def _fit(arguments: list[str]) -> int:
 
 
 def _plugins(arguments: list[str]) -> int:
-    """Lists what is installed, without importing any of it."""
-    parser = argparse.ArgumentParser("fulgurite plugins", description="Lists the installed plugins.")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    options = parser.parse_args(arguments)
-    rows = [
-        {"name": name, "distribution": one.distribution, "autoload": one.autoload, "object": one.entry.value}
-        for name, entries in installed().items()
-        for one in entries
-    ]
-    lines = [
-        f"{row['name']:16} {row['distribution']:32} {'autoload' * row['autoload']:10} {row['object']}" for row in rows
-    ]
-    listing = "\n".join(lines) or "No plugins are installed. Try: pip install fulgurite-rng"
-    print(json.dumps(rows, indent=2) if options.json else listing)
-    return 0
+    from fulgurite.listing import plugins
+
+    return plugins(arguments)

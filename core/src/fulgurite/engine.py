@@ -25,6 +25,7 @@ from fulgurite.errors import (
     did_you_mean,
 )
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions
+from fulgurite.explain import explained
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
 from fulgurite.loop import Loop
@@ -318,6 +319,10 @@ class Engine:
     def view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
         return view_of(self.plugins, state, name)
+
+    def explain(self) -> str:
+        """What this engine will do, and why: the order of plugins and of hooks, who owns which slot, what is due."""
+        return explained(self)
 
     def set_run(self, run: str | os.PathLike[str]) -> None:
         """Sets the run's directory, as `--run` does."""

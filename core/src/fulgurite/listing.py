@@ -1,0 +1,138 @@
+"""What `fulgurite plugins` tells: the installed plugins, and with `--all` what is in each of them."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import re
+from typing import Any
+
+from fulgurite.discovery import Installed, autoloaded, find, installed, selection_from_environment
+from fulgurite.errors import PluginError
+
+_OPTION = re.compile(r"^ *(?P<names>\w+(?:, \w+)*): (?P<text>.*?)(?=\n *\w+(?:, \w+)*: |\n\n|\Z)", re.M | re.S)
+
+
+def plugins(arguments: list[str]) -> int:
+    """Runs the command. Imports plugins only for `--all` and for the one that is named."""
+    parser = argparse.ArgumentParser("fulgurite plugins", description="Lists the installed plugins.")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="what this one does, and its configuration")
+    parser.add_argument("--all", action="store_true", help="import each, and tell its hooks, slots and state")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    available = installed()
+    try:
+        if options.name is not None:
+            told = described(options.name, find(options.name, available))
+            print(json.dumps(told, indent=2) if options.json else _description(told))
+            return 1 if "error" in told else 0
+    except PluginError as error:
+        parser.exit(2, f"error: {error}\n")
+    active = _active(available)
+    rows = [
+        _summary(name, one, active) | (contents(one) if options.all else {})
+        for name, entries in available.items()
+        for one in entries
+    ]
+    lines = [line for row in rows for line in _lines(row)]
+    listing = "\n".join(lines) or "No plugins are installed. Try: pip install fulgurite-rng"
+    print(json.dumps(rows, indent=2) if options.json else listing)
+    return 1 if any(row.get("error") for row in rows) else 0
+
+
+def contents(one: Installed) -> dict[str, Any]:
+    """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or why it cannot be
+    imported."""
+    try:
+        cls = one.load()
+    except PluginError as error:
+        return {"error": str(error)}
+    from fulgurite import hooks
+    from fulgurite.explain import SLOTS
+
+    known = {name: hook.fulgurite_kind for name, hook in vars(hooks).items() if hasattr(hook, "fulgurite_kind")}
+    own = vars(cls.hookspecs) if hasattr(cls, "hookspecs") else {}
+    known |= {name: hook.fulgurite_kind for name, hook in own.items() if hasattr(hook, "fulgurite_kind")}
+    marks = {name: getattr(inspect.getattr_static(cls, name), "fulgurite_impl", None) for name in dir(cls)}
+    names = [mark["specname"] or name for name, mark in marks.items() if mark]
+    found = {name: known.get(name, "unknown") for name in names}
+    state = [what for hook, what in (("plugin_state", "device"), ("host_state", "host")) if hook in found]
+    return {"hooks": found, "slots": [hook for hook in SLOTS if hook in found], "state": state, "error": None}
+
+
+def described(name: str, one: Installed) -> dict[str, Any]:
+    """What a plugin is for and the fields of its configuration, with types, defaults and docs."""
+    try:
+        cls = one.load()
+    except PluginError as error:
+        return {"name": name, "distribution": one.distribution, "error": str(error)}
+    texts = [inspect.cleandoc(one.__doc__ or "") for one in reversed(cls.__mro__[:-1])]
+    docs = {
+        named: " ".join(option["text"].split())
+        for text in texts
+        for option in _OPTION.finditer(text)
+        for named in option["names"].split(", ")
+    }
+    fields = [
+        {
+            "name": parameter.name,
+            "type": _type(parameter.annotation),
+            "default": None if parameter.default is parameter.empty else _default(cls, parameter),
+            "doc": docs.get(parameter.name, ""),
+        }
+        for parameter in inspect.signature(cls).parameters.values()
+    ]
+    return {"name": name, "distribution": one.distribution, "doc": texts[-1].partition("\n\n")[0], "fields": fields}
+
+
+def _type(annotation: Any) -> str:
+    return "" if annotation is inspect.Parameter.empty else inspect.formatannotation(annotation)
+
+
+def _default(cls: type, parameter: inspect.Parameter) -> str:
+    """A default as it is written; of a field that makes a new one each time, what it makes."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    made = {one.name: one.default_factory for one in fields if one.default_factory is not dataclasses.MISSING}
+    return repr(made[parameter.name]() if parameter.name in made else parameter.default)
+
+
+def _active(available: dict[str, list[Installed]]) -> dict[str, str]:
+    """What an `Engine()` without arguments has, each with the rule that makes it active."""
+    chosen = selection_from_environment()
+    left_out = {name[1:] for name in chosen if name.startswith("-")}
+    rules = {name: "autoload" for name in autoloaded(available)}
+    rules |= {name: "FULGURITE_PLUGINS" for name in chosen if not name.startswith("-")}
+    return {name: rule for name, rule in rules.items() if name not in left_out}
+
+
+def _summary(name: str, one: Installed, active: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "distribution": one.distribution,
+        "autoload": one.autoload,
+        "active": active.get(name),
+        "object": one.entry.value,
+    }
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    rule = f"active: {row['active']}" if row["active"] else "autoload, left out" if row["autoload"] else ""
+    lines = [f"{row['name']:18} {row['distribution']:32} {rule:28} {row['object']}"]
+    if row.get("error"):
+        return [*lines, f"    error: {row['error']}"]
+    if "hooks" in row:
+        lines.append("    hooks: " + ", ".join(f"{hook} ({kind})" for hook, kind in row["hooks"].items()))
+        lines += [f"    {what}: {', '.join(row[what])}" for what in ("slots", "state") if row[what]]
+    return lines
+
+
+def _description(told: dict[str, Any]) -> str:
+    lines = [f"{told['name']} ({told['distribution']})"]
+    if "error" in told:
+        return "\n".join([*lines, f"error: {told['error']}"])
+    lines += ["", told["doc"], ""]
+    for one in told["fields"]:
+        default = "" if one["default"] is None else f" = {one['default']}"
+        lines.append(f"  {one['name']}{': ' * bool(one['type'])}{one['type']}{default}")
+        lines += [f"      {one['doc']}"] if one["doc"] else []
+    return "\n".join(lines if told["fields"] else [*lines, "  It takes no arguments."])

@@ -1,0 +1,62 @@
+"""`engine.explain()` tells the order of plugins and hooks, who owns which slot, and what is due when."""
+
+from typing import Any
+
+import fulgurite as fg
+import fulgurite.hooks as hooks
+import optax
+from fulgurite.explain import SLOTS
+
+
+class First:
+    after = ("second",)
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [
+            fg.Scheduled("look", fg.Every(100) | fg.Period(60), lambda run: None),
+            fg.Scheduled("decide", fg.EveryEpoch(), lambda run: None, "decide"),
+        ]
+
+    @fg.hookimpl
+    def loss_terms(self) -> dict[str, Any]:
+        return {}
+
+
+class Second:
+    @fg.hookimpl
+    def loss_terms(self) -> dict[str, Any]:
+        return {}
+
+    @fg.hookimpl
+    def optimizers(self) -> dict[str, fg.Phase]:
+        return {"default": fg.Phase(optax.sgd(0.1))}
+
+
+def test_the_explanation_of_two_plugins() -> None:
+    engine = fg.Engine(steps=250, seed=3, plugins=[First(), Second()], autoload=False)
+    rows = [" ".join(line.split()) for line in engine.explain().splitlines()]
+    assert rows[0] == "250 steps, seed 3, up to 1 steps in a dispatch"
+    assert rows[3:5] == [
+        f"second module {__name__} given in the order given",
+        f"first module {__name__} given after second",
+    ]
+    assert "loss_terms traced second, first" in rows
+    assert "optimizers second" in rows and "mesh the engine" in rows
+    assert rows[-3:] == [
+        "decide first.decide EveryEpoch(n=1): where epochs end",
+        "log log Every(n=50) | AtEnd(): 50, 100, 150, 200, 250",
+        "act first.look Every(n=100) | Period(seconds=60): 100, 200, by the clock",
+    ]
+
+
+def test_many_steps_are_cut_short_and_an_engine_without_plugins_has_none() -> None:
+    rows = fg.Engine(epochs=3, log_every=10, autoload=False).explain().splitlines()
+    assert rows[0] == "3 epochs, seed 0, up to 1 steps in a dispatch"
+    assert rows[3] == "  none"
+    assert rows[-1].endswith("Every(n=10) | AtEnd(): 10, 20, 30, 40, 50, 60, …")
+
+
+def test_the_slots_are_the_exclusive_hooks() -> None:
+    specified = {name: hook for name, hook in vars(hooks).items() if hasattr(hook, "fulgurite_kind")}
+    assert {name for name, hook in specified.items() if "Exclusive" in (hook.__doc__ or "")} == set(SLOTS)
