@@ -110,7 +110,7 @@ class Captures:
 
     @fg.hookimpl
     def step_metrics(self, output: fg.Output) -> dict[str, Any]:
-        return {"sum": fg.metrics.Last.of(jnp.sum(self.weights) * output.loss)}
+        return {"sum": fg.metrics.Last.of(jnp.sum(self.weights) * jnp.asarray(output.loss))}
 
 
 class FailsAsSink:

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulgurite_testing.api import *  # noqa: F403
+    from fulgurite_testing.api import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
 
 def __getattr__(name: str) -> Any:
