@@ -362,3 +362,10 @@ def test_a_record_after_the_last_is_an_error() -> None:
 
     with pytest.raises(fg.errors.StateError, match="before `on_fit_end`"):
         engine(Late(), steps=1).fit(Counting(), numbers([0]))
+
+
+def test_a_source_with_a_slash_is_found_in_the_history():
+    history = fg.History()
+    history.records.append(fg.Record("scalars", "mine/best", 3, {"loss": 0.5}))
+    assert history.names() == ["mine/best/loss"]
+    assert (history["mine/best/loss"].tolist(), history.steps("mine/best/loss").tolist()) == ([0.5], [3])

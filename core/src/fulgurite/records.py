@@ -68,8 +68,8 @@ class History:
         return name in self.names()
 
     def _series(self, name: str) -> list[tuple[int, Any]]:
-        source, _, key = name.partition("/")
-        series = [(one.step, one.values[key]) for one in self.records if one.source == source and key in one.values]
+        named = ((one.step, f"{one.source}/{key}", value) for one in self.records for key, value in one.values.items())
+        series = [(step, value) for step, one, value in named if one == name]
         if not series:
             raise PathError(f"nothing was logged as {name!r}. {did_you_mean(name, self.names())}")
         return series
