@@ -48,7 +48,6 @@ def test_a_sound_plugin_passes() -> None:
     check_plugin(broken.Sound(decay=0.5), only=["trains", "resume"])
 
 
-@pytest.mark.slow
 def test_two_processes_train_with_a_sound_plugin_and_find_one_that_writes_from_both() -> None:
     check_plugin(broken.Sound, only=["processes"])
     with pytest.raises(PluginFailure, match=r"process [01] of 2 ended with code 1(.|\n)*FileExistsError"):

@@ -5,6 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from contextlib import ExitStack
 
 from fulgurite_testing.subject import Broken, Subject
 
@@ -26,23 +29,30 @@ def processes(subject: Subject) -> None:
     with subject.directory() as run:
         command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(run)]
     command += [inspect.getsourcefile(made) or "", made.__qualname__]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    both = [
-        subprocess.Popen(
-            [*command, str(number)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for number in range(2)
-    ]
-    try:
-        said = [one.communicate(timeout=WAIT)[0] for one in both]
-    except subprocess.TimeoutExpired:
-        raise Broken(f"two processes with it are not done after {WAIT} s: one waits for the other") from None
-    finally:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        both = [
+            subprocess.Popen([*command, str(number)], env=environment, stdout=output, stderr=subprocess.STDOUT)
+            for number, output in enumerate(outputs)
+        ]
+        deadline = time.monotonic() + WAIT
+        # When one has failed the other may wait for it for ever.
+        while any(one.poll() is None for one in both) and not any(one.returncode for one in both):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        ended = [one.poll() for one in both]
         for one in both:
             one.kill()
-    for number, (one, text) in enumerate(zip(both, said, strict=True)):
-        if one.returncode:
-            raise Broken(f"process {number} of 2 ended with code {one.returncode}: {text[-1500:]}")
+            one.wait()
+        said = [(output.seek(0), output.read())[1] for output in outputs]
+    # One that fails takes the other with it: what both said is told.
+    told = [f"process {one} of 2 ended with code {ended[one]}: {said[one][-1500:]}" for one in range(2) if ended[one]]
+    if told:
+        raise Broken("; ".join(told))
+    if None in ended:
+        raise Broken(f"two processes with it are not done after {WAIT} s: one waits for the other")
     ends = [line for text in said for line in text.splitlines() if line.startswith("state ")]
     if len(ends) != 2 or ends[0] != ends[1]:
         raise Broken(f"two processes with it end with different states: {ends}")

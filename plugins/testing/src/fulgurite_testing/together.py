@@ -4,7 +4,9 @@ file. `python -m fulgurite_testing.together PORT RUN FILE FUNCTION PROCESS`."""
 import hashlib
 import importlib
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,4 +105,10 @@ def _whole(leaf: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except BaseException:
+        # JAX would wait for the other process on the way out, and that one for this.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,50 @@
+"""The command `fulgurite new-plugin`: a complete package, ready to be installed and tested."""
+
+import argparse
+import re
+from pathlib import Path
+from string import Template
+
+from fulgurite.errors import ConfigurationError
+
+KINDS = ("sink", "traced", "evaluator")
+TEMPLATES = Path(__file__).parent / "templates"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def command(arguments: list[str]) -> int:
+    """Runs the command; gives its exit code."""
+    parser = argparse.ArgumentParser("fulgurite new-plugin", description="Writes the package of a new plugin.")
+    parser.add_argument("name", metavar="NAME", help="such as gradient-noise; the distribution is fulgurite-NAME")
+    parser.add_argument("--kind", choices=KINDS, default="traced", help="what it begins with (default: traced)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
+    options = parser.parse_args(arguments)
+    try:
+        folder = new_plugin(options.name, options.kind, options.folder)
+    except ConfigurationError as error:
+        parser.exit(2, f"error: {error}\n")
+    print(f"{folder} is written. Now:\n  pip install -e '{folder}[test]'\n  pytest {folder}")
+    return 0
+
+
+def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
+    """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be there yet; gives the
+    folder."""
+    if not _NAME.fullmatch(name) or name.startswith("fulgurite"):
+        raise ConfigurationError(
+            f"the name {name!r} must be small letters, digits and hyphens, such as gradient-noise; the distribution "
+            "is called fulgurite-NAME"
+        )
+    folder = Path(f"fulgurite-{name}") if folder is None else folder
+    if folder.exists():
+        raise ConfigurationError(f"{folder} is there already: choose another --folder")
+    module = name.replace("-", "_")
+    values = {"name": name, "module": module, "cls": "".join(part.capitalize() for part in name.split("-"))}
+    for source in (TEMPLATES / "common", TEMPLATES / kind):
+        for path in sorted(one for one in source.rglob("*") if one.is_file()):
+            # A template's own name ends in .txt, so that no tool takes it for what it will become.
+            relative = str(path.relative_to(source)).removesuffix(".txt").replace("MODULE", module)
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(Template(path.read_text()).substitute(values))
+    return folder
