@@ -69,6 +69,32 @@ def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
     assert not result.failed
 
 
+def test_an_evaluation_shows_the_media_of_its_first_batch():
+    MADE.clear()
+
+    @dataclass(frozen=True, eq=False)
+    class Evaluating(Show):
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", regression(12, 4))]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [*super().schedule(), fg.Scheduled("evaluate", fg.At(2), self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.evaluate("test")
+
+    show = Evaluating(fg.At(4))
+    result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Showing, regression(40, 4))
+    jax.effects_barrier()
+    assert len(MADE) == 2  # of the three batches of the evaluation one, and one step
+    assert [(one.source, one.step, one.stream) for one in show.records] == [("test", 2, "exact"), ("train", 4, "exact")]
+    pixels = np.round(255 * np.clip(next(iter(regression(12, 4)))["x"], 0, 1)).astype(np.uint8)
+    np.testing.assert_array_equal(show.records[0].values["x"].pixels, pixels[None, :, :, None])
+    assert set(result.metrics["test"]) == {"loss", "error"}
+
+
 def test_without_a_plugin_that_shows_them_media_are_not_made():
     MADE.clear()
     engine = fg.Engine(steps=5, autoload=False)

@@ -31,7 +31,7 @@ from fulgurite.health import Policy
 from fulgurite.loop import Loop
 from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
-from fulgurite.placing import share_of
+from fulgurite.placing import check_processes, share_of
 from fulgurite.plugins import PluginManager
 from fulgurite.program import Program
 from fulgurite.resume import Resume, completed, reference_of, restored, span_of
@@ -153,7 +153,7 @@ class Engine:
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
         _check_counts(fuse=fuse)
-        self._check_processes()
+        check_processes(self.mesh, self.consensus)
         steps, epochs = self._length(steps, epochs)
         data = part_of(data, "train")
         self.plugins.accounts = Accounts()
@@ -309,12 +309,18 @@ class Engine:
         """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state. Needs no data."""
         return restored_weights(self, model, weights)
 
-    def evaluated(self, name: str, state: TrainState, interrupted: Callable[[], bool]) -> dict[str, Any]:
-        """The metrics of the evaluation that a plugin declared as `name`, with the weights that it asks for."""
+    def evaluated(
+        self,
+        name: str,
+        state: TrainState,
+        interrupted: Callable[[], bool],
+        show: Callable[[dict[str, Any]], None] = lambda media: None,
+    ) -> dict[str, Any]:
+        """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show` gets its media."""
         if name not in self.evaluators:
             raise PluginError(f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}")
         spec = self.evaluators[name]
-        return self._evaluation(spec).of_state(spec, state, self._limit(spec.limit), interrupted)
+        return self._evaluation(spec).of_state(spec, state, self._limit(spec.limit), interrupted, show)
 
     def view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
@@ -354,13 +360,6 @@ class Engine:
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
-
-    def _check_processes(self) -> None:
-        if jax.process_count() > 1 and (self.mesh is None or self.consensus is LOCAL):
-            raise ConfigurationError(
-                f"this is one of {jax.process_count()} processes, and no plugin makes them train one model: add one "
-                "that gives a mesh over all devices and a consensus, such as DataParallel() of fulgurite-sharding"
-            )
 
     def _limit(self, limit: int | None) -> int | None:
         return min((count for count in (limit, self.dev_run) if count is not None), default=None)

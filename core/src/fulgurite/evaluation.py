@@ -18,6 +18,7 @@ from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.lockstep import together
+from fulgurite.media import SHOW
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output, measured
@@ -76,12 +77,19 @@ class Evaluation:
     def __init__(self, engine: "Engine", spec: EvaluatorSpec) -> None:
         self._plugins, self._streams, self._spec = engine.plugins, engine.streams, spec
         self._mesh, self._consensus = engine.mesh, engine.consensus
+        self._shows = any(task.name == SHOW for task in engine.tasks)
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
-        self, subject: Subject, data: Any, limit: int | None, interrupted: Callable[[], bool] = lambda: False
+        self,
+        subject: Subject,
+        data: Any,
+        limit: int | None,
+        interrupted: Callable[[], bool] = lambda: False,
+        show: Callable[[dict[str, Any]], None] = lambda media: None,
     ) -> dict[str, Any]:
-        """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit` batches.
+        """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit` batches. `show` gets the
+        media of the first batch, on the device.
 
         Raises:
             Interrupted: `interrupted()`, asked before each batch, was true.
@@ -101,7 +109,9 @@ class Evaluation:
                     specs = jax.eval_shape(run, *arguments, None)[0]
                     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
                     merged = jax.device_put(zeros, everywhere(self._mesh))
-                merged, more = run(*arguments, merged)
+                merged, more, media = run(*arguments, merged)
+                if index == 0 and media:
+                    show(media)
                 for leaf in jax.tree.leaves(more):
                     leaf.copy_to_host_async()
                 gathered.append(more)
@@ -115,13 +125,18 @@ class Evaluation:
         return as_numbers(values)
 
     def of_state(
-        self, spec: EvaluatorSpec, state: TrainState, limit: int | None, interrupted: Callable[[], bool]
+        self,
+        spec: EvaluatorSpec,
+        state: TrainState,
+        limit: int | None,
+        interrupted: Callable[[], bool],
+        show: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
         """The metrics of the evaluation `spec` of a train state, with the weights that it asks for."""
         state = state.replace(module=view_of(self._plugins, state, spec.weights))
 
         def standard(state: TrainState) -> dict[str, Any]:
-            return self.evaluate(subject_of(state, state.key), spec.data, limit, interrupted)
+            return self.evaluate(subject_of(state, state.key), spec.data, limit, interrupted, show)
 
         if spec.custom is None:
             return standard(state)
@@ -174,7 +189,7 @@ class Evaluation:
         if merged is not None:
             both = {name: merged[name].merge(metric) for name, metric in metrics.items()}
             metrics = jax.tree.map(lambda new, both: jnp.where(index == 0, new, both), metrics, both)
-        return metrics, gathered
+        return metrics, gathered, output.media
 
     def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
         module, batch, ctx = self._prepared(subject, batch, resident, index)
@@ -194,6 +209,7 @@ class Evaluation:
                 model_state=model_state,
                 mask=mask,
                 scope=((self._spec.name, index),),
+                due={SHOW: jnp.asarray(index == 0)} if self._shows else None,
                 key_step=step if self._spec.fresh else None,
             ),
         )

@@ -146,11 +146,12 @@ class Loop:
     def evaluate(self, name: str) -> dict[str, Any]:
         """Runs the evaluation `name`; emits and returns its metrics, none if it failed and is not required."""
         state, account = self.state(), f"evaluate.{name}"
+        shown: list[dict[str, Any]] = []
         if account in self.emitter.failed:
             return {}
         try:
             with self._accounts.time(account):
-                metrics = self.engine.evaluated(name, state, self._stop_wanted)
+                metrics = self.engine.evaluated(name, state, self._stop_wanted, shown.append)
         except Interrupted:
             raise
         except Exception as error:
@@ -163,6 +164,8 @@ class Loop:
         self.metrics[name] = metrics
         stream = "exact" if self.engine.evaluators[name].exact else "telemetry"
         self.emitter.emit(Record("scalars", name, self.step, metrics, stream))
+        for media in shown:
+            self.run.emit("media", name, media, stream=stream)
         self._event("on_evaluate_end", name=name, metrics=metrics)
         return metrics
 

@@ -5,7 +5,8 @@ A step gives them by name in `fg.Output(media=...)`, each made already or as a f
     media={"samples": lambda: fg.media.Images.of(self.draw(ctx.key()))}
 
 Such a function is traced behind `jax.lax.cond`, so that its work is done only at the steps that show it: those of the
-scheduled action `media.show`, which `fulgurite-logging` brings. Without that action nothing of it is compiled.
+scheduled action `media.show`, which `fulgurite-logging` brings, and the first batch of each evaluation. Without that
+action nothing of it is compiled.
 """
 
 from collections.abc import Callable

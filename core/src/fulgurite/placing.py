@@ -14,12 +14,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from fulgurite.annotations import spec_of
+from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.data import ArrayData, as_data
 from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.feed import Share
 from fulgurite.paths import leaves_with_paths
 from fulgurite.plugins import PluginManager
 from fulgurite.state import TrainState
+
+
+def check_processes(mesh: Mesh | None, consensus: Consensus) -> None:
+    """Several processes that no plugin makes train one model are an error."""
+    if jax.process_count() > 1 and (mesh is None or consensus is LOCAL):
+        raise ConfigurationError(
+            f"this is one of {jax.process_count()} processes, and no plugin makes them train one model: add one that "
+            "gives a mesh over all devices and a consensus, such as DataParallel() of fulgurite-sharding"
+        )
 
 
 @contextmanager
