@@ -41,13 +41,16 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's method as the implementation of the hook of the same name."""
 
 
-def hookspec(kind: Kind, gives: str | None = None) -> Callable[[F], F]:
+def hookspec(kind: Kind, gives: str | None = None, deprecated: str | None = None) -> Callable[[F], F]:
     """Marks a function as the specification of a hook of the given kind, whose answers are None or of a class called
-    `gives`."""
+    `gives`. `deprecated` says since which version it is and what to do: who implements it is warned of that."""
 
     def mark(function: F) -> F:
         function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]
-        return pluggy.HookspecMarker(PROJECT)(function)
+        told = (
+            None if deprecated is None else DeprecationWarning(f"hook {function.__name__} is deprecated {deprecated}")
+        )
+        return pluggy.HookspecMarker(PROJECT)(function, warn_on_impl=told)
 
     return mark
 
