@@ -1,0 +1,117 @@
+"""The command `fulgurite doctor`: what is installed, what it runs on, and what is wrong with it."""
+
+import argparse
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, entry_points
+from pathlib import Path
+
+from fulgurite.discovery import installed
+from fulgurite.errors import PluginError
+from packaging.requirements import InvalidRequirement, Requirement
+
+GROUPS = ("fulgurite.commands", "fulgurite.distributed")
+PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
+
+
+def command(arguments: list[str]) -> int:
+    """Runs the command; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser("fulgurite doctor", description="Tells what is installed, and what is wrong.")
+    parser.add_argument("directory", nargs="*", type=Path, help="directories that runs are to be written into")
+    options = parser.parse_args(arguments)
+    for line in told():
+        print(line)
+    wrong = list(problems(options.directory))
+    print("\n".join(["", *(f"wrong: {one}" for one in wrong)] if wrong else ["", "Nothing is wrong."]))
+    return 1 if wrong else 0
+
+
+def told() -> Iterator[str]:
+    """Versions, devices, and the compilation cache."""
+    yield f"python {platform.python_version()} on {platform.platform()}"
+    for name in PACKAGES:
+        yield f"{name} {version(name) or 'is not installed'}"
+    import jax
+
+    try:
+        devices = jax.devices()
+        yield f"devices: {len(devices)} × {devices[0].platform} ({devices[0].device_kind})"
+    except RuntimeError as error:
+        yield f"devices: none ({error})"
+    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    yield f"compilation cache: {cache or 'none; Engine(compilation_cache=DIR) keeps compiled steps'}"
+
+
+def problems(directories: list[Path]) -> Iterator[str]:
+    """What is wrong with devices, versions, entry points and directories, a sentence each."""
+    import jax
+
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        yield f"jax finds no device: {error}"
+    ours = [one for one in distributions() if (one.name or "").startswith("fulgurite") or _is_plugin(one)]
+    for one in {one.name: one for one in ours}.values():
+        yield from unmet(one)
+    for name, entries in installed().items():
+        if len(entries) > 1:
+            yield f"the plugin name {name!r} is claimed by {' and '.join(entry.distribution for entry in entries)}"
+        for entry in entries:
+            try:
+                entry.load()
+            except PluginError as error:
+                yield str(error)
+    for group in GROUPS:
+        for entry in entry_points(group=group):
+            try:
+                entry.load()
+            except Exception as error:
+                owner = entry.dist.name if entry.dist else "unknown"
+                yield f"{entry.name!r} of {group} ({owner}) cannot be imported: {type(error).__name__}: {error}"
+    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    for directory in [Path.cwd(), *directories, *([Path(cache)] if cache else [])]:
+        if why := unwritable(directory):
+            yield f"nothing can be written into {directory}: {why}"
+
+
+def unmet(one: Distribution) -> Iterator[str]:
+    """The requirements of a distribution, without its extras, that do not hold here."""
+    for text in one.requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            yield f"{one.name} {one.version} has a requirement that cannot be read: {text}"
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        have = version(requirement.name)
+        if have is None:
+            yield f"{one.name} {one.version} needs {requirement.name}, which is not installed"
+        elif not requirement.specifier.contains(have, prereleases=True):
+            yield f"{one.name} {one.version} needs {requirement.name}{requirement.specifier}, and {have} is installed"
+
+
+def unwritable(directory: Path) -> str | None:
+    """Why no file can be made in a directory, or in the one in which it would be made; None if one can."""
+    place = next(one for one in (directory.absolute(), *directory.absolute().parents) if one.exists())
+    if not place.is_dir():
+        return f"{place} is no directory"
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+
+
+def version(name: str) -> str | None:
+    """Of an installed distribution."""
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return None
+
+
+def _is_plugin(one: Distribution) -> bool:
+    return any(entry.group.startswith("fulgurite.") for entry in one.entry_points)
