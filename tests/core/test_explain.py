@@ -42,7 +42,7 @@ def test_the_explanation_of_two_plugins() -> None:
         f"first module {__name__} given after second",
     ]
     assert "loss_terms traced second, first" in rows
-    assert "optimizers second" in rows and "mesh the engine" in rows
+    assert "optimizers second" in rows and "mesh no plugin" in rows
     assert rows[-3:] == [
         "decide first.decide EveryEpoch(n=1): where epochs end",
         "log log Every(n=50) | AtEnd(): 50, 100, 150, 200, 250",

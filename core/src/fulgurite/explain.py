@@ -40,7 +40,7 @@ def explained(engine: "Engine") -> str:
             if hook not in SLOTS and (found := engine.plugins.implementations(hook))
         ],
         "slots, each with one owner": [
-            _row(hook, ", ".join(one.plugin.name for one in engine.plugins.implementations(hook)) or "the engine")
+            _row(hook, ", ".join(one.plugin.name for one in engine.plugins.implementations(hook)) or "no plugin")
             for hook in SLOTS
         ],
         "what is due, in the order in which it runs at one step": [
