@@ -1,6 +1,7 @@
 """What holds for every test: the CPU, compiled programs kept between runs, and types checked while the tests run."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -18,6 +19,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fulg
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and with them the programs that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MEMBERS = ("core", "plugins/*", "contrib/*")
 PACKAGES = [path.parent.name for member in MEMBERS for path in ROOT.glob(f"{member}/src/*/__init__.py")]
