@@ -67,7 +67,13 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
 HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
 
 
-@pytest.mark.parametrize("name", PLUGINS)
+# Presets of `Sharding`, which take long to compile.
+SLOW = {"data_parallel", "fsdp"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PLUGINS]
+)
 def test_a_plugin_of_ours_passes_the_conformance_check(name: str) -> None:
     plugin, options = PLUGINS[name]
     check_plugin(plugin, **options)

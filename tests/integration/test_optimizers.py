@@ -96,8 +96,10 @@ def assert_same_bits(a: Any, b: Any) -> None:
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-@pytest.mark.parametrize("until", [5, 8, 10])
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize(
+    ("fuse", "until"),
+    [(1, 8), (4, 10), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, 5), (1, 10), (4, 5), (4, 8)])],
+)
 def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, fuse: int) -> None:
     def engine(name: str, *more: Any) -> fg.Engine:
         freeze = Freeze("generator.layers[0]", until=until)
