@@ -73,7 +73,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _bytes(leaf: Any) -> int:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return int(jax.random.key_data(leaf).nbytes)
     return int(np.prod(leaf.shape)) * leaf.dtype.itemsize
 

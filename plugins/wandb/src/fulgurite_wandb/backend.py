@@ -79,7 +79,8 @@ class Backend:
         )
         arguments = {"dir": str(self._folder), "resume": "allow", "settings": quiet, **self._settings}
         try:
-            self._run = wandb.init(mode=self._mode, **arguments)
+            mode: Any = self._mode
+            self._run = wandb.init(mode=mode, **arguments)
         except (CommError, UsageError) as error:
             if self._mode == "offline":
                 raise
