@@ -19,6 +19,7 @@ import pytest
 from fulgurite_checkpoint import Checkpoints
 from fulgurite_optimizers import Accumulate, Clip, Freeze, Phase, Phases, ReduceOnPlateau
 from fulgurite_sharding import Fsdp
+from fulgurite_testing import assert_same_bits
 
 
 class Pair(fg.Module):
@@ -87,13 +88,6 @@ def plugins() -> list[Any]:
         Test(),
         ReduceOnPlateau("test/score", 2, factor=0.5, patience=1),
     ]
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    first, second = (jax.tree.leaves(eqx.filter(one, eqx.is_inexact_array)) for one in (a, b))
-    assert len(first) == len(second) > 0
-    for one, other in zip(first, second, strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 @pytest.mark.parametrize(

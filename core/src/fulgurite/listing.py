@@ -50,9 +50,8 @@ def contents(one: Installed) -> dict[str, Any]:
     from fulgurite import hooks
     from fulgurite.explain import SLOTS
 
-    known = {name: hook.fulgurite_kind for name, hook in vars(hooks).items() if hasattr(hook, "fulgurite_kind")}
-    own = vars(cls.hookspecs) if hasattr(cls, "hookspecs") else {}
-    known |= {name: hook.fulgurite_kind for name, hook in own.items() if hasattr(hook, "fulgurite_kind")}
+    specified = vars(hooks) | (dict(vars(cls.hookspecs)) if hasattr(cls, "hookspecs") else {})
+    known = {name: hook.fulgurite_kind for name, hook in specified.items() if hasattr(hook, "fulgurite_kind")}
     marks = {name: getattr(inspect.getattr_static(cls, name), "fulgurite_impl", None) for name in dir(cls)}
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
     found = {name: known.get(name, "unknown") for name in names}
@@ -76,17 +75,13 @@ def described(name: str, one: Installed) -> dict[str, Any]:
     fields = [
         {
             "name": parameter.name,
-            "type": _type(parameter.annotation),
+            "type": "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation),
             "default": None if parameter.default is parameter.empty else _default(cls, parameter),
             "doc": docs.get(parameter.name, ""),
         }
         for parameter in inspect.signature(cls).parameters.values()
     ]
     return {"name": name, "distribution": one.distribution, "doc": texts[-1].partition("\n\n")[0], "fields": fields}
-
-
-def _type(annotation: Any) -> str:
-    return "" if annotation is inspect.Parameter.empty else inspect.formatannotation(annotation)
 
 
 def _default(cls: type, parameter: inspect.Parameter) -> str:

@@ -159,7 +159,7 @@ class RunDirectory:
         with self._writing():
             self.check_held()
             number = self._lock.attempt if self._lock else self.attempts + 1
-            self._folder("attempts").mkdir(parents=True, exist_ok=True)
+            self.folder("attempts").mkdir(parents=True, exist_ok=True)
             (self.path / "COMPLETE").unlink(missing_ok=True)
             _create(self.path / "attempts" / str(number), manifest)
             self._supersede(number, step)
@@ -179,7 +179,7 @@ class RunDirectory:
         records = [path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)]
         if not later and (step is not None or not records):
             return
-        self._folder("superseded").mkdir(exist_ok=True)
+        self.folder("superseded").mkdir(exist_ok=True)
         target = self.path / "superseded" / str(attempt)
         target.mkdir()
         if step is not None:
@@ -197,15 +197,15 @@ class RunDirectory:
                 f"the run directory {self.path} cannot be written: {error}. Choose another one"
             ) from error
 
-    def _folder(self, name: str) -> Path:
+    def folder(self, name: str) -> Path:
+        """The folder `name` of the run, which may not be there; a link in its place is an error."""
         folder = self.path / name
         if folder.is_symlink():
             raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
         return folder
 
     def _in(self, name: str) -> list[Path]:
-        folder = self._folder(name)
-        return list(folder.iterdir()) if folder.is_dir() else []
+        return list(folder.iterdir()) if (folder := self.folder(name)).is_dir() else []
 
 
 def _is_file(path: Path) -> bool:
@@ -218,3 +218,13 @@ def _create(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -17,7 +17,7 @@ from fulgurite.program import placed, slices_of
 from fulgurite.resume import snapshot_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint
-from fulgurite.state import Source, TrainState, check_not_consumed, hashable, source_of
+from fulgurite.state import Source, TrainState, check_not_consumed, key_of, source_of
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -29,8 +29,7 @@ class Subject:
     def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
         arrays, self._static = eqx.partition((module, model_state, key, jnp.asarray(step)), eqx.is_array)
         self.leaves, self._treedef = jax.tree.flatten(arrays)
-        leaves, treedef = jax.tree.flatten(self._static)
-        self.key = self._treedef, treedef, tuple(map(hashable, leaves))
+        self.key = self._treedef, key_of(self._static)
 
     def join(self, leaves: list[Any]) -> tuple[Any, Any, Any, Any]:
         """Module, model state, key and step of these leaves."""

@@ -7,7 +7,8 @@ from typing import Any
 import fulgurite as fg
 import pytest
 from fulgurite_checkpoint import Checkpoints
-from trained import NET, Act, Average, Killed, Scores, assert_same_bits, counting, engine, kill, regression, steps_in
+from fulgurite_testing import assert_same_bits
+from trained import NET, Act, Average, Killed, Scores, counting, engine, kill, regression, steps_in
 
 
 def training(run: Path, *others: Any, **settings: Any) -> fg.Engine:

@@ -16,7 +16,8 @@ import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, PathError
 from fulgurite_checkpoint import Checkpoints
-from trained import NET, ZEROS, Act, Average, Counting, Net, arrays, counting, engine, regression, steps_in
+from fulgurite_testing import arrays
+from trained import NET, ZEROS, Act, Average, Counting, Net, counting, engine, regression, steps_in
 
 
 @pytest.fixture(scope="module")

@@ -149,22 +149,3 @@ def regression(**options: Any) -> fg.ArrayData:
 def steps_in(run: Path) -> list[int]:
     """The steps of the complete checkpoints of a run."""
     return [step for step, _ in fg.RunDirectory(run).committed()]
-
-
-def arrays(tree: Any) -> dict[str, np.ndarray]:
-    """The arrays of a tree by path, keys as their data."""
-    found = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
-    return {jax.tree_util.keystr(path): np.asarray(_plain(leaf)) for path, leaf in found}
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    """The trees have the same arrays, bit for bit."""
-    first, second = arrays(a), arrays(b)
-    assert first.keys() == second.keys() and first
-    for path, array in first.items():
-        assert (array.dtype, array.shape) == (second[path].dtype, second[path].shape), path
-        assert array.tobytes() == second[path].tobytes(), f"{path}: {array} is not {second[path]}"
-
-
-def _plain(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

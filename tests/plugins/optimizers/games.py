@@ -132,23 +132,6 @@ def played(result: fg.Result) -> tuple[float, float]:
     return float(result.module.x), float(result.module.y)
 
 
-def arrays(tree: Any) -> dict[str, np.ndarray]:
-    found = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
-    return {jax.tree_util.keystr(path): np.asarray(plain(leaf)) for path, leaf in found}
-
-
-def plain(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    first, second = arrays(a), arrays(b)
-    assert first.keys() == second.keys() and first
-    for path, array in first.items():
-        assert array.dtype == second[path].dtype, path
-        assert array.tobytes() == second[path].tobytes(), f"{path}: {array} is not {second[path]}"
-
-
 def sgd(x: float, y: float, **more: Any) -> dict[str, Any]:
     """Phases for the game, by plain gradient descent."""
     from fulgurite_optimizers import Phase

@@ -11,7 +11,8 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_optimizers import Accumulate, Clip, Phase, Phases
-from games import Compiled, assert_same_bits, engine, game, played, points
+from fulgurite_testing import assert_same_bits
+from games import Compiled, engine, game, played, points
 
 
 class Distance(fg.Module):

@@ -10,7 +10,8 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
 from fulgurite_optimizers import Freeze, Phase, Phases, frozen, partial_update
-from games import ONE, Compiled, assert_same_bits, engine, game, played, points, sgd
+from fulgurite_testing import assert_same_bits
+from games import ONE, Compiled, engine, game, played, points, sgd
 
 
 class Two(fg.Module):

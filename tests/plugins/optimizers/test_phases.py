@@ -13,6 +13,7 @@ import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PathError, PluginError
 from fulgurite.streams import fold_name
 from fulgurite_optimizers import Accumulate, Phase, Phases
+from fulgurite_testing import assert_same_bits
 from games import (
     ONE,
     Apart,
@@ -22,7 +23,6 @@ from games import (
     HeadsApart,
     Pair,
     PairApart,
-    assert_same_bits,
     engine,
     fooled,
     game,

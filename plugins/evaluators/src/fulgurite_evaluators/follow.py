@@ -131,10 +131,7 @@ class Follower:
     @contextmanager
     def _held(self) -> Iterator[Results]:
         """The results of this group, with nobody else at work on them."""
-        folder = self._run.path / FOLDER
-        if folder.is_symlink():
-            raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
-        folder.mkdir(exist_ok=True)
+        self._run.folder(FOLDER).mkdir(exist_ok=True)
         former = owner_of(self._lock)
         lock = Lock(self._lock, former[0].attempt + 1 if former else 1)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from fulgurite import RunDirectory
 from fulgurite.encoding import dumps, loads
 from fulgurite.errors import CheckpointError
+from fulgurite.runs import sync_folder
 
 FOLDER = "evaluations"
 
@@ -50,7 +51,7 @@ class Results:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         os.ftruncate(self._file, whole)
         os.fsync(self._file)
-        _sync_folder(self._path.parent)
+        sync_folder(self._path.parent)
 
     def append(self, one: Evaluated) -> None:
         """Writes a result down, durably; raises `OSError` if that fails."""
@@ -94,11 +95,3 @@ def _read(path: Path) -> tuple[list[Evaluated], int]:
             raise CheckpointError(f"{path}, line {number} is no result of an evaluator: {error}; remove it") from error
         found.append(one)
     return found, whole
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
+from fulgurite.runs import sync_folder
 
 _CHUNK = 1 << 16
 
@@ -87,15 +88,6 @@ class LineFile:
             os.ftruncate(self._descriptor, size)
             self.size = size
             self.sync()
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def entry(position: Any, name: str) -> Any:

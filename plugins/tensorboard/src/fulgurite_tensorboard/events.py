@@ -13,6 +13,7 @@ from typing import Any
 
 import google_crc32c
 from fulgurite.errors import CheckpointError
+from fulgurite.runs import sync_folder
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
 _HEADER = struct.Struct("<QI")
@@ -40,7 +41,7 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def append(self, event: Any) -> None:
@@ -109,11 +110,3 @@ def _masked_crc(data: bytes) -> int:
     """The CRC-32C of data, rotated and shifted, as TFRecords have it, lest a CRC be computed of one that is stored."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,5 +1,7 @@
 """The public names."""
 
+from fulgurite_testing.bits import arrays as arrays
+from fulgurite_testing.bits import assert_same_bits as assert_same_bits
 from fulgurite_testing.bits import same_bits as same_bits
 from fulgurite_testing.check import CHECKS as CHECKS
 from fulgurite_testing.check import PluginFailure as PluginFailure
