@@ -86,6 +86,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if "://" in os.fspath(path):
+            raise ConfigurationError(f"run={path} is no local folder, as a run needs; checkpoints may be elsewhere")
         self.path = Path(path)
         self._lock: Lock | None = None
 
@@ -193,9 +195,7 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
-                f"the run directory {self.path} cannot be written: {error}. Choose another one"
-            ) from error
+            raise CheckpointError(f"{self.path} cannot be written: {error}. Choose another run directory") from error
 
     def folder(self, name: str) -> Path:
         """The folder `name` of the run, which may not be there; a link in its place is an error."""

@@ -70,7 +70,7 @@ def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) 
         ("lastest", CheckpointError, r"no run in lastest"),
         ("", ConfigurationError, r"'auto', 'never'"),
         (True, ConfigurationError, r"resume is True"),
-        (fg.Checkpoint("gs9://bucket"), CheckpointError, r"gs9://bucket"),
+        (fg.Checkpoint("gs9://bucket"), ConfigurationError, r"gs9://bucket"),
     ],
 )
 def test_what_cannot_be_gone_on_from(run: Path, resume: Any, error: type[Exception], says: str) -> None:

@@ -1,9 +1,7 @@
 """When checkpoints are written, which stay, and what becomes of a save that fails."""
 
-import gc
 import json
 import os
-import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -198,66 +196,6 @@ def test_without_on_exception_nothing_is_saved(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         counting(tmp_path, Act(fg.At(4), kill), every=3, on_exception=False)
     assert steps_in(tmp_path) == [3]
-
-
-def blocked(run: fg.Run) -> None:
-    """Puts a file where the next two checkpoints are to be written."""
-    for step in (run.step, run.step + 1):
-        (Path(run.directory.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
-
-
-def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
-        result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, background=False)
-    assert steps_in(tmp_path) == [2, 5, 6]
-    assert result.stopped is None
-
-
-def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
-    def block(run: fg.Run) -> None:
-        blocked(run)
-
-    with (
-        pytest.warns(UserWarning, match="could not be written"),
-        pytest.raises(CheckpointError, match="third failure in a row"),
-    ):
-        counting(tmp_path, Act(fg.Every(1) | fg.At(3), lambda run: block(run) if run.step > 2 else None), steps=9)
-    assert steps_in(tmp_path) == [1, 2]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk(tmp_path: Path) -> None:
-    """No file may grow beyond some bytes while steps 3 and 4 are saved. Orbax raises further errors on threads that
-    nobody waits for."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill(run: fg.Run) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30 if run.step in (3, 4) else limits[0], limits[1]))
-
-    try:
-        with pytest.warns(UserWarning, match=r"step [34] could not be written"):
-            counting(tmp_path, Act(1, fill), steps=6, background=False, keep=None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert steps_in(tmp_path) == [1, 2, 5, 6]
-    assert weights_in(tmp_path) == -6
-    gc.collect()  # what Orbax left shows in this test
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    def forbid(run: fg.Run) -> None:
-        (tmp_path / "checkpoints").chmod(0o500)
-
-    try:
-        with (
-            pytest.warns(UserWarning, match="Permission denied"),
-            pytest.raises(CheckpointError, match="third failure in a row"),
-        ):
-            counting(tmp_path, Act(fg.At(3), forbid), steps=9)
-    finally:
-        (tmp_path / "checkpoints").chmod(0o700)
-    assert steps_in(tmp_path) == [1, 2]
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:

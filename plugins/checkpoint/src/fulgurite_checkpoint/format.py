@@ -18,6 +18,7 @@ read from a file is joined to a path: the files there are listed, and looked up 
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import stat
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulgurite.encoding import dumps, loads
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, ConfigurationError
 
 FORMAT = 1
 LIMIT = 64 * 2**20
@@ -87,16 +88,24 @@ class Entry:
 
 
 def place(path: str | os.PathLike[str]) -> Path:
-    """A local path as a `pathlib.Path`, one with a scheme such as `gs://` as an `etils.epath.Path`, which has the same
-    methods."""
-    if "://" not in os.fspath(path):
+    """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`, which has the same
+    methods. A `ConfigurationError` for other schemes."""
+    text = os.fspath(path)
+    if "://" not in text:
         return Path(path)
+    if not text.startswith("gs://"):
+        raise ConfigurationError(
+            f"{text}: checkpoints are kept in local folders and on gs://; Orbax writes to no other remote place. Mount "
+            "it as a folder, and give that"
+        )
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ConfigurationError(f"{text} needs gcsfs: pip install 'fulgurite-checkpoint[gcs]'")
     from etils import epath
+    from etils.epath import backend
 
-    try:
-        return epath.Path(path)  # type: ignore[return-value]
-    except KeyError as error:
-        raise CheckpointError(f"{path}: paths that begin like this are unknown to etils.epath") from error
+    # What gcsfs remembers of a folder misses what Orbax, or another process, writes there.
+    backend.fsspec_backend.fs(text).dircache.use_listings_cache = False
+    return epath.Path(text)  # type: ignore[return-value]
 
 
 def folder_of(root: Path) -> Path:

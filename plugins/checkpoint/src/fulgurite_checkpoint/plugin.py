@@ -33,7 +33,7 @@ class Checkpoints:
 
     Arguments:
         every: when to save: every so many steps, or a trigger. There is always one at the end of a run, and at a stop.
-        directory: where, a path or anything that `etils.epath` reads; the run's directory if None.
+        directory: where, a local path or `gs://...`; the run's directory if None.
         keep: so many of the newest stay; None for all.
         keep_every: those whose step is a multiple of it stay for good.
         best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best by it stays, and `step="best"` means it. Only
@@ -70,6 +70,8 @@ class Checkpoints:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"Checkpoints: {name} is {value!r}; it must be a positive integer or None")
+        if self.directory is not None:
+            place(self.directory)
         if self.best is not None and not all(self.best.partition("/")):
             raise ConfigurationError(
                 f"Checkpoints: best is {self.best!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
@@ -155,7 +157,7 @@ class Checkpoints:
             )
         self._check_data(run)
         if jax.process_index() == 0:
-            recover(root, run.step)
+            _prepare(root, run.step)
         timers = self._fit.read.commit.timers if self._fit.read and self._fit.own else {}
         policy = Policy(self.keep, self.keep_every, self.best, self.mode)
         self._fit.saver = Saver(root, policy, self.background, timers)
@@ -206,6 +208,20 @@ class Checkpoints:
         saver, self._fit.saver, self._fit.read = self._fit.saver, None, None
         if saver is not None:
             saver.close()
+
+
+def _prepare(root: Path, step: int) -> None:
+    """Makes the folder for checkpoints and ends what an earlier process left in it; an error if that cannot be done."""
+    folder = format.folder_of(root)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {folder}")
+        recover(root, step)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose another place"
+        ) from error
 
 
 def _checked(entry: Entry, verify: Verify) -> int:

@@ -90,7 +90,9 @@ def clear(path: Path) -> None:
     """Removes a directory in which a checkpoint was being written or removed, if it is there."""
     if is_link(path) or (path.exists() and not (LEFT.fullmatch(path.name) and path.is_dir())):
         raise CheckpointError(f"{path} is in the way, and nothing of ours: move it away")
-    if path.exists():
+    if not isinstance(path, Path):
+        path.rmtree(missing_ok=True)  # a remote folder is gone with its last file
+    elif path.exists():
         _remove_tree(path)
 
 

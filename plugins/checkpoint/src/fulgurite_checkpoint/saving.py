@@ -22,6 +22,18 @@ FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
 
 
+class SaveError(CheckpointError):
+    """Checkpoints that cannot be written, again and again. It ends a fit, but takes nothing that was trained along.
+
+    Attributes:
+        result: what `fit` would have returned at that step.
+    """
+
+    def __init__(self, message: str, result: fg.Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 @dataclass
 class Saver:
     """Writes the checkpoints of one fit below `root`, one at a time.
@@ -78,8 +90,10 @@ class Saver:
             self._kept = keep  # its id is in the content
 
     def close(self) -> None:
-        """Waits for the save under way and ends the thread."""
+        """Waits for the save under way and ends the thread; warns if that save failed."""
         self._thread.shutdown()
+        if self._saving is not None and (error := self._saving[1].exception()) is not None:
+            warnings.warn(_reason(self._saving[0][0][0], error), stacklevel=2)
 
     def _begin(self, run: fg.Run, snapshot: fg.Snapshot, content: Any) -> None:
         plugins, step = run.engine.plugins, run.step
@@ -122,14 +136,28 @@ class Saver:
 
     def _failed(self, run: fg.Run, step: int, error: Exception) -> None:
         self._failures += 1
-        reason = f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
+        reason = _reason(step, error)
         if self._failures == FAILURES:
-            raise CheckpointError(
+            raise SaveError(
                 f"{reason}. That was the third failure in a row; the older checkpoints in {self.root} are as "
-                "they were. Make room or choose another directory, and start the run again"
+                "they were. Make room or choose another directory, and start the run again. What was trained so far is "
+                "in this error's `result`",
+                _result(run, reason),
             ) from error
         warnings.warn(f"{reason}. The older checkpoints are as they were; the next save tries again", stacklevel=2)
         run.emit("text", "checkpoints", {"notice": reason}, stream="telemetry")
+
+
+def _reason(step: int, error: BaseException) -> str:
+    return f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
+
+
+def _result(run: fg.Run, reason: str) -> fg.Result:
+    """What was trained, also without a checkpoint of it."""
+    state, failed, stopped = run.state, {"checkpoints": reason}, run.stopped or "the checkpoints cannot be written"
+    return fg.Result(
+        state.module, state.model_state, state, run.history, run.metrics, run.accounts, stopped, failed, [reason]
+    )
 
 
 def _durable(run: fg.Run) -> dict[str, Future[Any]]:

@@ -1,0 +1,154 @@
+"""What becomes of a run whose checkpoints cannot be written: read-only, deleted, full."""
+
+import gc
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from fulgurite.errors import CheckpointError
+from fulgurite_checkpoint import SaveError
+from trained import Act, counting, steps_in
+
+
+def blocked(run: fg.Run) -> None:
+    """Puts a file where the next two checkpoints are to be written."""
+    for step in (run.step, run.step + 1):
+        (Path(run.directory.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
+
+
+def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
+        result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, background=False)
+    assert steps_in(tmp_path) == [2, 5, 6]
+    assert result.stopped is None
+
+
+@pytest.mark.parametrize("every", [1, 99])
+def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(tmp_path: Path, every: int) -> None:
+    """At three steps, and of the only save, at the end."""
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(SaveError, match=r"third failure in a row.*`result`") as caught,
+    ):
+        counting(tmp_path, Act(1, lambda run: blocked(run) if run.step > 2 else None), steps=5, every=every)
+    assert steps_in(tmp_path) == ([1, 2] if every == 1 else [])
+    result = caught.value.result
+    assert (float(result.module.weight), int(result.state.step)) == (-5, 5)
+    assert "the checkpoint of step 5 could not be written" in result.failed["checkpoints"]
+
+
+def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(tmp_path: Path) -> None:
+    def fail(run: fg.Run) -> None:
+        blocked(run)
+        run.save()
+        raise CheckpointError("of another kind")
+
+    with (
+        pytest.warns(UserWarning, match="step 3 could not be written"),
+        pytest.raises(CheckpointError, match="another"),
+    ):
+        counting(tmp_path, Act(fg.At(3), fail))
+    assert steps_in(tmp_path) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk(tmp_path: Path) -> None:
+    """No file may grow beyond some bytes while steps 3 and 4 are saved. Orbax raises further errors on threads that
+    nobody waits for."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(run: fg.Run) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30 if run.step in (3, 4) else limits[0], limits[1]))
+
+    try:
+        with pytest.warns(UserWarning, match=r"step [34] could not be written"):
+            result = counting(tmp_path, Act(1, fill), steps=6, background=False, keep=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (steps_in(tmp_path), float(result.module.weight)) == ([1, 2, 5, 6], -6)
+    assert float(counting(tmp_path, steps=7, resume="auto").module.weight) == -7
+    gc.collect()  # what Orbax left shows in this test
+
+
+@pytest.mark.parametrize("deleted", [".", "checkpoints"])
+def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: str) -> None:
+    """What was there is gone; training goes on, and what is saved later is whole."""
+    run = tmp_path / "run"
+    delete = Act(fg.At(3), lambda _: shutil.rmtree(run / deleted))
+    result = counting(run, delete, steps=6, background=False)
+    assert (float(result.module.weight), steps_in(run)) == (-6, [4, 5, 6])
+    assert float(counting(run, steps=8, resume="auto").module.weight) == -8
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    """In a process for which permissions hold, whoever runs the tests."""
+    prefix: list[str] = []
+    if os.geteuid() == 0:
+        prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+        if shutil.which("setpriv") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+            pytest.skip("root may write everywhere, and setpriv cannot take that away here")
+    program = [*prefix, sys.executable, __file__, str(tmp_path)]
+    # Orbax waits for folders that it could not make for as long as twenty minutes, also at the end of the process.
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    error, reason, steps = told["later"]
+    assert (error, steps) == ("SaveError", [1, 2]) and "Permission denied" in reason and "third failure" in reason
+    for name, place in (("run", "closed"), ("resumed", "run"), ("elsewhere", "closed"), ("checkpoints", "run")):
+        error, reason, _ = told[name]
+        assert error == "CheckpointError" and str(tmp_path / place) in reason and "cannot be written" in reason, told
+    assert told["folders"] == [None, "", [1, 2, 4]]
+
+
+def read_only(path: Path) -> None:
+    """Trains where it cannot write, and prints for each attempt the error, its message, and the steps saved."""
+    warnings.simplefilter("ignore")
+    told: dict[str, Any] = {}
+
+    def attempt(name: str, run: Path, fit: Callable[[], Any]) -> None:
+        error = None
+        try:
+            fit()
+        except Exception as raised:
+            error = raised
+        told[name] = error and type(error).__name__, str(error or ""), steps_in(run)
+
+    run, closed = path / "run", path / "closed"
+    closed.mkdir(mode=0o500)
+    forbid = Act(fg.At(3), lambda _: (run / "checkpoints").chmod(0o500))
+    attempt("later", run, lambda: counting(run, forbid, steps=9, background=False))
+    attempt("checkpoints", run, lambda: counting(run, steps=9, resume="auto"))
+    run.chmod(0o500)
+    (run / "lock").chmod(0o400)
+    attempt("resumed", run, lambda: counting(run, steps=9, resume="auto"))
+    attempt("run", closed, lambda: counting(closed / "run"))
+    attempt("elsewhere", closed, lambda: counting(path / "other", directory=closed))
+
+    class Spoiling:
+        """A sink that spoils the place of the checkpoint of step 3, between its making and Orbax's first folder."""
+
+        @fg.hookimpl
+        def durable(self, step: int) -> Future[None]:
+            made = path / "spoiled" / "checkpoints" / f"saving-step-{step}"
+            if step == 3:
+                made.rmdir()
+                made.write_text("in the way")
+            (future := Future()).set_result(None)
+            return future
+
+    attempt("folders", path / "spoiled", lambda: counting(path / "spoiled", Spoiling(), steps=4, keep=None))
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    read_only(Path(sys.argv[1]))
