@@ -5,6 +5,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -200,6 +201,60 @@ def test_where_nothing_is_detected() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert "ConfigurationError: JAX detects neither SLURM" in ended.stderr
+
+
+SUM = """
+import fulgurite_sharding, jax, jax.numpy as jnp, numpy as np
+fulgurite_sharding.distributed(timeout=60)
+spread = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
+parts = jax.make_array_from_process_local_data(spread, np.full(1, 3.0 + jax.process_index()))
+print(jax.process_index(), jax.process_count(), jax.jit(jnp.sum)(parts))
+"""
+
+
+def slurm(job: int, process: int) -> dict[str, str]:
+    """What `srun --ntasks=2` sets of what tells a process who it is, as Slurm 22.05 did."""
+    own = {"PROCID": process, "LOCALID": process, "NTASKS": 2, "JOB_ID": job, "STEP_NUM_NODES": 1}
+    return {f"SLURM_{name}": str(value) for name, value in own.items()} | {"SLURM_STEP_NODELIST": "localhost"}
+
+
+def open_mpi(job: int, process: int) -> dict[str, str]:
+    """What `mpirun -n 2` sets, as Open MPI 4.1 did."""
+    own = {"RANK": process, "LOCAL_RANK": process, "NODE_RANK": process, "SIZE": 2, "LOCAL_SIZE": 2}
+    uri = f"{job * 2**12}.0;tcp://127.0.0.1:37465;tcp6://[::1]:38581"
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
+
+
+@pytest.mark.parametrize(("cluster", "variable"), [(slurm, ""), (open_mpi, "auto timeout=60")])
+def test_processes_of_a_cluster_find_each_other(cluster: Callable[[int, int], dict[str, str]], variable: str) -> None:
+    """Without `fulgurite launch`. The coordinator's port follows from the job's number."""
+    with socket.socket() as free:
+        # Of the 4096 ports that a job may be given; two tests at once begin elsewhere.
+        for job in range(os.getpid() % 4096, 2 * 4096):
+            try:
+                free.bind(("127.0.0.1", 65535 - 4095 + job % 4096))
+                break
+            except OSError:
+                continue
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUM],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "FULGURITE_DISTRIBUTED": variable, **cluster(job, process)},
+        )
+        for process in range(2)
+    ]
+    try:
+        for process, member in enumerate(members):
+            output, errors = member.communicate(timeout=240)
+            assert member.returncode == 0, errors
+            assert f"{process} 2 7.0" in output.splitlines()
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
 
 
 def test_a_backend_in_use() -> None:
