@@ -225,17 +225,22 @@ def open_mpi(job: int, process: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
 
 
+def free_job() -> int:
+    """The number of a job of which JAX makes a free port, one of 4096; tests that run at once begin elsewhere."""
+    for job in range(os.getpid(), os.getpid() + 4096):
+        try:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 65536 - 4096 + job % 4096))
+                return job
+        except OSError:
+            continue
+    raise AssertionError("no free port")
+
+
 @pytest.mark.parametrize(("cluster", "variable"), [(slurm, ""), (open_mpi, "auto timeout=60")])
 def test_processes_of_a_cluster_find_each_other(cluster: Callable[[int, int], dict[str, str]], variable: str) -> None:
     """Without `fulgurite launch`. The coordinator's port follows from the job's number."""
-    with socket.socket() as free:
-        # Of the 4096 ports that a job may be given; two tests at once begin elsewhere.
-        for job in range(os.getpid() % 4096, 2 * 4096):
-            try:
-                free.bind(("127.0.0.1", 65535 - 4095 + job % 4096))
-                break
-            except OSError:
-                continue
+    job = free_job()
     members = [
         subprocess.Popen(
             [sys.executable, "-c", SUM],
