@@ -1,12 +1,14 @@
 """What sinks cost training: the same small fit with each sink, logging every 10 steps, against one with none.
 
     none       the default Engine, autoload off
-    jsonl, csv, console, ...    the same with one sink; console lines go to /dev/null
+    jsonl, csv, console, ...    the same with one sink; console lines go to /dev/null, the progress line is drawn
     all        with all of them
 
-The ratios are of the wall time of a whole fit, its records written and closed, over that of `none`. Arms whose plugin
-is not installed are left out. `slow` is a sink whose disk takes a second a record: its fit may take no longer until
-training has ended, so the time counted ends there.
+Timed are the steps from `OPENED` on until the last one is done and all that was logged is written, as `durable` of a
+writer tells. What sinks do once a run, however long it is, is left out of the ratios: opening files, `wandb.init`, the
+tables of the progress display, closing. It is told apart, as the seconds by which a whole fit takes longer than one
+without sinks, its timed steps not counted. Arms whose plugin is not installed are left out. `slow` is a sink whose disk
+takes a second a record: its fit may take no longer until training has ended, so its records are not waited for.
 
 python tests/bench/sinks.py --json sinks.json
 """
@@ -15,7 +17,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from harness import arguments, interleaved, ratio, show, write
+from harness import Spread, arguments, interleaved, ratio, show, write
 from overhead import WORKLOADS, Trained, copied
 
 SINKS: dict[str, list[Any]] = {
@@ -36,7 +38,7 @@ SINKS: dict[str, list[Any]] = {
     "wandb": [{"wandb": {"project": "bench", "mode": "offline"}}],
     "progress": ["progress"],
 }
-STEPS = 2000
+OPENED, STEPS = 100, 4100
 
 
 class Slow(fg.FileSink):
@@ -64,18 +66,24 @@ class _Waiting:
 
 
 @dataclass
-class Ended:
-    """Notes when the last step was done, and lets slow sinks go."""
+class Timed:
+    """Notes when the sinks are open and when all is trained and written; then lets slow sinks go."""
 
     at: list[float] = field(default_factory=list)
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("ended", fg.AtEnd(), self.end, after=())]
+        return [fg.Scheduled("begin", fg.At(OPENED), self.note), fg.Scheduled("end", fg.AtEnd(), self.end)]
+
+    def note(self, run: fg.Run) -> None:
+        jax.block_until_ready(run.state.module)
+        plugins = [one.plugin for one in run.engine.plugins.plugins.values() if not isinstance(one.plugin, Slow)]
+        for future in [one._writer.durable() for one in plugins if getattr(one, "_writer", None) is not None]:
+            future.result(60)
+        self.at.append(perf_counter())
 
     def end(self, run: fg.Run) -> None:
-        jax.block_until_ready(run.state.module)
-        self.at.append(perf_counter())
+        self.note(run)
         Slow.release.set()
 
 
@@ -84,42 +92,48 @@ def main() -> None:
     installed = {entry.name for entry in entry_points(group="fulgurite.plugins")}
     names = [name for name in SINKS if name in installed or name == "none"]
     print(f"left out: {', '.join(sorted(SINKS.keys() - set(names))) or 'nothing'}")
-    plugins = {name: SINKS[name] for name in names}
-    plugins["all"] = [one for name in names for one in SINKS[name]]
+    plugins = {name: SINKS[name] for name in names} | {"all": [one for name in names for one in SINKS[name]]}
     with tempfile.TemporaryDirectory() as folder, quiet():
-        arms = {name: arm(chosen, Path(folder) / name) for name, chosen in plugins.items()}
-        arms["slow"] = arm([Slow()], Path(folder) / "slow", until_end=True)
-        arms["none_until_end"] = arm([], Path(folder) / "none_until_end", until_end=True)
-        measured = interleaved(arms, options.repeats)
-    ratios = {name: ratio(measured, name, "none") for name in names if name != "none"}
-    ratios |= {"all": ratio(measured, "all", "none"), "slow": ratio(measured, "slow", "none_until_end")}
-    show("time of a fit over that without sinks", ratios)
+        arms = {name: Arm([*chosen], Path(folder) / name) for name, chosen in {**plugins, "slow": [Slow()]}.items()}
+        steps = interleaved(arms, options.repeats)
+    once = {name: [a - b for a, b in zip(arms[name].once, arms["none"].once, strict=True)] for name in arms}
+    ratios = {name: ratio(steps, name, "none") for name in arms if name != "none"}
+    seconds = {name: Spread.of(values) for name, values in once.items() if name not in ("none", "slow")}
+    show("time of the steps over that without sinks", ratios)
+    show("seconds once a run: opening and closing", seconds)
+    show("milliseconds a step", {"none": Spread.of([1e3 * one / (STEPS - OPENED) for one in steps["none"]])})
     if options.json:
-        write(options.json, ratios)
+        write(options.json, ratios, seconds_once=seconds)
 
 
-def arm(plugins: list[Any], run: Path, *, until_end: bool = False) -> Callable[[], float]:
-    """Seconds of a fit of `STEPS` steps, compiling not included."""
-    workload, ended = WORKLOADS["mlp_small"], Ended()
-    engine = fg.Engine(steps=STEPS, log_every=10, run=run, plugins=[*plugins, ended], autoload=False)
-    source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
-    state = engine.init(Trained(workload.model(key=jax.random.key(0))), source)
+class Arm:
+    """Gives the seconds of the timed steps of a fit; those of the rest of it, compiling not included, go to `once`."""
 
-    def fit() -> float:
+    def __init__(self, plugins: list[Any], run: Path) -> None:
+        workload, self._timed = WORKLOADS["mlp_small"], Timed()
+        self._source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
+        plugins = [*plugins, self._timed]
+        self._engine = fg.Engine(steps=STEPS, log_every=10, run=run, plugins=plugins, autoload=False)
+        self._state = self._engine.init(Trained(workload.model(key=jax.random.key(0))), self._source)
+        self.once: list[float] = []
+        self()
+        self.once.clear()
+
+    def __call__(self) -> float:
         Slow.release.clear()
-        given = copied(state)
+        given = copied(self._state)
         begun = perf_counter()
-        result = engine.fit(data=source, state=given, resume="never")
-        jax.block_until_ready(result.state.step)
-        return (ended.at[-1] if until_end else perf_counter()) - begun
-
-    fit()
-    return fit
+        self._engine.fit(data=self._source, state=given, resume="never")
+        ended, (opened, trained) = perf_counter(), self._timed.at[-2:]
+        self.once.append(ended - begun - (trained - opened))
+        return trained - opened
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe."""
+    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe; where the kind of
+    terminal matters, it is one."""
+    os.environ["FORCE_COLOR"] = "1"
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
 

@@ -203,7 +203,7 @@ def test_history_keeps_the_exact_scalars() -> None:
 
 
 def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
-    failing, sink = Failing(2), Sink()
+    failing, sink = Failing(3), Sink()
     with pytest.warns(UserWarning, match="sink 'failing' failed and gets no more records") as warned:
         result = engine(failing, sink, steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert len(warned) == 1

@@ -378,6 +378,6 @@ class Loop:
                 self.metrics["train"] = metrics
             return None if metrics is None else Record("scalars", "train", step, metrics, stream)
 
-        self.emitter.later(jax.tree.leaves(values), finish)
         if (rate := self._rate(step, monotonic())) is not None:
             self.run.emit("scalars", "train", {"steps_per_second": rate}, stream="telemetry")
+        self.emitter.later(jax.tree.leaves(values), finish)

@@ -4,8 +4,7 @@ import functools
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -238,15 +237,18 @@ class _Proxy:
         self.__dict__.update(methods)
 
 
-@contextmanager
-def blame(plugin: Registered, what: str, step: int | None) -> Iterator[None]:
+class blame:
     """Adds to an exception which plugin raised it, where it came from, in which hook, at which step."""
-    try:
-        yield
-    except BaseException as error:
-        at = "" if step is None else f", step {step}"
-        error.add_note(f"plugin {plugin.name!r} ({plugin.distribution}), {what}{at}")
-        raise
+
+    def __init__(self, plugin: Registered, what: str, step: int | None) -> None:
+        self._plugin, self._what, self._step = plugin, what, step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            at = "" if self._step is None else f", step {self._step}"
+            error.add_note(f"plugin {self._plugin.name!r} ({self._plugin.distribution}), {self._what}{at}")
 
 
 def merge(answers: Iterable[tuple[Registered, dict[str, Any]]], what: str) -> dict[str, Any]:

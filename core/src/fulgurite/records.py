@@ -146,7 +146,7 @@ class Emitter:
         elif record.kind == "scalars":
             self.history.records.append(record)
         for sink in () if self._silent else self._plugins.implementations(f"log_{record.kind}"):
-            if sink.plugin.name not in self.failed.keys() | (self._closed or ()):
+            if sink.plugin.name not in self.failed and sink.plugin.name not in (self._closed or ()):
                 self._call(sink, record.step, record=record)
 
     def _call(self, sink: "Implementation", step: int, **arguments: Any) -> None:

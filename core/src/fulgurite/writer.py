@@ -29,7 +29,8 @@ class Backend(Protocol):
 class Writer:
     """Hands records to a backend on a thread of its own, in order, behind a bounded queue.
 
-    The thread that trains puts records into the queue and waits only while it is full, which it says once. The first
+    Records gather for `rest` seconds, unless somebody waits for them, because each time that the thread wakes up it
+    takes the interpreter from training. That waits only while the queue is full, which it says once. The first
     failure is the last: nothing more is written, and the next `put` and `close` raise it, so that the engine leaves the
     sink out. So is a backend that did nothing for `patience` seconds while it was waited for: neither training nor the
     end of the process hangs on it.
@@ -42,6 +43,7 @@ class Writer:
     """
 
     patience: ClassVar[float] = 30.0
+    rest: ClassVar[float] = 0.2
 
     def __init__(
         self, name: str, backend: Backend, *, size: int = 1000, before: Callable[[], None] = lambda: None
@@ -51,7 +53,7 @@ class Writer:
         self._name, self._backend, self._size = name, backend, size
         self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
         self._changed = threading.Condition()
-        self._done, self._told, self._closing, self._ended = 0, False, False, False
+        self._done, self._told, self._closing, self._ended, self._hurried = 0, False, False, False, False
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:
@@ -67,7 +69,7 @@ class Writer:
             if self.failure is not None:
                 raise self.failure
             self._work.append(record)
-            self._changed.notify_all()
+            self._wake(hurry=2 * len(self._work) >= self._size)
 
     def durable(self) -> "Future[Any]":
         """The backend's position once everything put so far is durable; after a failure `{"failed": reason,
@@ -79,17 +81,22 @@ class Writer:
                 self._answer(future)
             else:
                 self._work.append(future)
-                self._changed.notify_all()
+                self._wake(hurry=True)
         return future
 
     def close(self) -> None:
         """Returns when everything is written. Raises what writing failed with."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._wake(hurry=True)
             self._wait(lambda: self._ended)
         if self.failure is not None:
             raise self.failure
+
+    def _wake(self, *, hurry: bool) -> None:
+        if len(self._work) == 1 or (hurry and not self._hurried):
+            self._hurried = hurry
+            self._changed.notify_all()
 
     def _wait(self, until: Callable[[], bool]) -> None:
         while not until() and self.failure is None:
@@ -135,7 +142,10 @@ class Writer:
     def _next(self) -> "Record | Future[Any] | None":
         """What is to be done next; None once nothing more is to be done."""
         with self._changed:
-            self._changed.wait_for(lambda: self._work or self._closing)
+            if not self._work:
+                self._hurried = self._closing
+                self._changed.wait_for(lambda: self._work or self._closing)
+                self._changed.wait_for(lambda: self._hurried, self.rest)
             return self._work[0] if self._work else None
 
     def _finish(self, error: BaseException | None = None) -> None:

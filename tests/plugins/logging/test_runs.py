@@ -222,7 +222,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, small_disk: list
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert set(told["failed"]) == {"jsonl"}
-    assert "No space left on device" in told["failed"]["jsonl"] and "records.jsonl" in told["failed"]["jsonl"]
+    assert "No space left on device" in told["failed"]["jsonl"] and ".jsonl" in told["failed"]["jsonl"]
     assert told["step"] == STEPS and told["whole_lines"]
     assert done.stderr.count("sink 'jsonl' failed") == 1
     position = told["positions"]["jsonl"]
@@ -305,14 +305,15 @@ def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Pat
 
 def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
+        sink.durable(run.step).result(60)
         (tmp_path / "telemetry.jsonl").unlink()
 
     def die(run: fg.Run) -> None:
         raise KeyError("dead")
 
-    acts = [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
+    sink, acts = JsonLines(), [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
     with pytest.warns(UserWarning, match="'jsonl' failed"), pytest.raises(KeyError):
-        engine(tmp_path, JsonLines(), Growing(), Keeper(12), *acts).fit(Line, data())
+        engine(tmp_path, sink, Growing(), Keeper(12), *acts).fit(Line, data())
     before = (tmp_path / "records.jsonl").read_bytes()
     kept = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
     assert kept["position"] == {"records.jsonl": len(before)}

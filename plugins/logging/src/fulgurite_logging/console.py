@@ -60,7 +60,6 @@ class _Backend:
             shown += [] if rate is None else [f"{number(rate)} steps/s"]
             print(f"step {record.step:>7}  {record.source}  {'  '.join(shown)}", flush=True)
         elif "steps_per_second" in values:
-            # It comes behind the exact record of the same step, so that a line tells the rate of the window before.
             self._rates[record.source] = values["steps_per_second"]
 
     def sync(self) -> None:

@@ -71,9 +71,9 @@ class _Backend:
 
     def write(self, record: fg.Record) -> None:
         from fulgurite_tensorboard.events import recorded
-        from fulgurite_tensorboard.summaries import merged, summaries
+        from fulgurite_tensorboard.summaries import summary_of
 
-        event = recorded(record.step, record.wall or time.time(), merged(summaries(record)))
+        event = recorded(record.step, record.wall or time.time(), summary_of(record))
         self._file(split_of(record)).append(event)
 
     def sync(self) -> None:

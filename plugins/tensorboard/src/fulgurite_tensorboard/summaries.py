@@ -1,7 +1,7 @@
 """What TensorBoard is told of a record."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fulgurite as fg
@@ -11,26 +11,25 @@ from tensorboardX import summary
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def summaries(record: fg.Record) -> Iterator[Any]:
-    """The summaries of a record."""
+def summary_of(record: fg.Record) -> Any:
+    """The one summary of a record."""
+    whole = Summary()
     if record.kind == "config":
-        yield from _config(record)
-        return
-    for name, value in record.values.items():
-        if isinstance(value, fg.media.Media):
-            yield from _MEDIA[type(value)](name, value)
+        for part in _config(record):
+            whole.MergeFrom(part)
+    for name, value in record.values.items() if record.kind != "config" else ():
+        if isinstance(value, int | float):
+            whole.value.add(tag=name, simple_value=value)
+        elif isinstance(value, fg.media.Media):
+            for part in _MEDIA[type(value)](name, value):
+                whole.MergeFrom(part)
         elif isinstance(value, str) or value is None:
-            yield summary.text(name, str(value))
+            whole.MergeFrom(summary.text(name, str(value)))
         else:
             array = np.asarray(value)
             for index in np.ndindex(array.shape):
-                tag = "/".join([name, *map(str, index)])
-                yield Summary(value=[Summary.Value(tag=tag, simple_value=float(array[index]))])
-
-
-def merged(several: Iterable[Any]) -> Any:
-    """One summary with the values of several."""
-    return Summary(value=[value for one in several for value in one.value])
+                whole.value.add(tag="/".join([name, *map(str, index)]), simple_value=float(array[index]))
+    return whole
 
 
 def _config(record: fg.Record) -> Iterator[Any]:
