@@ -251,8 +251,7 @@ class Loop:
             sent = perf_counter()
             self._in_flight.append(self._flat.packed[0])
             data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
-            if self.emitter.waiting:
-                self.emitter.flush(wait=False)
+            self.emitter.flush(wait=False)
             if items[-1].epoch_end or self.step >= target or agenda.called(self.step):
                 break
         dispatch -= accounts.seconds["compile"] - compiled

@@ -127,11 +127,6 @@ class Emitter:
             if (record := self._waiting.popleft()[1]()) is not None:
                 self._hand_on(record)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether any record waits."""
-        return bool(self._waiting)
-
     def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
         """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
         notes = "; ".join(getattr(error, "__notes__", []))

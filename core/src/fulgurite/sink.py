@@ -64,10 +64,8 @@ class FileSink:
         """Says that records are missing if the sink had failed before the checkpoint that is gone on from."""
         failed, self._failed = self._failed, None
         if failed is not None:
-            notice = (
-                f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"
-            )
-            run.emit("text", self.plugin_name, {"notice": notice}, stream="telemetry")
+            told = f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"
+            run.emit("text", self.plugin_name, {"notice": told}, stream="telemetry")
 
     @hookimpl
     def log_scalars(self, record: Record) -> None:

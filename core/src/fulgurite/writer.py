@@ -48,9 +48,8 @@ class Writer:
     def __init__(
         self, name: str, backend: Backend, *, size: int = 1000, before: Callable[[], None] = lambda: None
     ) -> None:
-        self._before = before
         self.failure: BaseException | None = None
-        self._name, self._backend, self._size = name, backend, size
+        self._name, self._backend, self._size, self._before = name, backend, size, before
         self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
         self._changed = threading.Condition()
         self._done, self._told, self._closing, self._ended, self._hurried = 0, False, False, False, False
@@ -60,10 +59,9 @@ class Writer:
         """Has a record written. It must not be changed afterwards. Raises what writing failed with."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
-                self._told = True
+                self._told, queued = True, f"{self._size} records are queued"
                 warnings.warn(
-                    f"sink {self._name!r} is slower than training, which waits for it: {self._size} records are queued",
-                    stacklevel=2,
+                    f"sink {self._name!r} is slower than training, which waits for it: {queued}", stacklevel=2
                 )
             self._wait(lambda: len(self._work) < self._size)
             if self.failure is not None:
@@ -115,8 +113,7 @@ class Writer:
     def _answer(self, future: "Future[Any]") -> None:
         position = self._backend.position()
         if self.failure is not None:
-            reason = f"{type(self.failure).__name__}: {self.failure}"
-            position = {"failed": reason, "position": position}
+            position = {"failed": f"{type(self.failure).__name__}: {self.failure}", "position": position}
         future.set_result(position)
 
     def _run(self) -> None:
@@ -135,9 +132,8 @@ class Writer:
             self._backend.close()
         except BaseException as error:
             self._finish(error)
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._ended = True
+        self._finish()
 
     def _next(self) -> "Record | Future[Any] | None":
         """What is to be done next; None once nothing more is to be done."""
