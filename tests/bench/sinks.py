@@ -7,9 +7,11 @@
 Timed are the steps from `OPENED` on until the last one is done and all that was logged is written, as `durable` of a
 writer tells. What sinks do once a run, however long it is, is left out of the ratios: opening files, `wandb.init`, the
 tables of the progress display, closing. It is told apart, as the seconds by which a whole fit takes longer than one
-without sinks, its timed steps not counted. What else a machine does only adds to a time, by more than is looked for
-here, so the fastest fit of each arm is compared as well. Arms whose plugin is not installed are left out. `slow` is a sink whose disk
-takes a second a record: its fit may take no longer until training has ended, so its records are not waited for.
+without sinks, its timed steps not counted. What else a machine does only adds to a time, often by more than is looked
+for here, so the fastest fit of each arm is compared as well.
+
+Arms whose plugin is not installed are left out. `slow` is a sink whose disk takes a second a record: its fit may take
+no longer until training has ended, so its records are not waited for.
 
 python tests/bench/sinks.py --json sinks.json
 """
