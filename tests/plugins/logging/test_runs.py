@@ -234,6 +234,7 @@ def full(run: Path) -> None:
     run = run / "run"
 
     def fill(one: fg.Run) -> None:
+        settle(one)
         with open(run.parent / "filler", "wb", buffering=0) as file:
             try:
                 while True:
