@@ -1,9 +1,7 @@
-"""Several optimizers in one step: against numbers by hand, and against one function written by hand."""
+"""Several optimizers in one step, against numbers by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PathError, PluginError
-from fulgurite.streams import fold_name
 from fulgurite_optimizers import Accumulate, Phase, Phases
-from fulgurite_testing import assert_same_bits
 from games import (
     ONE,
     Apart,
@@ -24,12 +20,10 @@ from games import (
     Pair,
     PairApart,
     engine,
-    fooled,
     game,
     played,
     points,
     sgd,
-    told_apart,
 )
 
 
@@ -229,145 +223,7 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
         fit(Phases(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
 
 
-# --- against one function written by hand ---------------------------------------------------------------------------
-
-
-Optimizers = dict[str, tuple[optax.GradientTransformation, int]]
-
-
-def by_hand(
-    loss: Callable[[str, Any, Any, Any], Any],
-    optimizers: Optimizers,
-    *,
-    simultaneous: bool,
-) -> Callable[..., Any]:
-    """One step of phases on a dict of parameters, as one would write it."""
-
-    def step(params: dict[str, Any], states: dict[str, Any], number: Any, batch: Any, keys: Any) -> Any:
-        old = params
-        for name, (optimizer, every) in optimizers.items():
-
-            def update(params: Any, state: Any, name: str = name, optimizer: Any = optimizer) -> Any:
-                at = old if simultaneous else params
-                grads = jax.grad(lambda own: loss(name, {**at, name: own}, batch, keys[name]))(at[name])
-                updates, state = optimizer.update(grads, state, at[name])
-                return {**params, name: eqx.apply_updates(params[name], updates)}, state
-
-            if every == 1:
-                params, state = update(params, states[name])
-            else:
-                given = params, states[name]
-                params, state = jax.lax.cond((number + 1) % every == 0, update, lambda *given: given, *given)
-            states = {**states, name: state}
-        return params, states
-
-    # As the engine compiles a step with a small state; the default schedule rounds some last bits otherwise.
-    return jax.jit(step, compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"})
-
-
-def by_two_calls(loss: Callable[[str, Any, Any, Any], Any], optimizers: Optimizers) -> Callable[..., Any]:
-    """The same alternating step as people write it: a jitted call for each phase."""
-
-    def update(name: str) -> Callable[..., Any]:
-        def one(params: Any, state: Any, batch: Any, key: Any) -> Any:
-            grads = jax.grad(lambda own: loss(name, {**params, name: own}, batch, key))(params[name])
-            updates, state = optimizers[name][0].update(grads, state, params[name])
-            return {**params, name: eqx.apply_updates(params[name], updates)}, state
-
-        return jax.jit(one)
-
-    calls = {name: update(name) for name in optimizers}
-
-    def step(params: Any, states: Any, number: int, batch: Any, keys: Any) -> Any:
-        for name, (_, every) in optimizers.items():
-            if (number + 1) % every == 0:
-                params, states[name] = calls[name](params, states[name], batch, keys[name])
-        return params, states
-
-    return step
-
-
-@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int) -> None:
-    """100 steps in float64, bit for bit, with Adam and momentum; `max` with every third update."""
-
-    class Quadratic(fg.Module):
-        x: jax.Array
-        y: jax.Array
-
-        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            params = {"min": self.x, "max": self.y}
-            return fg.Output(losses={name: loss(name, params, batch, None) for name in params})
-
-    def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
-        x, y = params["min"], params["max"]
-        value = jnp.sum((x - batch) ** 2) / 2 + x @ y if name == "min" else jnp.sum(y**2) / 2 - x @ y
-        return value
-
-    with jax.enable_x64(True):
-        optimizers: Optimizers = {"min": (optax.adam(0.05), 1), "max": (optax.sgd(0.02, momentum=0.9), 3)}
-        rng = np.random.default_rng(3)
-        batches = [rng.normal(size=5) for _ in range(7)]
-        params = {"min": jnp.asarray(rng.normal(size=5)), "max": jnp.asarray(rng.normal(size=5))}
-        phases: dict[str, Any] = {
-            name: Phase(optimizer, {"min": "x", "max": "y"}[name], every=every)
-            for name, (optimizer, every) in optimizers.items()
-        }
-        start = Quadratic(params["min"], params["max"])
-        result = engine(Phases(order=order, **phases), steps=100, fuse=fuse).fit(start, batches * 15)
-        steps = [by_hand(loss, optimizers, simultaneous=order == "simultaneous")]
-        steps += [by_two_calls(loss, optimizers)] if order == "alternating" else []
-        for step in steps:
-            now = params
-            states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
-            for number in range(100):
-                now, states = step(now, states, number, batches[number % 7], dict.fromkeys(params))
-            assert result.module.x.dtype == jnp.float64
-            assert_same_bits((result.module.x, result.module.y), (now["min"], now["max"]))
-            for name, state in states.items():
-                kept = result.state.opt_state[name].optimizer
-                assert_same_bits(jax.tree.leaves(kept), jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
-    """100 steps, bit for bit, with the keys that each phase has for itself.
-
-    Without health: what it adds to a program makes XLA fuse the rest otherwise, which rounds the last bit otherwise.
-    """
-    model, data = Pair(key=jax.random.key(1)), points()
-    optimizers: Optimizers = {"discriminator": (optax.adam(1e-3), 1), "generator": (optax.adam(1e-3), 2)}
-    phases: dict[str, Any] = {
-        name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
-    }
-    trained = engine(Phases(order=order, **phases), steps=100, seed=4, nonfinite="ignore").fit(model, data)
-
-    def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
-        fake = jax.vmap(eqx.combine(params["generator"], model.generator))(jax.random.normal(key, (len(batch), 4)))
-        judge = jax.vmap(eqx.combine(params["discriminator"], model.discriminator))
-        return fooled(judge(fake)) if name == "generator" else told_apart(judge(batch), judge(fake))
-
-    streams = fg.Streams(jax.random.key(4))
-
-    def after(step: Callable[..., Any], steps: int) -> Any:
-        params = {name: eqx.filter(getattr(model, name), eqx.is_array) for name in phases}
-        states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
-        for number, batch in enumerate(engine(steps=steps, seed=4).batches(data)):
-            key = streams.key("default", "train", number)
-            keys = {name: fold_name(key, name) if order == "alternating" else key for name in phases}
-            params, states = step(params, states, number, batch, keys)
-        return params
-
-    made = {name: eqx.filter(getattr(trained.module, name), eqx.is_array) for name in phases}
-    assert_same_bits(made, after(by_hand(loss, optimizers, simultaneous=order == "simultaneous"), 100))
-    if order == "alternating":
-        short = engine(Phases(**phases), steps=5, seed=4).fit(model, data).module
-        two_calls = after(by_two_calls(loss, optimizers), 5)
-        for name in phases:
-            leaves = jax.tree.leaves(eqx.filter(getattr(short, name), eqx.is_array)), jax.tree.leaves(two_calls[name])
-            for one, other in zip(*leaves, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+# --- what it costs -------------------------------------------------------------------------------------------------
 
 
 def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
