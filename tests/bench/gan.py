@@ -2,12 +2,13 @@
 
 All arms train the same GAN by the same losses with two Adams, on the same arrays, shuffled and gathered by NumPy in the
 timed region, and are compiled before it. None of them reads from the device before the end, except the engine at its
-log steps.
+log steps. The noise of a step is the same for both phases, as in PyTorch's DCGAN tutorial. In one program XLA makes the
+images from it once; two calls make them twice. With noise of its own for each phase, convolutions gain nothing.
 
     b          two jit calls a step, one for the discriminator and one for the generator, over the partitioned Equinox
                trees, donated
-    fit        `engine.fit` with Phases and no other plugin: health on, losses and gradient norms in the window, logged
-               every 50 steps
+    fit        `engine.fit` with Phases and the noise: health on, losses and gradient norms in the window, logged every
+               50 steps
     fused      the same with fuse=8
 
 The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on images of 8 × 8,
@@ -59,11 +60,19 @@ class Trained(fg.Module):
     discriminator: Any
 
     def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Callable[[], Any]]:
-        z = jax.random.normal(ctx.key(), (len(batch), gan.LATENT))
+        images, z = batch
         return {
-            "discriminator": lambda: told_apart(self.discriminator, self.generator, batch, z),
+            "discriminator": lambda: told_apart(self.discriminator, self.generator, images, z),
             "generator": lambda: fooled(self.discriminator, self.generator, z),
         }
+
+
+class Noise:
+    """A plugin: puts noise into the batch, once for all phases."""
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any, ctx: fg.Context) -> Any:
+        return batch, jax.random.normal(ctx.key(), (len(batch), gan.LATENT))
 
 
 def told_apart(discriminator: Any, generator: Any, batch: Any, z: Any) -> jax.Array:
@@ -117,9 +126,9 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
         in_flight: deque[Any] = deque()
         start = perf_counter()
         for batch in batches(images, steps):
-            key, first, second = jax.random.split(key, 3)
-            now, one, _ = discriminate(now, states[0], then, batch, first)
-            then, other, loss = generate(then, states[1], now, second)
+            key, own = jax.random.split(key)
+            now, one, _ = discriminate(now, states[0], then, batch, own)
+            then, other, loss = generate(then, states[1], now, own)
             states = one, other
             in_flight.append(loss)
             if len(in_flight) == IN_FLIGHT:
@@ -134,7 +143,7 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
 def by_engine(model: Any, images: np.ndarray, steps: int, fuse: int) -> Callable[[], float]:
     """Seconds a step of `Engine.fit`, with all that it does."""
     phases = Phases(discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator"))
-    engine = fg.Engine(steps=1, fuse=fuse, plugins=[phases], autoload=False)
+    engine = fg.Engine(steps=1, fuse=fuse, plugins=[phases, Noise()], autoload=False)
     data = fg.ArrayData(images, BATCH, shuffle=True, remainder="drop")
     start = engine.init(Trained(model.generator, model.discriminator), data)
 

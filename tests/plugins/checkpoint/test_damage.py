@@ -11,7 +11,7 @@ import jax
 import pytest
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import Checkpoints
-from trained import ZEROS, Act, Counting, counting, engine, steps_in
+from trained import ZEROS, Counting, counting, engine, steps_in
 
 
 def cut(path: Path) -> None:
@@ -128,11 +128,3 @@ def test_a_checkpoint_deleted_while_it_is_read_is_an_error_of_ours(saved: Path, 
     shutil.rmtree(run / "checkpoints" / "step-2" / "arrays" / "state")
     with pytest.raises(CheckpointError, match="can be read"):
         restore(run)
-
-
-def test_a_directory_deleted_while_training(tmp_path: Path) -> None:
-    def delete(run: fg.Run) -> None:
-        shutil.rmtree(tmp_path / "run" / "checkpoints")
-
-    counting(tmp_path / "run", Act(fg.At(3), delete), every=2, background=False)
-    assert steps_in(tmp_path / "run") == [4, 5]

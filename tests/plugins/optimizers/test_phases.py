@@ -20,10 +20,12 @@ from games import (
     Pair,
     PairApart,
     engine,
+    fooled,
     game,
     played,
     points,
     sgd,
+    told_apart,
 )
 
 
@@ -238,6 +240,32 @@ def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
         flops[kind] = compiled.flops
     assert flops[Heads] <= 0.8 * flops[HeadsApart], flops
     assert flops[Pair] <= 0.85 * flops[PairApart], flops
+
+
+def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
+    """Each phase has random numbers of its own; those in the batch are the same for both."""
+
+    class Given(PairApart):
+        def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+            batch, z = batch
+            judge, fake = jax.vmap(self.discriminator), jax.vmap(self.generator)(z)
+            return {
+                "generator": lambda: fooled(judge(fake)),
+                "discriminator": lambda: told_apart(judge(batch), judge(fake)),
+            }
+
+    class Noise:
+        @fg.hookimpl
+        def transform_batch(self, batch: Any, ctx: fg.Context) -> Any:
+            return batch, jax.random.normal(ctx.key(), (len(batch), 4))
+
+    flops: list[float] = []
+    for kind, plugins in ((Given, [Noise()]), (PairApart, [])):
+        compiled = Compiled()
+        phases: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
+        engine(Phases(**phases), compiled, *plugins, steps=1).fit(make(kind, 64), points())
+        flops.append(compiled.flops)
+    assert flops[0] < 0.9 * flops[1], flops
 
 
 def make(kind: Any, width: int) -> Any:
