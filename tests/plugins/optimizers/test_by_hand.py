@@ -162,16 +162,16 @@ def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: A
     phases: dict[str, Any] = {
         name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
     }
-    streams = fg.Streams(jax.random.key(4))
+    one, streams = engine(Phases(order=order, **phases), seed=4, nonfinite="ignore"), fg.Streams(jax.random.key(4))
 
     def trained(steps: int) -> dict[str, Any]:
-        made = engine(Phases(order=order, **phases), steps=steps, seed=4, nonfinite="ignore").fit(model, data).module
+        made = one.fit(model, data, steps=steps).module
         return {name: eqx.filter(getattr(made, name), eqx.is_array) for name in phases}
 
     def after(step: Callable[..., Any], steps: int) -> Any:
         params = {name: eqx.filter(getattr(model, name), eqx.is_array) for name in phases}
         states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
-        for number, batch in enumerate(engine(steps=steps, seed=4).batches(data)):
+        for number, batch in enumerate(one.batches(data, steps=steps)):
             key = streams.key("default", "train", number)
             keys = {name: key if one_key else fold_name(key, name) for name in phases}
             params, states = step(params, states, number, batch, keys)
@@ -180,5 +180,5 @@ def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: A
     assert_same_bits(trained(100), after(by_hand(loss, optimizers, simultaneous=order == "simultaneous"), 100))
     if order == "alternating":
         pairs = zip(*map(jax.tree.leaves, (trained(5), after(by_two_calls(loss, optimizers), 5))), strict=True)
-        for one, other in pairs:
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+        for ours, theirs in pairs:
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

@@ -265,7 +265,7 @@ def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
         phases: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
         engine(Phases(**phases), compiled, *plugins, steps=1).fit(make(kind, 64), points())
         flops.append(compiled.flops)
-    assert flops[0] < 0.9 * flops[1], flops
+    assert flops[0] < 0.95 * flops[1], flops
 
 
 def make(kind: Any, width: int) -> Any:
