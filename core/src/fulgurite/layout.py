@@ -6,6 +6,7 @@ vector a dtype. The packed vectors are not donated: they stay readable while the
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,7 +41,7 @@ class Packing:
         groups: list[list[Array]] = [[] for _ in self.dtypes]
         for value, (vector, _) in zip(values, self._places, strict=True):
             groups[vector].append(jnp.ravel(value).astype(self.dtypes[vector]))
-        return tuple(jnp.concatenate(group) for group in groups)
+        return tuple(map(_end_to_end, groups))
 
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """The values again, jax arrays of jax vectors and NumPy arrays of NumPy vectors."""
@@ -154,6 +155,17 @@ class Layout:
         for index, impl in self._impls.items():
             leaves[index] = jax.random.wrap_key_data(leaves[index], impl=impl)
         return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _end_to_end(vectors: list[Array]) -> Array:
+    """One vector. XLA on CPU runs a kernel for each operand of a long concatenation, and only one for up to 16 numbers
+    that are chosen by their place."""
+    parts: list[Array] = []
+    for single, run in groupby(vectors, lambda vector: vector.size == 1):
+        rest = list(run)
+        few = [rest[start : start + 16] for start in range(0, len(rest), 16)]
+        parts += [jnp.select([*np.eye(len(some), dtype=bool)], some) for some in few] if single else rest
+    return jnp.concatenate(parts)
 
 
 def _vector_dtype(struct: Any) -> Any:

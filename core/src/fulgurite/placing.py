@@ -1,8 +1,7 @@
 """Where arrays go: what a mesh and the shardings that plugins give mean for states, batches and processes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -32,14 +31,9 @@ def check_processes(mesh: Mesh | None, consensus: Consensus) -> None:
         )
 
 
-@contextmanager
-def tracing_on(mesh: Mesh | None) -> Iterator[None]:
+def tracing_on(mesh: Mesh | None) -> AbstractContextManager[Any]:
     """Within it, what is traced may name the axes of `mesh`: `with_sharding_constraint(x, P("data"))`."""
-    if mesh is None:
-        yield
-    else:
-        with jax.set_mesh(mesh):
-            yield
+    return nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def everywhere(mesh: Mesh | None) -> NamedSharding | None:
@@ -125,11 +119,9 @@ class BatchPlacing:
 
     def stacked(self) -> "BatchPlacing":
         """For several batches along a new first axis."""
-
-        def stack(one: NamedSharding) -> NamedSharding:
-            return NamedSharding(one.mesh, PartitionSpec(None, *one.spec))
-
-        return replace(self, shardings=jax.tree.map(stack, self.shardings))
+        return BatchPlacing(
+            jax.tree.map(lambda one: NamedSharding(one.mesh, PartitionSpec(None, *one.spec)), self.shardings)
+        )
 
     def misfit(self, batch: PyTree) -> str | None:
         """What of this process's part of a batch does not divide by its devices, or None."""
@@ -158,14 +150,11 @@ class BatchPlacing:
         if self.shardings is None:
             return batch
         alone = jax.process_count() == 1
-        leaves, treedef = jax.tree.flatten(batch)
-        places = treedef.flatten_up_to(self.shardings)
-        return treedef.unflatten(
-            [
-                leaf if alone and not isinstance(leaf, jax.Array) else _global(leaf, place)
-                for leaf, place in zip(leaves, places, strict=True)
-            ]
-        )
+
+        def place(leaf: Any, sharding: NamedSharding) -> Any:
+            return leaf if alone and not isinstance(leaf, jax.Array) else _global(leaf, sharding)
+
+        return jax.tree.map(place, batch, self.shardings)
 
     def on_devices(self, batch: PyTree) -> PyTree:
         """The batch as global arrays."""

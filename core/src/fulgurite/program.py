@@ -201,8 +201,6 @@ def placed(like: TrainState, shardings: list[Any]) -> TrainState:
     given = iter(shardings)
 
     def place(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=next(given))
+        return leaf.update(sharding=next(given)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
     return jax.tree.map(place, like)
