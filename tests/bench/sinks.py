@@ -136,8 +136,8 @@ class Arm:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe; where the kind of
-    terminal matters, it is one."""
+    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe. The progress display
+    takes standard error for a terminal, where it costs more."""
     os.environ["FORCE_COLOR"] = "1"
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -227,6 +228,20 @@ def test_a_terminal_is_left_as_it_was(act: str):
     assert lines and all(len(line) <= 40 for line in lines)
     expected = {"os": "stopped: SIGINT", "raise": "ended by ValueError", "pass": "done"}[re.split(r"\W", act)[0]]
     assert lines[-1].rstrip().endswith(expected)
+
+
+def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_terminal(tmp_path: Path):
+    mine, theirs = pty.openpty()
+    program = PROGRAM.format(folder=os.path.dirname(__file__), act="pass").replace("1_000", "30")
+    with open(tmp_path / "output", "wb") as output:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    while chunk := _read(mine):
+        written += chunk
+    process.wait(60)
+    assert (tmp_path / "output").read_text().splitlines() == ["said by the program", "stopped None"]
+    assert b"step 30" in written and b"said" not in written
 
 
 def _read(descriptor: int) -> bytes:

@@ -1,5 +1,6 @@
 """The line of a run and who renews it: a terminal's by the clock, or plain lines at growing intervals."""
 
+import sys
 import threading
 from collections import deque
 from time import monotonic
@@ -27,7 +28,9 @@ class Display:
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
         if console.is_terminal:
-            self._live = Live(get_renderable=self.line, console=console, refresh_per_second=refresh)
+            # What is printed goes above the line, through rich, unless it goes somewhere else, such as into a file.
+            above, line = sys.stdout.isatty(), self.line
+            self._live = Live(get_renderable=line, console=console, refresh_per_second=refresh, redirect_stdout=above)
 
     def start(self) -> None:
         """Begins to show the run."""
