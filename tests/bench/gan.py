@@ -3,7 +3,7 @@
 All arms train the same GAN by the same losses with two Adams, on the same arrays, shuffled and gathered by NumPy in the
 timed region, and are compiled before it. None of them reads from the device before the end, except the engine at its
 log steps. The noise of a step is the same for both phases, as in PyTorch's DCGAN tutorial. In one program XLA makes the
-images from it once; two calls make them twice. With noise of its own for each phase, convolutions gain nothing.
+images from it once; two calls make them twice.
 
     b          two jit calls a step, one for the discriminator and one for the generator, over the partitioned Equinox
                trees, donated
