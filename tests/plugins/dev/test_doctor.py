@@ -4,6 +4,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import jax
 import pytest
 from fulgurite.command import main
 
@@ -17,6 +18,21 @@ def test_what_is_here_is_told_and_nothing_is_wrong(tmp_path: Path, capsys: pytes
     assert any(line.startswith("compilation cache: ") for line in lines)
 
 
+def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    (tmp_path / "file").touch()
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "file"))
+        assert main(["doctor"]) == 1
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"compilation cache: {tmp_path / 'file'}" in lines
+    assert f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no directory" in lines
+
+
 def test_broken_entry_points_versions_and_directories_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -25,7 +41,10 @@ def test_broken_entry_points_versions_and_directories_are_found(
         info.mkdir()
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: sick{number}\nVersion: 1.0\n"
-            "Requires-Dist: jax<0.1\nRequires-Dist: not-to-be-found\nRequires-Dist: absent; extra == 'more'\n"
+            "Requires-Dist: jax<0.1\nRequires-Dist: not-to-be-found\n"
+            "Requires-Dist: for-others; sys_platform == 'none'\n"
+            "Provides-Extra: more\nProvides-Extra: none\nRequires-Dist: absent>=2; extra == 'more'\n"
+            "Requires-Dist: numpy; extra == 'more'\nRequires-Dist: optax<0.1; extra == 'more'\n"
         )
         (info / "entry_points.txt").write_text(
             "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\nill%d = sick_module:ill\n" % number  # noqa: UP031
@@ -35,7 +54,12 @@ def test_broken_entry_points_versions_and_directories_are_found(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sick_module", raising=False)
     assert main(["doctor", str(tmp_path / "file" / "runs")]) == 1
-    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
+    lines = capsys.readouterr().out.splitlines()
+    assert "sick1 1.0" in lines
+    assert [line for line in lines if "sick1[" in line] == ["extra not installed: absent; pip install 'sick1[more]'"]
+    assert not any("for-others" in line for line in lines)
+    wrong = [line for line in lines if line.startswith("wrong: ")]
+    assert f"wrong: sick1 1.0 needs optax<0.1, and {version('optax')} is installed" in wrong
     assert f"wrong: sick1 1.0 needs jax<0.1, and {version('jax')} is installed" in wrong
     assert "wrong: sick2 1.0 needs not-to-be-found, which is not installed" in wrong
     assert not any("absent" in line for line in wrong)

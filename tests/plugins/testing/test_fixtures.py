@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fulgurite_testing import Memory
 
 LIGHT = """
 import sys
@@ -36,6 +37,14 @@ def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(run_with: Any, re
     assert [(one.source, one.step) for one in events.exact()] == [("train", 2), ("train", 4)]
     assert events.events[-1].step == 4 and events.events[-1].arguments == {"result": result}
     np.testing.assert_array_equal(result.history["train/loss"], [one.values["loss"] for one in events.exact()])
+
+
+def test_a_run_is_gone_on_with(run_with: Any, tmp_path: Path) -> None:
+    memory = Memory()
+    run_with(memory, steps=4)
+    result, events = run_with(Memory(memory.kept), resume="latest")
+    assert int(result.state.step) == 8
+    assert [one.step for one in events.exact()] == [6, 8]
 
 
 def test_the_tiny_engine_takes_settings(tiny_engine: Any) -> None:

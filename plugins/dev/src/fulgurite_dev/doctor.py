@@ -13,7 +13,7 @@ from fulgurite.errors import PluginError
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands", "fulgurite.distributed")
-PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
+PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 
 def command(arguments: list[str]) -> int:
@@ -21,7 +21,7 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("fulgurite doctor", description="Tells what is installed, and what is wrong.")
     parser.add_argument("directory", nargs="*", type=Path, help="directories that runs are to be written into")
     options = parser.parse_args(arguments)
-    for line in told():
+    for line in (*told(), *missing_extras()):
         print(line)
     wrong = list(problems(options.directory))
     print("\n".join(["", *(f"wrong: {one}" for one in wrong)] if wrong else ["", "Nothing is wrong."]))
@@ -29,8 +29,10 @@ def command(arguments: list[str]) -> int:
 
 
 def told() -> Iterator[str]:
-    """Versions, devices, and the compilation cache."""
+    """Versions, of plugins' distributions as well, devices, and the compilation cache."""
     yield f"python {platform.python_version()} on {platform.platform()}"
+    for one in ours():
+        yield f"{one.name} {one.version}"
     for name in PACKAGES:
         yield f"{name} {version(name) or 'is not installed'}"
     import jax
@@ -52,8 +54,7 @@ def problems(directories: list[Path]) -> Iterator[str]:
         jax.devices()
     except RuntimeError as error:
         yield f"jax finds no device: {error}"
-    ours = [one for one in distributions() if (one.name or "").startswith("fulgurite") or _is_plugin(one)]
-    for one in {one.name: one for one in ours}.values():
+    for one in ours():
         yield from unmet(one)
     for name, entries in installed().items():
         if len(entries) > 1:
@@ -76,21 +77,50 @@ def problems(directories: list[Path]) -> Iterator[str]:
             yield f"nothing can be written into {directory}: {why}"
 
 
+def missing_extras() -> Iterator[str]:
+    """What only a part of a distribution needs, and is not installed, by the extra that brings it."""
+    for one in ours():
+        for extra in one.metadata.get_all("Provides-Extra") or ():
+            if absent := [asked.name for asked in requirements(one, extra) if version(asked.name) is None]:
+                yield f"extra not installed: {', '.join(absent)}; pip install '{one.name}[{extra}]'"
+
+
+def ours() -> list[Distribution]:
+    """Fulgurite's distributions, and those that bring plugins or commands; of two of one name the first on the path."""
+    found: dict[str, Distribution] = {}
+    for one in distributions():
+        if one.name and (one.name.startswith("fulgurite") or _is_plugin(one)):
+            found.setdefault(one.name, one)
+    return [found[name] for name in sorted(found)]
+
+
 def unmet(one: Distribution) -> Iterator[str]:
-    """The requirements of a distribution, without its extras, that do not hold here."""
+    """The requirements of a distribution that do not hold here; those of extras only where what they ask for is here
+    in another version."""
     for text in one.requires or ():
         try:
-            requirement = Requirement(text)
+            Requirement(text)
         except InvalidRequirement:
             yield f"{one.name} {one.version} has a requirement that cannot be read: {text}"
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        have = version(requirement.name)
-        if have is None:
-            yield f"{one.name} {one.version} needs {requirement.name}, which is not installed"
-        elif not requirement.specifier.contains(have, prereleases=True):
-            yield f"{one.name} {one.version} needs {requirement.name}{requirement.specifier}, and {have} is installed"
+    for asked in requirements(one):
+        if version(asked.name) is None:
+            yield f"{one.name} {one.version} needs {asked.name}, which is not installed"
+    extras = [asked for extra in one.metadata.get_all("Provides-Extra") or () for asked in requirements(one, extra)]
+    for asked in [*requirements(one), *extras]:
+        have = version(asked.name)
+        if have is not None and not asked.specifier.contains(have, prereleases=True):
+            yield f"{one.name} {one.version} needs {asked.name}{asked.specifier}, and {have} is installed"
+
+
+def requirements(one: Distribution, extra: str = "") -> list[Requirement]:
+    """What a distribution needs here, or what an extra of it adds."""
+    found = []
+    for text in one.requires or ():
+        try:
+            found.append(Requirement(text))
+        except InvalidRequirement:
+            continue  # `unmet` tells it
+    return [asked for asked in found if _holds(asked, extra) and not (extra and _holds(asked, ""))]
 
 
 def unwritable(directory: Path) -> str | None:
@@ -115,3 +145,7 @@ def version(name: str) -> str | None:
 
 def _is_plugin(one: Distribution) -> bool:
     return any(entry.group.startswith("fulgurite.") for entry in one.entry_points)
+
+
+def _holds(asked: Requirement, extra: str) -> bool:
+    return asked.marker is None or asked.marker.evaluate({"extra": extra})

@@ -7,6 +7,7 @@ from typing import Any
 
 from fulgurite_testing.host import closes, no_sync
 from fulgurite_testing.processes import processes
+from fulgurite_testing.programs import compiled_once
 from fulgurite_testing.runs import arguments, deterministic, fuse, hooks, host_state, results, resume, streams, trains
 from fulgurite_testing.subject import Broken, Subject, said
 from fulgurite_testing.tiny import TinyModel, tiny_data
@@ -79,7 +80,7 @@ def check_plugin(
         raise ValueError(f"there is no check {sorted(unknown)[0]!r}; there are {', '.join(CHECKS)}")
     left_out = {*skip, *(() if distributed else ("processes",))} if only is None else CHECKS.keys() - {*only}
     failures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder, compiled_once():
         subject = Subject(plugin, beside, model, data, bad_arguments, timeout, Path(folder))
         for name, check in CHECKS.items():
             if name in left_out:

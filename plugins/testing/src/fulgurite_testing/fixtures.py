@@ -30,18 +30,18 @@ def record_events() -> "Callable[[], Events]":
 
 @pytest.fixture
 def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.Result, Events]]":
-    """`run_with(*plugins, **settings)`: trains the tiny model with them in a run directory of its own, and gives the
-    result and what was recorded."""
+    """`run_with(*plugins, resume=None, **settings)`: trains the tiny model with them in a run directory of its own, and
+    gives the result and what was recorded."""
     from fulgurite_testing.events import Events
     from fulgurite_testing.tiny import TinyModel, tiny_data, tiny_engine
 
     runs = 0
 
-    def run(*plugins: Any, **settings: Any) -> "tuple[fg.Result, Events]":
+    def run(*plugins: Any, resume: Any = None, **settings: Any) -> "tuple[fg.Result, Events]":
         nonlocal runs
         runs += 1
         events = Events()
         engine = tiny_engine(*plugins, events, **{"run": tmp_path / f"run-{runs}", **settings})
-        return engine.fit(TinyModel, tiny_data()), events
+        return engine.fit(TinyModel, tiny_data(), resume=resume), events
 
     return run

@@ -16,7 +16,7 @@ from fulgurite_testing.watched import watch
 
 FREE = ("on_epoch_end", "on_compile", "log_scalars", "log_media", "log_text", "log_config")
 """Host hooks that are called while steps run. The others come before the first step, or where the engine waits."""
-MOMENT = 0.005
+MOMENT = 0.01
 """Seconds, a small part of a slow step."""
 SLOW = 60
 """Products of two 384 × 384 matrices in one step: about 0.1 s."""

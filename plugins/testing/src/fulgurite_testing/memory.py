@@ -44,6 +44,7 @@ class Memory:
             "pending": list(snapshot.pending),
             "host": snapshot.host,
             "metrics": jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, snapshot.metrics)),
+            "asked": [run.manifest["settings"][name] for name in ("steps", "epochs")],
             "positions": {plugin.name: future.result() for plugin, future in futures},
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
@@ -60,7 +61,8 @@ class Memory:
         rest = json.loads(text)
         state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), like)
         span = fg.Span.from_json(rest["span"])
-        return fg.Snapshot(state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"])
+        rest["pending"], asked = tuple(rest["pending"]), tuple(rest["asked"])
+        return fg.Snapshot(state, span, *(rest[name] for name in ("position", "pending", "host", "metrics")), asked)
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:

@@ -26,8 +26,7 @@ def processes(subject: Subject) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with subject.directory() as run:
-        command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(run)]
+    command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(subject.directory())]
     command += [inspect.getsourcefile(made) or "", made.__qualname__]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     with ExitStack() as stack:

@@ -2,15 +2,20 @@
 
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
+import fulgurite as fg
 import jax
 from fulgurite.errors import FulguriteError
 
 from fulgurite_testing.bits import about_same, same_bits
 from fulgurite_testing.memory import Memory
-from fulgurite_testing.subject import Broken, Ran, Subject, said
+from fulgurite_testing.subject import HALF, Broken, Ran, Subject, said
 from fulgurite_testing.tiny import tiny_engine
+
+OF_THE_RUN = ("COMPLETE", "attempts", "checkpoints", "lock", "superseded")
+"""In a run's directory, what the engine and its checkpointer keep there."""
 
 
 def hooks(subject: Subject) -> None:
@@ -97,20 +102,28 @@ def deterministic(subject: Subject) -> None:
 
 
 def resume(subject: Subject) -> None:
-    """A run that is stopped, saved, restored into a new instance and gone on with has the bits and the exact records
-    of one that was not."""
-    kept = Memory()
-    with subject.directory() as run:
-        first = subject.fit(subject.make(), run=run, memory=kept, stop=True)
-        second = subject.fit(subject.make(), run=run, memory=Memory(kept.kept), resume="latest")
-    begun = [(one.step, one.source) for one in first.events.exact()]
-    whole = _whole(subject.ran)
-    both = second.result.state, _records(first) + _records(second)
-    if difference := same_bits(whole, both):
+    """A run that ends at any moment after it was saved, and is gone on with in a new instance, has the bits, the exact
+    records and the files of one that was not."""
+    ran = subject.ran
+    files = _files(ran.run)
+    # Those with clocks in them differ between any two runs.
+    exact = [name for name, held in files.items() if _files(subject.again.ran.run).get(name) == held] if files else []
+    kept = Memory({step: held for step, held in ran.memory.kept.items() if step == HALF})
+    second = subject.fit(subject.make(), run=ran.run, memory=kept, resume=HALF)
+    begun = [one for one in ran.events.exact() if one.step <= HALF]
+    both = second.result.state, _records([*begun, *second.events.exact()])
+    if difference := same_bits(_whole(ran), both):
         raise Broken(
-            f"a run that was stopped at step {int(first.result.state.step)} and resumed in a new instance is not the "
-            f"one that went through: {difference} (records before the stop: {begun}). What it keeps on the host goes "
-            "through host_state and restore_host_state, what it keeps on the device through plugin_state"
+            f"a run that was saved at step {HALF} and resumed in a new instance is not the one that went through: "
+            f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the host "
+            "goes through host_state and restore_host_state, what it keeps on the device through plugin_state"
+        )
+    now = _files(ran.run)
+    if wrong := [name for name in exact if now.get(name) != files[name]]:
+        raise Broken(
+            f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {HALF}: it held "
+            f"{len(files[wrong[0]])} bytes and holds {len(now.get(wrong[0], b''))}. Cut it back to where the "
+            "checkpoint was, by durable and rewind; a subclass of fg.FileSink is given the position"
         )
 
 
@@ -143,8 +156,14 @@ def _pair(subject: Subject) -> tuple[Ran, Ran]:
 
 
 def _whole(ran: Ran) -> Any:
-    return ran.result.state, _records(ran)
+    return ran.result.state, _records(ran.events.exact())
 
 
-def _records(ran: Ran) -> list[Any]:
-    return [{f"{one.source} at {one.step}": one.values} for one in ran.events.exact()]
+def _records(records: list[fg.Record]) -> list[Any]:
+    return [{f"{one.source} at {one.step}": one.values} for one in records]
+
+
+def _files(run: Path) -> dict[str, bytes]:
+    """What plugins wrote into a run's directory, by path."""
+    paths = {path.relative_to(run): path for path in run.rglob("*") if path.is_file()}
+    return {str(name): path.read_bytes() for name, path in paths.items() if name.parts[0] not in OF_THE_RUN}

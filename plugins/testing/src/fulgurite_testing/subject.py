@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ CHANGES_BY_NATURE = {
 """Hooks that are there to change the numbers of a run."""
 
 
+HALF = STEPS // 2
+
 HOST = ("event", "sink", "persistence")
 """Kinds of hooks that are called on the host."""
 
@@ -52,13 +53,15 @@ class Ran:
         result: what it returned.
         events: what its plugins were told.
         plugin: the instance that took part, None where none did.
-        engine: whose fit it was.
+        run: the run's directory.
+        memory: what was saved, unless the plugin itself is the checkpointer.
     """
 
     result: fg.Result
     events: Events
     plugin: Any
-    engine: fg.Engine
+    run: Path
+    memory: Memory
 
 
 @dataclass(eq=False)
@@ -111,7 +114,7 @@ class Subject:
 
     @functools.cached_property
     def again(self) -> "Again":
-        """The same fit once more, watched as it closes."""
+        """The same fit once more, by another instance, watched as it closes."""
         late: list[str] = []
 
         def around(name: str, call: Callable[[], Any]) -> Any:
@@ -133,11 +136,10 @@ class Subject:
         alone = self.beside is list and (self.model, self.data) == (TinyModel, tiny_data)
         return _tiny_alone() if alone else self.fit(None)
 
-    @contextmanager
-    def directory(self) -> Any:
+    def directory(self) -> Path:
         """A run directory of its own."""
         self._runs += 1
-        yield self.folder / f"run-{self._runs}"
+        return self.folder / f"run-{self._runs}"
 
     def fit(
         self,
@@ -145,25 +147,22 @@ class Subject:
         *,
         run: Path | None = None,
         memory: Memory | None = None,
-        stop: bool = False,
         resume: Any = None,
         others: Sequence[Any] = (),
         **settings: Any,
     ) -> Ran:
-        """Trains with a plugin, or without any, in `run` or a directory of its own. `stop` asks after half of the
-        steps that training stops, as a signal would."""
-        if run is None:
-            with self.directory() as run:
-                pass
-        events = Events()
+        """Trains with a plugin, or without any, in `run` or a directory of its own. It is saved after half of the
+        steps."""
+        run = self.directory() if run is None else run
+        events, memory = Events(), memory or Memory()
         keeps = not self.hooks & {"save", "restore"}
-        companions = [*self.beside(), *others, _Half(stop), events, *([memory or Memory()] if keeps else [])]
+        companions = [*self.beside(), *others, _Half(), events, *([memory] if keeps else [])]
         engine = tiny_engine(*([] if plugin is None else [plugin]), *companions, run=run, **settings)
         with warnings.catch_warnings():
             # A sink that fails warns; `result.failed` says so as well, and that is looked at.
             warnings.filterwarnings("ignore", category=UserWarning)
             result = engine.fit(self.model, self.data(), resume=resume)
-        return Ran(result, events, plugin, engine)
+        return Ran(result, events, plugin, run, memory)
 
 
 @dataclass(frozen=True)
@@ -206,24 +205,18 @@ def _kinds() -> dict[str, str]:
 @functools.cache
 def _tiny_alone() -> Ran:
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder:
-        subject = Subject(_Half(False), list, TinyModel, tiny_data, (), 10.0, Path(folder))
+        subject = Subject(_Half(), list, TinyModel, tiny_data, (), 10.0, Path(folder))
         return subject.fit(None)
 
 
-@dataclass(frozen=True)
 class _Half:
-    """Something is due after half of the steps, in every run; in those that stop there, a wish to stop."""
+    """Saves after half of the steps, once everything else there is done."""
 
-    stop: bool
     plugin_name = "half"
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("half", fg.At(STEPS // 2), self.act)]
-
-    def act(self, run: fg.Run) -> None:
-        if self.stop:
-            run.request_stop("half of it is enough")
+        return [fg.Scheduled("half", fg.At(HALF), lambda run: run.save(), phase="save")]
 
 
 def said(error: BaseException) -> str:
