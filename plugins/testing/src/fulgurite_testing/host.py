@@ -35,8 +35,8 @@ def no_sync(subject: Subject) -> None:
 
     plugin = watch(subject.make(), FREE, around, phases=("log", "act"))
     subject.fit(plugin, others=[_Slow()], log_every=1, steps=5)
-    # One that waits finds the device idle each time; one that does not may do so on a busy machine now and then.
-    if waited := [name for name, after in seen.items() if len(after) > 1 and not any(after)]:
+    # One that waits finds the device idle, and one that does not finds it busy; on a busy machine not each time.
+    if waited := [name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)]:
         raise Broken(
             f"{', '.join(waited)} waits for the device: after each call the newest step was done. Emit device arrays "
             "by run.emit, which copies them in the background, and read metrics in the phase `decide`"
