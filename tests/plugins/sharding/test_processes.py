@@ -1,6 +1,6 @@
 """Training by several real processes on loopback: what they compute, save, resume, and how they stop and die.
 
-`trained.py` is what they run. Each has one device.
+`trained.py` is what they run, and saves by fulgurite_checkpoint. Each has one device.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Looking at what is spread over devices: where it is, the whole of it, and whether its replicas agree."""
 
+import importlib.util
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ def show(tree: PyTree, visualize: str | None = None) -> None:
     """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line sums them up.
 
     `visualize` is the path of an array with one or two dimensions, whose parts are drawn by
-    `jax.debug.visualize_array_sharding`, which needs `rich`.
+    `jax.debug.visualize_array_sharding`, which needs `rich`: `pip install 'fulgurite-sharding[visualize]'`.
     """
     rows = [("path", "shape", "spec", "bytes per device")]
     for path, leaf in leaves_with_paths(tree):
@@ -38,6 +39,8 @@ def show(tree: PyTree, visualize: str | None = None) -> None:
         leaf = resolve(tree, visualize)
         if getattr(leaf, "ndim", 0) not in (1, 2):
             raise ConfigurationError(f"show: {visualize} is no array with one or two dimensions")
+        if importlib.util.find_spec("rich") is None:
+            raise ConfigurationError("show(visualize=) needs rich: pip install 'fulgurite-sharding[visualize]'")
         jax.debug.visualize_array_sharding(leaf)
 
 

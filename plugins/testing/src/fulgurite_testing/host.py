@@ -34,7 +34,7 @@ def no_sync(subject: Subject) -> None:
         return answer
 
     plugin = watch(subject.make(), FREE, around, phases=("log", "act"))
-    subject.fit(plugin, others=[_Slow()], log_every=1, steps=5)
+    subject.fit(plugin, others=[_Slow()], log_every=1, steps=8)
     # One that waits finds the device idle, and one that does not finds it busy; on a busy machine not each time.
     if waited := [name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)]:
         raise Broken(
