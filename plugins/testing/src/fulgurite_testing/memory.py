@@ -61,8 +61,9 @@ class Memory:
         rest = json.loads(text)
         state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), like)
         span = fg.Span.from_json(rest["span"])
-        rest["pending"], asked = tuple(rest["pending"]), tuple(rest["asked"])
-        return fg.Snapshot(state, span, *(rest[name] for name in ("position", "pending", "host", "metrics")), asked)
+        rest = {name: rest[name] for name in ("position", "host", "metrics", "pending", "asked")}
+        rest |= {"pending": tuple(rest["pending"]), "asked": tuple(rest["asked"])}
+        return fg.Snapshot(state, span, **rest)
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
