@@ -259,7 +259,7 @@ def test_processes_of_a_cluster_find_each_other(cluster: Callable[[int, int], di
     finally:
         for member in members:
             member.kill()
-            member.wait()
+            member.communicate()
 
 
 def test_a_backend_in_use() -> None:
