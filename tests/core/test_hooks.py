@@ -340,6 +340,29 @@ def test_gradient_transforms_are_chained_before_the_optimizer(order: tuple[str, 
     assert asked == ["default", "default"]
 
 
+def test_gradient_transforms_have_keys_of_their_own() -> None:
+    """The noise of one is that of optax with its key: another one for each plugin and seed, the same in each run."""
+    keys: dict[tuple[int, str], Any] = {}
+
+    def weight(seed: int) -> float:
+        def noise(self: Any, key: Any) -> optax.GradientTransformation:
+            keys[seed, self.plugin_name] = key
+            return optax.add_noise(1.0, 0.55, key)
+
+        plugins = [plugin(name, gradient_transform=noise) for name in ("one", "other")]
+        return float(engine(*plugins, steps=3, seed=seed).fit(Counting(), numbers([0])).module.weight)
+
+    weights = weight(0), weight(1), weight(0)
+    assert weights[0] == weights[2] != weights[1]
+    assert len({jax.random.key_data(key).tobytes() for key in keys.values()}) == 4
+    expected, transform = 0.0, optax.chain(*(optax.add_noise(1.0, 0.55, keys[0, name]) for name in ("one", "other")))
+    state = transform.init(jnp.zeros(()))
+    for _ in range(3):
+        gradient, state = transform.update(jnp.ones(()), state)
+        expected -= float(gradient)
+    assert weights[0] == pytest.approx(expected, rel=1e-5)
+
+
 # --- traced, with state of their own ----------------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ def evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
 
 
 @hookspec("build", gives="GradientTransformation")
-def gradient_transform(module: PyTree, optimizer: str) -> optax.GradientTransformation | None:
+def gradient_transform(module: PyTree, optimizer: str, key: Key[Array, ""]) -> optax.GradientTransformation | None:
     """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once an optimizer."""
 
 

@@ -147,10 +147,11 @@ class Program:
         if phases is None:
             phases = phases_of(module.configure_optimizers(), f"{type(module).__name__}.configure_optimizers")
         for name, phase in list(phases.items()):
-            answers = self._plugins.call("gradient_transform", module=module, optimizer=name)
-            phases[name] = phase.preceded_by(
-                optax.chain(optax.identity(), *(one for _, one in answers if one is not None))
-            )
+            root, before = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}"), [optax.identity()]
+            for hook in self._plugins.implementations("gradient_transform"):
+                key = fold_name(root, f"plugin:{hook.plugin.name}")
+                before += [hook(None, module=module, optimizer=name, key=key) or optax.identity()]
+            phases[name] = phase.preceded_by(optax.chain(*before))
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         first = next(iter(phases.values()))
         if rule is None and (len(phases) != 1 or type(first) is not Phase):
@@ -179,8 +180,7 @@ class Program:
     def _step_metrics(self, source: Source, arrays: Any, key: Key[Array, ""], batch: Any, resident: Any) -> Any:
         if isinstance(batch, Indexed):
             batch = ArrayData.gather(resident, batch)
-        update = self.step.update(self._make(source, arrays, key), batch, jnp.zeros(len(self.step.tasks), bool))
-        return update[2:4]
+        return self.step.update(self._make(source, arrays, key), batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
