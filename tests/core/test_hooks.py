@@ -358,8 +358,8 @@ def test_gradient_transforms_have_keys_of_their_own() -> None:
     expected, transform = 0.0, optax.chain(*(optax.add_noise(1.0, 0.55, keys[0, name]) for name in ("one", "other")))
     state = transform.init(jnp.zeros(()))
     for _ in range(3):
-        gradient, state = transform.update(jnp.ones(()), state)
-        expected -= float(gradient)
+        update, state = transform.update(jnp.ones(()), state)
+        expected -= np.asarray(update).item()
     assert weights[0] == pytest.approx(expected, rel=1e-5)
 
 

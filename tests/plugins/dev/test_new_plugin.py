@@ -1,6 +1,5 @@
 """`fulgurite new-plugin`: what it writes installs with pip, passes its own tests, and trains by its name."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,39 +8,79 @@ import pytest
 from fulgurite.command import main
 from fulgurite_dev.new_plugin import KINDS
 
+ROOT = Path(__file__).parents[3]
 TRAIN = """
 import fulgurite as fg
 from fulgurite_testing import TinyModel, tiny_data
-arguments = {"data": tiny_data(), "every": 4} if KIND == "evaluator" else {}
-engine = fg.Engine(steps=8, plugins=[{"new_one": arguments}], run="run", autoload=False)
-result = engine.fit(TinyModel, tiny_data())
-print(list(engine.plugins.plugins), int(result.state.step), result.failed)
+print(fg.__file__)
+arguments = {"new_evaluator": {"data": tiny_data(), "every": 4}}
+for name in ("new_sink", "new_traced", "new_evaluator"):
+    engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run=f"runs/{name}", autoload=False)
+    result = engine.fit(TinyModel, tiny_data())
+    print(list(engine.plugins.plugins), int(result.state.step), result.failed)
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_new_plugin_installs_passes_its_tests_and_trains(kind: str, tmp_path: Path) -> None:
-    folder, site = tmp_path / "made", tmp_path / "site"
-    assert main(["new-plugin", "new-one", "--kind", kind, "--folder", str(folder)]) == 0
-    install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), str(folder)]
-    subprocess.run([sys.executable, "-m", *install], check=True)
-    variables = {**os.environ, "PYTHONPATH": str(site)}
-    train = subprocess.run(
-        [sys.executable, "-c", f"KIND = {kind!r}\n{TRAIN}"], env=variables, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert train.stdout == "['new_one'] 8 {}\n", train.stderr
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "tests")]
-    ran = subprocess.run(tests, env=variables, cwd=folder, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout
-    assert {path.name for path in folder.iterdir()} >= {"pyproject.toml", "README.md", "LICENSE", ".github", "src"}
+def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
+    """In a fresh environment, beside wheels of what they need of this workspace. What comes from elsewhere (jax and
+    the like) is taken from the environment that runs this test: it is on the path after the fresh one."""
+    made = [str(tmp_path / f"made-{kind}") for kind in KINDS]
+    for kind, folder in zip(KINDS, made, strict=True):
+        assert main(["new-plugin", f"new-{kind}", "--kind", kind, "--folder", folder]) == 0
+        assert {path.name for path in Path(folder).iterdir()} >= {"pyproject.toml", "README.md", "LICENSE", ".github"}
+    environment, wheels = tmp_path / "environment", tmp_path / "wheels"
+    call(sys.executable, "-m", "venv", environment)
+    python = next(environment.glob("*/python"))
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    members = [ROOT / "core", ROOT / "plugins" / "testing"]
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, *members, *made)
+    assert len(list(wheels.iterdir())) == 5
+    call(*pip, "install", "--no-deps", "--ignore-installed", *wheels.iterdir())
+    file, *trained = call(python, "-c", TRAIN, cwd=tmp_path).splitlines()
+    assert Path(file).is_relative_to(site)
+    assert trained == [f"['new_{kind}'] 8 {{}}" for kind in KINDS]
+    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *made, cwd=tmp_path)
 
 
-@pytest.mark.parametrize(("name", "why"), [("Noise", "small letters"), ("fulgurite-noise", "is called fulgurite-NAME")])
-def test_a_bad_name_is_an_error(name: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def call(*command: object, cwd: Path | None = None) -> str:
+    """What a command prints; an error if it fails."""
+    ran = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Noise", "small letters"),
+        ("9lives", "begin with a letter"),
+        ("fulgurite-noise", "leave that out"),
+    ],
+)
+def test_a_bad_name_is_an_error(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["new-plugin", name, "--folder", str(tmp_path / "made")]
     with pytest.raises(SystemExit) as stop:
-        main(["new-plugin", name])
+        main(command)
     assert stop.value.code == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_name_that_is_taken_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for distribution in ("other", "fulgurite-mine"):
+        info = tmp_path / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        name = "taken" if distribution == "other" else "mine"
+        (info / "entry_points.txt").write_text(f"[fulgurite.plugins]\n{name} = elsewhere:Plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["new-plugin", "mine", "--folder", str(tmp_path / "mine")]) == 0
+    with pytest.raises(SystemExit):
+        main(["new-plugin", "taken", "--folder", str(tmp_path / "taken")])
+    assert "a plugin 'taken' is installed by other 1.0: choose another name" in capsys.readouterr().err
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

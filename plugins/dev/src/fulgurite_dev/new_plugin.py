@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from string import Template
 
+from fulgurite.discovery import installed
 from fulgurite.errors import ConfigurationError
 
 KINDS = ("sink", "traced", "evaluator")
@@ -30,15 +31,20 @@ def command(arguments: list[str]) -> int:
 def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
     """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be there yet; gives the
     folder."""
-    if not _NAME.fullmatch(name) or name.startswith("fulgurite"):
+    if name.startswith("fulgurite"):
+        raise ConfigurationError(f"the name {name!r} begins with fulgurite: leave that out, it is put before it")
+    if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"the name {name!r} must be small letters, digits and hyphens, such as gradient-noise; the distribution "
-            "is called fulgurite-NAME"
+            f"the name {name!r} must be small letters, digits and hyphens, and begin with a letter, such as "
+            "gradient-noise"
         )
     folder = Path(f"fulgurite-{name}") if folder is None else folder
     if folder.exists():
         raise ConfigurationError(f"{folder} is there already: choose another --folder")
     module = name.replace("-", "_")
+    for other in installed().get(module, ()):
+        if other.entry.dist is not None and other.entry.dist.name != f"fulgurite-{name}":
+            raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")
     values = {"name": name, "module": module, "cls": "".join(part.capitalize() for part in name.split("-"))}
     for source in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(one for one in source.rglob("*") if one.is_file()):
