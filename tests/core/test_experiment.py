@@ -48,6 +48,10 @@ class Report:
         print("step", record.step, flush=True)
 
     @fg.hookimpl
+    def on_exception(self):
+        time.sleep(600)  # what a second Ctrl-C must not wait for
+
+    @fg.hookimpl
     def on_fit_end(self, run, result):
         print("end", result.stopped, run.directory.path, flush=True)
 

@@ -16,14 +16,7 @@ from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
 from fulgurite.encoding import dumps
-from fulgurite.errors import (
-    ConfigurationError,
-    DataError,
-    NonFiniteError,
-    PluginError,
-    StateError,
-    did_you_mean,
-)
+from fulgurite.errors import ConfigurationError, DataError, NonFiniteError, PluginError, StateError, did_you_mean
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions
 from fulgurite.explain import explained
 from fulgurite.feed import Feed

@@ -3,9 +3,13 @@
 import argparse
 import inspect
 import json
+import os
+import signal
 import sys
+import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -39,7 +43,10 @@ def main(
     exits with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on arguments that
     cannot be meant. A first signal lets the step be finished and saved; a second one ends the process at once.
     """
-    rows = [f"  {name}={_default(one)}  ({_kind(kind)})" for name, (one, kind) in arguments_of(experiment).items()]
+    rows = [
+        f"  {name}={'...' if one.default is one.empty else one.default}  ({_kind(kind)})"
+        for name, (one, kind) in arguments_of(experiment).items()
+    ]
     parser = argparse.ArgumentParser(
         prog=program,
         description=inspect.getdoc(experiment),
@@ -63,14 +70,11 @@ def main(
             made.engine.set_run(options.run)
     except (ConfigurationError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
-    codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     engine, data = made.engine, made.data() if inspect.isfunction(made.data) else made.data
     resumes = engine.run is not None and engine.plugins.the_one("restore") is not None
-    try:
+    with _second_interrupt_ends_it():
         result = engine.fit(made.model, data, resume="auto" if resumes else None)
-    except KeyboardInterrupt:
-        print("stopped at once by SIGINT", file=sys.stderr)
-        sys.exit(codes["SIGINT"])
+    codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stopped in codes:
         print(f"stopped by {result.stopped} at step {int(result.state.step)}", file=sys.stderr)
         sys.exit(codes[result.stopped])
@@ -88,9 +92,8 @@ def build(
     override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
     run's directory, is handed to an experiment that has an argument `run`, so that it can leave out what needs one; it
     is no part of the configuration."""
-    known, given = arguments_of(experiment), {}
-    if "run" in known and run is not None:
-        given["run"] = run
+    known = arguments_of(experiment)
+    given: dict[str, Any] = {"run": run} if "run" in known and run is not None else {}
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
@@ -169,6 +172,23 @@ def parsed(name: str, text: str, kind: Any) -> Any:
     raise ConfigurationError(f"{name}={text!r} is not {_kind(kind)}")
 
 
+@contextmanager
+def _second_interrupt_ends_it() -> Iterator[None]:
+    """Within it a second Ctrl-C ends the process, whatever is waited for. A display may have hidden the cursor."""
+
+    def end(*_: Any) -> None:
+        os.write(2, b"\x1b[?25h" * os.isatty(2) + b"stopped at once by SIGINT\n")
+        os._exit(EXIT_CODES["SIGINT"])
+
+    inside = threading.current_thread() is threading.main_thread()
+    former = signal.signal(signal.SIGINT, end) if inside else None
+    try:
+        yield
+    finally:
+        if inside:
+            signal.signal(signal.SIGINT, former)
+
+
 def _exit_code(text: str) -> int:
     code = parsed("--preempted-exit-code", text, int)
     if not 0 < code < 256:
@@ -178,7 +198,3 @@ def _exit_code(text: str) -> int:
 
 def _kind(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
-
-
-def _default(parameter: inspect.Parameter) -> str:
-    return "..." if parameter.default is parameter.empty else str(parameter.default)

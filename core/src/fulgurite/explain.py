@@ -12,16 +12,8 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 SLOTS = (
-    "mesh",
-    "state_sharding",
-    "batch_sharding",
-    "forward_sharding",
-    "output_sharding",
-    "update_rule",
-    "optimizers",
-    "consensus",
-    "save",
-    "restore",
+    *("mesh", "state_sharding", "batch_sharding", "forward_sharding", "output_sharding"),
+    *("update_rule", "optimizers", "consensus", "save", "restore"),
 )
 """The hooks that one plugin alone answers."""
 _SHOWN = 6
