@@ -56,8 +56,8 @@ def test_a_run_whose_checkpoints_are_in_a_bucket(tmp_path: Path) -> None:
 
 def in_a_bucket(path: Path) -> None:
     """Saves, damages the newest checkpoint from outside, goes on from the one before, and prints how that went."""
-    from gcp_storage_emulator import server
-    from gcp_storage_emulator.handlers import objects
+    from gcp_storage_emulator import server  # pyright: ignore[reportMissingImports]
+    from gcp_storage_emulator.handlers import objects  # pyright: ignore[reportMissingImports]
 
     def move(request: Any, response: Any, storage: Any) -> None:
         """Cloud Storage has it since 2025, the emulator not yet."""
