@@ -171,8 +171,8 @@ compiled step
 8: evaluation test ended with 8 updates
 8: epoch 1 ended
 10: decides
-10: good sink takes exact train
 10: good sink takes telemetry steps_per_second
+10: good sink takes exact train
 10: acts, having seen the loss -9
 10: comes to an end
 10: saver is asked
