@@ -13,6 +13,7 @@ from fulgurite.errors import PluginError, did_you_mean
 
 GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
+_packages = functools.cache(packages_distributions)  # reads the metadata of everything installed: 0.2 s and more
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def selection_from_environment() -> list[str]:
     return [part.strip() for part in os.environ.get("FULGURITE_PLUGINS", "").split(",") if part.strip()]
 
 
+@functools.cache
 def distribution_of(cls: type) -> str:
     """Name and version of the distribution that a class comes from, else its module."""
     package = cls.__module__.partition(".")[0]
@@ -92,12 +94,6 @@ def _is_installed(package: str) -> bool:
         return True
     folder = Path(file).parent.parent if Path(file).stem == "__init__" else Path(file).parent
     return any(folder.glob("*.dist-info")) or any(folder.glob("*.egg-info"))
-
-
-@functools.cache
-def _packages() -> Mapping[str, list[str]]:
-    # It reads the metadata of everything that is installed, which takes 0.2 s and more.
-    return packages_distributions()
 
 
 def _owner(entry: EntryPoint) -> str:
