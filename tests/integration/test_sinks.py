@@ -66,7 +66,7 @@ def exact(scalars: Scalars) -> list[tuple[int, str]]:
     return sorted((step, name) for step, name, _ in scalars if not name.endswith("steps_per_second"))
 
 
-@pytest.mark.parametrize("kills", [(), (13, 28)])
+@pytest.mark.parametrize("kills", [pytest.param((), marks=pytest.mark.slow), (13, 28)])
 def test_every_sink_tells_the_same_each_step_once(kills: tuple[int, ...], tmp_path: Path):
     for kill in (*kills, 0):
         run(tmp_path, kill)

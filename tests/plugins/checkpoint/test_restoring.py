@@ -290,6 +290,7 @@ def test_a_state_and_weights_to_begin_with_exclude_each_other(old: Any) -> None:
 # --- other devices ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # tests/integration/test_elastic.py has fewer devices in the suite
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
     """Trained on four simulated devices, gone on from with two and with one; the same numbers but for rounding."""
     program = Path(__file__).with_name("elastic.py")

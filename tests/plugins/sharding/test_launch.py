@@ -135,7 +135,7 @@ def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, co
         assert "    ZeroDivisionError: division by zero" in last
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_process_outlives_the_launcher(program: Path, tmp_path: Path, number: signal.Signals) -> None:
     """These two do not listen to SIGINT and SIGTERM: asked twice, the launcher ends them."""
     arguments = ["launch", "--processes", "2", str(program), "wait"]

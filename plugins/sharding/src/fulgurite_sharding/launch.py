@@ -77,7 +77,8 @@ class _Member:
 
     def __init__(self, number: int, count: int, command: list[str], environment: dict[str, str], log: Path | None):
         self.name = f"process {number} of {count}"
-        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        # One for each stream, because which of two streams was written to last cannot be told here.
+        self._tails: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(2)]
         # A session of its own: Ctrl-C reaches it once, through us. It ends when its standard input does, with us.
         self.process = subprocess.Popen(
             command,
@@ -91,8 +92,8 @@ class _Member:
         )
         self._prefix = f"[{number}] " if number else ""
         self._log = log.open("w") if log else None
-        pairs = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
-        self._readers = [threading.Thread(target=self._pass_on, args=pair, daemon=True) for pair in pairs]
+        streams = zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self._tails, strict=True)
+        self._readers = [threading.Thread(target=self._pass_on, args=stream, daemon=True) for stream in streams]
         for reader in self._readers:
             reader.start()
 
@@ -111,9 +112,14 @@ class _Member:
             self._log.close()
             self._log = None
 
-    def _pass_on(self, source: IO[str], target: IO[str]) -> None:
+    @property
+    def tail(self) -> list[str]:
+        """Its last lines, what it wrote to standard error behind the others."""
+        return [line for tail in self._tails for line in tail][-LAST_LINES:]
+
+    def _pass_on(self, source: IO[str], target: IO[str], tail: deque[str]) -> None:
         for line in source:
-            self.tail.append(line)
+            tail.append(line)
             if self._log:
                 self._log.write(line)
                 self._log.flush()
