@@ -132,8 +132,14 @@ class CompiledStep:
         return compiled
 
     def _run(self, arrays: Any, packed: Any, resident: Any, buffer: Any, n: Any, due: Any) -> Any:
+        arrays = self._layout.apart(arrays)
         if self.fuse == 1:
-            return self._one(resident, buffer, due, arrays, packed)
+            arrays, packed, output = self._one(resident, buffer, due, arrays, packed)
+        else:
+            arrays, packed, output = self._several(resident, buffer, n, due, arrays, packed)
+        return self._layout.tied(arrays), packed, output
+
+    def _several(self, resident: Any, buffer: Any, n: Any, due: Any, arrays: Any, packed: Any) -> Any:
         # Traced once, to learn the shape of its output and to be the loop's body.
         first = jax.tree.map(lambda leaf: leaf[0], buffer)
         jaxpr, shapes = jax.make_jaxpr(self._one, return_shape=True)(resident, first, due, arrays, packed)

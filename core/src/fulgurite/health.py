@@ -1,5 +1,6 @@
 """Whether a step was finite: losses, gradients as the optimizer receives them, and the parameters it updated."""
 
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -33,7 +34,7 @@ class Health(eqx.Module):
     @staticmethod
     def good(module: PyTree) -> "Health":
         """Of a state in which no step was taken yet."""
-        exempt = jnp.asarray([_probe(leaf) != 0 for _, leaf in _floating(module)], bool).reshape(-1)
+        exempt = _probes([leaf for _, leaf in _floating(module)])
         return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), exempt)
 
     def examine(self, output: Output, module: PyTree) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
@@ -47,9 +48,11 @@ class Health(eqx.Module):
         terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
         terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
         updated = [(f"the update of {path}", leaf) for path, leaf in _floating(module)]
-        found = jnp.stack([_probe(leaf) != 0 for _, leaf in terms + updated])
+        names = [name for name, _ in terms + updated]
+        found = _probes([leaf for _, leaf in terms + updated])
         found &= jnp.concatenate([jnp.ones(len(terms), bool), ~self.exempt])
-        return found.any(), jnp.argmax(found).astype(jnp.int32), [name for name, _ in terms + updated]
+        culprit = jnp.min(jnp.where(found, jnp.arange(len(names), dtype=jnp.int32), len(names)))
+        return culprit < len(names), culprit, names
 
     def after(self, step: Int[Array, ""], bad: Bool[Array, ""], culprit: Int[Array, ""], skip: bool) -> "Health":
         """The health after update number `step`."""
@@ -62,11 +65,20 @@ def _floating(tree: Any) -> Terms:
     return [(path, leaf) for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array)) if leaf.size]
 
 
-def _probe(leaf: Array) -> Float[Array, ""]:
-    """Zero if all elements are finite, else NaN: the sum of `0 * x`.
+def _probes(leaves: list[Array]) -> Bool[Array, " leaves"]:
+    """Which arrays have an element that is not finite: then the sum of `0 * x` is NaN.
 
-    Written as a product with a vector of zeros, which CPU backends vectorize; they add up a sum of floats one by one.
+    Written as products of matrices of zeros, which CPU backends vectorize. They add up a sum of floats one by one, and
+    each sum costs the host further allocations at every call.
     """
+    if not leaves:
+        return jnp.zeros(0, bool)
+    return jnp.concatenate([_probe(leaf) for leaf in leaves]).reshape(-1, 2)[:, 0] != 0
+
+
+def _probe(leaf: Array) -> Float[Array, "2"]:
+    zeros = partial(jnp.zeros, dtype=leaf.dtype)
     if leaf.ndim >= 2:
-        leaf = leaf.reshape(-1, leaf.shape[-1]) @ jnp.zeros(leaf.shape[-1], leaf.dtype)
-    return jnp.sum(leaf * 0).astype(jnp.float32)
+        leaf = leaf.reshape(-1, leaf.shape[-1]) @ zeros(leaf.shape[-1])
+    # Two columns, because the product of two vectors becomes a sum again.
+    return (leaf.reshape(-1) @ zeros((leaf.size, 2))).astype(jnp.float32)

@@ -224,7 +224,9 @@ class Loop:
         accounts, agenda, first = self._accounts, self._agenda, self.step
         compiled = accounts.seconds["compile"]
         data = dispatch = wait = 0.0
-        self._state = None
+        if self._state is not None:
+            self.program.layout.consume(self._state)
+            self._state = None
         self.program.enter(self.step, self.span)
         target = agenda.next_due(self.step, self.span)
         while True:

@@ -1,0 +1,127 @@
+"""States of many small arrays, which cross `jax.jit` end to end: nothing of it is to be seen from outside."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import StateError
+from models import assert_close, assert_same_bits
+
+BATCH, STEPS = 16, 12
+
+
+class Deep(fg.Module):
+    """Twenty small layers, one of half precision, and an array that is not small."""
+
+    layers: list[eqx.nn.Linear]
+    half: jax.Array
+    wide: eqx.nn.Linear
+    counted: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        first, *keys = jax.random.split(key, 21)
+        self.layers = [eqx.nn.Linear(4, 4, key=key) for key in keys]
+        self.half = jnp.ones(4, jnp.bfloat16)
+        self.wide = eqx.nn.Linear(4, 2000, key=first)
+        self.counted = jnp.arange(3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(loss_of(self, batch))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-3)
+
+
+def loss_of(model: Deep, batch: Any) -> jax.Array:
+    def one(x: jax.Array) -> jax.Array:
+        for layer in model.layers:
+            x = x + jnp.tanh(layer(x)) / 8
+        return model.wide(x * model.half).mean()
+
+    return ((jax.vmap(one)(batch["x"]) - batch["y"]) ** 2).mean()
+
+
+def data() -> fg.ArrayData:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH * 4, 4)).astype(np.float32)
+    return fg.ArrayData({"x": x, "y": x.sum(1)}, BATCH, shuffle=False)
+
+
+def by_hand(model: Deep) -> Deep:
+    optimizer = optax.adam(1e-3)
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda params: loss_of(eqx.combine(params, static), batch))(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for batch in [*data()] * (STEPS // 4):
+        params, state = step(params, state, batch)
+    return eqx.combine(params, static)
+
+
+@pytest.fixture(scope="module")
+def trained() -> fg.Result:
+    return fg.Engine(steps=STEPS).fit(Deep(key=jax.random.key(0)), data())
+
+
+def test_the_result_is_that_of_a_loop_by_hand(trained: fg.Result) -> None:
+    assert_close(trained.module, by_hand(Deep(key=jax.random.key(0))), 1e-4)
+
+
+def test_few_arrays_cross_jit(trained: fg.Result) -> None:
+    counts: list[int] = []
+
+    class Inputs:
+        @fg.hookimpl
+        def on_compile(self, compiled: Any) -> None:
+            counts.append(len(jax.tree.leaves(compiled.in_avals)))
+
+    fg.Engine(steps=1, plugins=[Inputs()]).fit(Deep(key=jax.random.key(0)), data())
+    assert len(jax.tree.leaves(trained.state)) > 120
+    assert counts[0] < 30
+
+
+def test_single_steps_give_the_same_bits(trained: fg.Result) -> None:
+    engine = fg.Engine(steps=STEPS)
+    state = engine.init(Deep(key=jax.random.key(0)), data())
+    for batch in engine.batches(data()):
+        state, _ = engine.step(state, batch)
+    assert_same_bits(state.module, trained.module)
+    assert_same_bits(state.opt_state, trained.state.opt_state)
+
+
+def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.Result) -> None:
+    fused = fg.Engine(steps=STEPS, fuse=4, log_every=3).fit(Deep(key=jax.random.key(0)), data())
+    assert_close(fused.module, trained.module, 1e-4)
+
+
+def test_a_state_that_was_given_is_consumed() -> None:
+    engine = fg.Engine(steps=2)
+    state = engine.init(Deep(key=jax.random.key(0)), data())
+    engine.fit(data=data(), state=state)
+    with pytest.raises(StateError, match="consumed"):
+        engine.fit(data=data(), state=state)
+
+
+def test_a_state_that_a_plugin_kept_is_consumed_by_the_next_step() -> None:
+    kept: list[fg.TrainState] = []
+
+    class Keeping:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("keep", fg.Every(1), lambda run: kept.append(run.state))]
+
+    engine = fg.Engine(steps=3, plugins=[Keeping()])
+    engine.fit(Deep(key=jax.random.key(0)), data())
+    assert all(layer.weight.is_deleted() for layer in kept[0].module.layers)
+    with pytest.raises(StateError, match="consumed"):
+        engine.fit(data=data(), state=kept[0])
