@@ -11,8 +11,7 @@ import pytest
 from fulgurite.data import ArrayData, Data, Indexed, Masked
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.feed import Feed, Item
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 
 def lists(batches: Any) -> list[Any]:

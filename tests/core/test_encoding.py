@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from fulgurite.encoding import dumps, loads
 from fulgurite.errors import ConfigurationError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 DTYPES = "bool int8 int32 int64 uint8 uint64 float16 float32 float64 >f4 <i2".split()

@@ -21,8 +21,7 @@ from fulgurite.metrics import (
     Std,
     Sum,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sklearn.metrics import top_k_accuracy_score
 
 OF_VALUES = [Mean, Sum, Min, Max, Std]

@@ -23,8 +23,7 @@ from fulgurite.paths import (
     shape_summary,
     total_size,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 WORDS = st.text(string.ascii_letters + "_", min_size=1)
 NAMES = st.one_of(WORDS, st.text(), st.sampled_from(["", "odd key", 'a"b', "a\\", "a.b", "[0]", "*", "é", "\n", "ौ"]))

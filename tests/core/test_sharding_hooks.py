@@ -17,8 +17,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 DEVICES = 4
 STEPS = 10

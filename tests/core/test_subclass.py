@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError
-from models import Classifier, Counting, assert_same_bits, classes, numbers, regression, trained
-from models import Linear as LinearModel
+from models import Classifier, Counting, Linear as LinearModel, assert_same_bits, classes, numbers, regression, trained
 
 
 class Halving(fg.Engine):

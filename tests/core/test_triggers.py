@@ -6,6 +6,7 @@ import pytest
 from fulgurite import triggers
 from fulgurite.errors import ConfigurationError
 from fulgurite.triggers import (
+    Armed,
     At,
     AtEnd,
     AtStart,
@@ -22,8 +23,7 @@ from fulgurite.triggers import (
     as_trigger,
     is_exact,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 
 def steps_of(trigger: Trigger, span: Span, after: int | None = None, until: int = 10_000) -> list[int]:
@@ -41,7 +41,7 @@ def simulate(
     """(step, time) of each action in a loop whose clock starts at 0, asked at every step boundary."""
     now, found = 0.0, []
     begin = span.origin if begin is None else begin
-    armed = trigger.start(begin, now)
+    armed = Armed(trigger, begin, now)
     assert span.end is not None
     for step in range(begin + 1, span.end + 1):
         now += step_time
@@ -148,7 +148,7 @@ def test_case_08_first_and_first_of_process() -> None:
     assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200), begin=100)] == [101, 102, 103, 104, 105]
     assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200))] == [1, 2, 3, 4, 5]
 
-    armed = (FirstOfProcess(2) | At(150)).start(100, 0.0)
+    armed = Armed(FirstOfProcess(2) | At(150), 100, 0.0)
     span = Span(0, 200)
     assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [101, 101, 102, 150, None]
 
@@ -169,7 +169,7 @@ def test_at_start_fires_in_a_fresh_fit_alone() -> None:
     span = Span(50, 60)
     assert steps_of(AtStart() | Every(4), span) == [50, 52, 56, 60]
     assert steps_of(AtStart() | Every(4), span, after=50) == [52, 56, 60]
-    armed = AtStart().start(50, 0.0)
+    armed = Armed(AtStart(), 50, 0.0)
     assert armed.next_step(49, span) == 50
     assert armed.due(50, span, 0.0)
     assert not armed.due(51, span, 1.0)
@@ -181,7 +181,7 @@ def test_at_end_follows_the_end_of_the_span() -> None:
     assert AtEnd().next(9, Span(0, 9)) is None
     assert AtEnd().next(-1, Span(0, 0)) is None
     # stopped at 7 by a plugin: the loop asks with the span that now ends there
-    assert AtEnd().start(0, 0.0).due(7, Span(0, 7), 0.0)
+    assert Armed(AtEnd(), 0, 0.0).due(7, Span(0, 7), 0.0)
 
 
 def test_every_epoch_counts_the_known_ends_from_the_first() -> None:
@@ -220,7 +220,7 @@ def test_what_a_clock_or_process_decides_is_not_exact() -> None:
 
 def test_the_loop_knows_the_earliest_deadline() -> None:
     span = Span(0, 100)
-    armed = (Period(10) | Period(4) | Every(50)).start(0, now=100.0)
+    armed = Armed(Period(10) | Period(4) | Every(50), 0, now=100.0)
     assert armed.deadline() == 104
     assert not armed.due(1, span, 103.9)
     assert armed.due(2, span, 104.0)
@@ -233,12 +233,12 @@ def test_the_loop_knows_the_earliest_deadline() -> None:
     armed.done(50, 113.0)
     assert armed.deadline() == 115
 
-    steps_alone = Every(4).start(0, 0.0)
+    steps_alone = Armed(Every(4), 0, 0.0)
     assert steps_alone.deadline() is None
 
 
 def test_a_clock_waits_for_the_first_update() -> None:
-    armed = Period(1).start(20, now=0.0)
+    armed = Armed(Period(1), 20, now=0.0)
     assert not armed.due(20, Span(20, 30), 5.0)
     assert armed.due(21, Span(20, 30), 5.0)
 

@@ -10,7 +10,7 @@ from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.records import RecordStream
 from fulgurite.signals import StopRequests
 from fulgurite.tasks import Task
-from fulgurite.triggers import Span, is_exact
+from fulgurite.triggers import Armed, Span, is_exact
 
 
 class Agenda:
@@ -33,7 +33,7 @@ class Agenda:
         self.agreed: frozenset[str] = frozenset()
         self.due = self.nothing_due = flags([False] * len(tasks))
         self._tasks, self._flags, self._consensus, self._signals = tasks, flags, consensus, signals
-        self._armed = {task.name: task.trigger.start(step, monotonic()) for task in tasks}
+        self._armed = {task.name: Armed(task.trigger, step, monotonic()) for task in tasks}
         self._clocks = {name: armed for name, armed in self._armed.items() if armed.deadline() is not None}
         self._now = -math.inf
 

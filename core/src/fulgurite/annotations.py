@@ -1,6 +1,7 @@
 """jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any, get_type_hints, is_typeddict
 
@@ -28,6 +29,16 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
                 shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]'
                 given = "missing" if value is None else describe(value)
                 raise DataError(f"{path} is {given}; {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
+
+
+@contextmanager
+def described(what: str, batch: Any) -> Iterator[None]:
+    """Adds to an exception from tracing `what` the batch on which it was traced."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while tracing {what} on a batch of {describe(batch)}")
+        raise
 
 
 def describe(tree: Any) -> str:

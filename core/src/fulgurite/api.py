@@ -5,51 +5,38 @@ import fulgurite.metrics as metrics  # noqa: F401
 from fulgurite.accounts import Accounts as Accounts
 from fulgurite.consensus import Consensus as Consensus
 from fulgurite.context import Context as Context
-from fulgurite.data import ArrayData as ArrayData
-from fulgurite.data import Data as Data
-from fulgurite.data import Masked as Masked
+from fulgurite.data import ArrayData as ArrayData, Data as Data, Masked as Masked
 from fulgurite.engine import Engine as Engine
 from fulgurite.evaluation import EvaluatorSpec as EvaluatorSpec
-from fulgurite.experiment import Experiment as Experiment
-from fulgurite.experiment import main as main
-from fulgurite.hooks import hookimpl as hookimpl
-from fulgurite.hooks import hookspec as hookspec
-from fulgurite.mode import is_training as is_training
-from fulgurite.mode import training_mode as training_mode
-from fulgurite.module import Module as Module
-from fulgurite.module import Output as Output
-from fulgurite.module import Task as Task
-from fulgurite.paths import exclude as exclude
-from fulgurite.paths import select as select
-from fulgurite.records import History as History
-from fulgurite.records import Record as Record
-from fulgurite.run import Replace as Replace
-from fulgurite.run import Result as Result
-from fulgurite.run import Run as Run
-from fulgurite.run import Scheduled as Scheduled
-from fulgurite.run import Stop as Stop
-from fulgurite.runs import Checkpoint as Checkpoint
-from fulgurite.runs import RunDirectory as RunDirectory
-from fulgurite.runs import Snapshot as Snapshot
+from fulgurite.experiment import Experiment as Experiment, main as main
+from fulgurite.hooks import hookimpl as hookimpl, hookspec as hookspec
+from fulgurite.mode import is_training as is_training, training_mode as training_mode
+from fulgurite.module import Module as Module, Output as Output, Task as Task
+from fulgurite.paths import exclude as exclude, select as select
+from fulgurite.records import History as History, Record as Record
+from fulgurite.run import Replace as Replace, Result as Result, Run as Run, Scheduled as Scheduled, Stop as Stop
+from fulgurite.runs import Checkpoint as Checkpoint, RunDirectory as RunDirectory, Snapshot as Snapshot
 from fulgurite.sink import FileSink as FileSink
 from fulgurite.state import TrainState as TrainState
-from fulgurite.streams import Stream as Stream
-from fulgurite.streams import Streams as Streams
-from fulgurite.triggers import At as At
-from fulgurite.triggers import AtEnd as AtEnd
-from fulgurite.triggers import AtStart as AtStart
-from fulgurite.triggers import Every as Every
-from fulgurite.triggers import EveryEpoch as EveryEpoch
-from fulgurite.triggers import Exponential as Exponential
-from fulgurite.triggers import First as First
-from fulgurite.triggers import FirstOfProcess as FirstOfProcess
-from fulgurite.triggers import Period as Period
-from fulgurite.triggers import Span as Span
-from fulgurite.triggers import Times as Times
-from fulgurite.triggers import Trigger as Trigger
-from fulgurite.update import GradientUpdate as GradientUpdate
-from fulgurite.update import Phase as Phase
-from fulgurite.update import UpdateRule as UpdateRule
-from fulgurite.update import gradient as gradient
-from fulgurite.writer import Backend as Backend
-from fulgurite.writer import Writer as Writer
+from fulgurite.streams import Stream as Stream, Streams as Streams
+from fulgurite.triggers import (
+    At as At,
+    AtEnd as AtEnd,
+    AtStart as AtStart,
+    Every as Every,
+    EveryEpoch as EveryEpoch,
+    Exponential as Exponential,
+    First as First,
+    FirstOfProcess as FirstOfProcess,
+    Period as Period,
+    Span as Span,
+    Times as Times,
+    Trigger as Trigger,
+)
+from fulgurite.update import (
+    GradientUpdate as GradientUpdate,
+    Phase as Phase,
+    UpdateRule as UpdateRule,
+    gradient as gradient,
+)
+from fulgurite.writer import Backend as Backend, Writer as Writer

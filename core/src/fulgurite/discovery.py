@@ -52,14 +52,12 @@ def installed() -> dict[str, list[Installed]]:
 def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
     """The one installed plugin called `name`."""
     if name not in among:
-        raise PluginError(
-            f"no plugin {name!r} is installed. {did_you_mean(name, among)} Try: pip install fulgurite-{name}"
-        )
+        hint = f"{did_you_mean(name, among)} Try: pip install fulgurite-{name}"
+        raise PluginError(f"no plugin {name!r} is installed. {hint}")
     if len(among[name]) > 1:
         claims = " and ".join(one.distribution for one in among[name])
         raise PluginError(
-            f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance of the class that "
-            "you mean"
+            f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance of the class you mean"
         )
     return among[name][0]
 

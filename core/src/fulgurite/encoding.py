@@ -14,7 +14,7 @@ from fulgurite.errors import ConfigurationError
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
     """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
     ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
-    return (_sorting if sort_keys else _plain)(_encoded(value))
+    return _ENCODERS[sort_keys].encode(_encoded(value))
 
 
 def loads(text: str | bytes) -> Any:
@@ -22,8 +22,8 @@ def loads(text: str | bytes) -> Any:
     return json.loads(text, object_hook=_decoded)
 
 
-_plain = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
-_sorting = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode
+_OPTIONS: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+_ENCODERS = {sort: json.JSONEncoder(sort_keys=sort, **_OPTIONS) for sort in (False, True)}
 
 
 def _encoded(value: Any) -> Any:
@@ -34,11 +34,8 @@ def _encoded(value: Any) -> Any:
         plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
         if array.ndim == 0:
             return _encoded(plain.item())
-        return {
-            "$array": [_encoded(item) for item in plain.ravel().tolist()],
-            "dtype": str(array.dtype),
-            "shape": array.shape,
-        }
+        items = [_encoded(item) for item in plain.ravel().tolist()]
+        return {"$array": items, "dtype": str(array.dtype), "shape": array.shape}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, dict):

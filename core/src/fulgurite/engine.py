@@ -17,7 +17,7 @@ from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
 from fulgurite.encoding import dumps
 from fulgurite.errors import ConfigurationError, DataError, NonFiniteError, PluginError, StateError, did_you_mean
-from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions
+from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Interrupt, Show
 from fulgurite.explain import explained
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
@@ -82,9 +82,8 @@ class Engine:
                 f"{type(self).__name__} overrides step, which fit never calls: override train_step(self, state, "
                 "batch, ctx), which fit, step and fused steps all use"
             )
-        _check_counts(
-            steps=steps, epochs=epochs, fuse=fuse, max_compilations=max_compilations, dev_run=dev_run, limit=limit
-        )
+        _check_counts(steps=steps, epochs=epochs, fuse=fuse, limit=limit)
+        _check_counts(max_compilations=max_compilations, dev_run=dev_run)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
         if steps is not None and epochs is not None:
@@ -101,9 +100,8 @@ class Engine:
         self.plugins = PluginManager(plugins, autoload=autoload)
         for hook in ("save", "restore"):
             self.plugins.the_one(hook)
-        self.tasks: list[Task] = collect(
-            self.plugins, Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
-        )
+        log = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
+        self.tasks: list[Task] = collect(self.plugins, log)
         self.mesh: jax.sharding.Mesh | None = self.plugins.exclusive("mesh")
         self.consensus: Consensus = self.plugins.exclusive("consensus") or LOCAL
         streams = self.plugins.named("rng_streams", "random stream")
@@ -175,7 +173,7 @@ class Engine:
                 own = directory.is_at(path) if snapshot else origin > 0
                 step = int(state.step) if own else None
                 attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step))
-            loop = Loop(
+            return Loop(
                 self,
                 program,
                 feed,
@@ -189,8 +187,7 @@ class Engine:
                 directory=directory,
                 attempt=attempt,
                 manifest=manifest,
-            )
-            return loop.run_to_end()
+            ).run_to_end()
 
     def init(self, model: Any, data: Any) -> TrainState:
         """A new train state for `step`, made for batches like the first one of `data`."""
@@ -277,7 +274,7 @@ class Engine:
         model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics, losses=losses)
         subject = subject_of(model, self._root_key())
-        return self._evaluation(spec).evaluate(subject, spec.data, self._limit(limit))
+        return self._evaluation(spec).evaluate(subject, spec.data, self._limit(limit), lambda: False, None)
 
     def predict(
         self,
@@ -303,11 +300,7 @@ class Engine:
         return restored_weights(self, model, weights)
 
     def evaluated(
-        self,
-        name: str,
-        state: TrainState,
-        interrupted: Callable[[], bool],
-        show: Callable[[dict[str, Any]], None] = lambda media: None,
+        self, name: str, state: TrainState, interrupted: Interrupt, show: Show | None = None
     ) -> dict[str, Any]:
         """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show` gets its media."""
         if name not in self.evaluators:

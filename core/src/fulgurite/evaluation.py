@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fulgurite.annotations import describe
+from fulgurite.annotations import described
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError, PluginError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 Functions = Mapping[str, Callable[..., Any]]
+Interrupt = Callable[[], bool]
+Show = Callable[[dict[str, Any]], None]
 # Enough to keep the device busy; each holds its batch.
 IN_FLIGHT = 2
 
@@ -81,12 +83,7 @@ class Evaluation:
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def evaluate(
-        self,
-        subject: Subject,
-        data: Any,
-        limit: int | None,
-        interrupted: Callable[[], bool] = lambda: False,
-        show: Callable[[dict[str, Any]], None] = lambda media: None,
+        self, subject: Subject, data: Any, limit: int | None, interrupted: Interrupt, show: Show | None
     ) -> dict[str, Any]:
         """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit` batches. `show` gets the
         media of the first batch, on the device.
@@ -110,7 +107,7 @@ class Evaluation:
                     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
                     merged = jax.device_put(zeros, everywhere(self._mesh))
                 merged, more, media = run(*arguments, merged)
-                if index == 0 and media:
+                if index == 0 and media and show:
                     show(media)
                 for leaf in jax.tree.leaves(more):
                     leaf.copy_to_host_async()
@@ -125,12 +122,7 @@ class Evaluation:
         return as_numbers(values)
 
     def of_state(
-        self,
-        spec: EvaluatorSpec,
-        state: TrainState,
-        limit: int | None,
-        interrupted: Callable[[], bool],
-        show: Callable[[dict[str, Any]], None],
+        self, spec: EvaluatorSpec, state: TrainState, limit: int | None, interrupted: Interrupt, show: Show | None
     ) -> dict[str, Any]:
         """The metrics of the evaluation `spec` of a train state, with the weights that it asks for."""
         state = state.replace(module=view_of(self._plugins, state, spec.weights))
@@ -146,11 +138,7 @@ class Evaluation:
         return as_numbers(metrics)
 
     def predict(
-        self,
-        subject: Subject,
-        data: Any,
-        limit: int | None,
-        callback: Callable[[PyTree[np.ndarray]], None] | None = None,
+        self, subject: Subject, data: Any, limit: int | None, callback: Callable[[PyTree[np.ndarray]], None] | None
     ) -> Any:
         """The predictions for every example, in order, without padding: in one tree, or batch by batch to
         `callback`."""
@@ -176,14 +164,11 @@ class Evaluation:
             body = self._evaluate if step == "validation_step" else self._predict
             # Whatever leaves an evaluation is read on the host, by every process.
             whole = everywhere(self._mesh)
-            self._compiled[key] = jax.jit(
-                lambda leaves, *arguments: body(subject.join(leaves), *arguments), out_shardings=whole
-            )
+            self._compiled[key] = jax.jit(lambda leaves, *rest: body(subject.join(leaves), *rest), out_shardings=whole)
         return self._compiled[key]
 
     def _evaluate(self, subject: Any, batch: Any, resident: Any, index: Any, merged: Any) -> Any:
-        module, batch, ctx = self._prepared(subject, batch, resident, index)
-        with training_mode(False, module) as module, _telling(self._spec.name, batch):
+        with self._prepared(subject, batch, resident, index) as (module, batch, ctx):
             output = forward(self._plugins, "validation_step", module, batch, ctx)
             metrics, gathered = self._metrics(output, batch, ctx)
         if merged is not None:
@@ -192,27 +177,25 @@ class Evaluation:
         return metrics, gathered, output.media
 
     def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
-        module, batch, ctx = self._prepared(subject, batch, resident, index)
-        with training_mode(False, module) as module, _telling(self._spec.name, batch):
+        with self._prepared(subject, batch, resident, index) as (module, batch, ctx):
             return module.predict_step(batch, ctx.for_forward()), ctx.mask
 
-    def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> tuple[Any, Any, Context]:
+    @contextmanager
+    def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> Iterator[tuple[Any, Any, Context]]:
         module, model_state, key, step = subject
         batch, mask = unmasked(ArrayData.gather(resident, batch) if isinstance(batch, Indexed) else batch)
-        return (
-            module,
-            batch,
-            Context(
-                self._streams(key),
-                step,
-                training=False,
-                model_state=model_state,
-                mask=mask,
-                scope=((self._spec.name, index),),
-                due={SHOW: jnp.asarray(index == 0)} if self._shows else None,
-                key_step=step if self._spec.fresh else None,
-            ),
+        ctx = Context(
+            self._streams(key),
+            step,
+            training=False,
+            model_state=model_state,
+            mask=mask,
+            scope=((self._spec.name, index),),
+            due={SHOW: jnp.asarray(index == 0)} if self._shows else None,
+            key_step=step if self._spec.fresh else None,
         )
+        with training_mode(False, module) as module, described(repr(self._spec.name), batch):
+            yield module, batch, ctx
 
     def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Metric], dict[str, Gathered]]:
         spec = self._spec
@@ -242,15 +225,6 @@ class Evaluation:
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its keys."""
     return {name: as_number(value) for name, value in flattened(values).items()}
-
-
-@contextmanager
-def _telling(name: str, batch: Any) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"while tracing {name!r} on a batch of {describe(batch)}")
-        raise
 
 
 def _unpadded(preds: Any, mask: Any) -> Any:

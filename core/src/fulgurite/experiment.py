@@ -34,14 +34,16 @@ class Experiment:
     data: Any
 
 
-def main(
-    experiment: Callable[..., Experiment], argv: Sequence[str] | None = None, program: str | None = None
-) -> "Result":
+Factory = Callable[..., Experiment]
+"""A function whose typed arguments are the configuration of the experiment that it returns."""
+
+
+def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None) -> "Result":
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
-    The function's typed arguments are its configuration, overridden as `name=value`. Returns the result of the fit;
-    exits with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on arguments that
-    cannot be meant. A first signal lets the step be finished and saved; a second one ends the process at once.
+    The function's arguments are overridden as `name=value`. Returns the result of the fit; exits with 130 after Ctrl-C,
+    with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on arguments that cannot be meant. A first signal
+    lets the step be finished and saved; a second one ends the process at once.
     """
     rows = [
         f"  {name}={'...' if one.default is one.empty else one.default}  ({_kind(kind)})"
@@ -82,11 +84,7 @@ def main(
 
 
 def build(
-    experiment: Callable[..., Experiment],
-    overrides: Sequence[str],
-    kept: dict[str, Any] | None = None,
-    *,
-    run: str | None = None,
+    experiment: Factory, overrides: Sequence[str], kept: dict[str, Any] | None = None, *, run: str | None = None
 ) -> Experiment:
     """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest, which holds: an
     override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
@@ -124,9 +122,8 @@ def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str,
                 "it with the program that trained it"
             )
         if name in given and json.loads(json.dumps(given[name])) != value:
-            raise ConfigurationError(
-                f"{name}={given[name]!r} is not what the run was made with, {name}={value!r}: leave it out"
-            )
+            made = f"what the run was made with, {name}={value!r}"
+            raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")
     lists = {name for name, value in told.items() if isinstance(value, list) and "tuple" in str(known[name][1])}
     return {name: tuple(value) if name in lists else value for name, value in told.items()}
 

@@ -47,15 +47,10 @@ def hookspec(kind: Kind, gives: str | None = None, deprecated: str | None = None
 
     def mark(function: F) -> F:
         function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]
-        told = (
-            None if deprecated is None else DeprecationWarning(f"hook {function.__name__} is deprecated {deprecated}")
-        )
-        return pluggy.HookspecMarker(PROJECT)(function, warn_on_impl=told)
+        told = DeprecationWarning(f"hook {function.__name__} is deprecated {deprecated}")
+        return pluggy.HookspecMarker(PROJECT)(function, warn_on_impl=told if deprecated else None)
 
     return mark
-
-
-# --- build ------------------------------------------------------------------------------------------------------
 
 
 @hookspec("build", gives="list")
@@ -130,9 +125,6 @@ def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[re
     """Other modules that can be made of a state, by name, such as averaged weights. Merged; a name twice clashes."""
 
 
-# --- traced -----------------------------------------------------------------------------------------------------
-
-
 @hookspec("traced")
 def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
     """The batch, changed on the device, before the step sees it; training only. Folded in order."""
@@ -168,9 +160,6 @@ def step_metrics(
 ) -> "dict[str, Metric | Running | Array]":  # type: ignore[return]
     """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer state and plugins'
     slices of `state` are those after the update."""
-
-
-# --- event ------------------------------------------------------------------------------------------------------
 
 
 @hookspec("event")
@@ -214,9 +203,6 @@ def on_fit_end(run: "Run", result: "Result") -> None:
     """The run has ended, by itself or on request, and nothing more will be emitted."""
 
 
-# --- sink -------------------------------------------------------------------------------------------------------
-
-
 @hookspec("sink")
 def open_log(run: "Run") -> None:
     """Records are about to come: opens what they are written to. Before any other event of the run but `on_restore`. A
@@ -257,9 +243,6 @@ def rewind(position: Any) -> None:
 def close_log() -> None:
     """No more records come: writes everything out and lets go of it, in bounded time. At the end of every fit, however
     it ended: before `on_fit_end`, after `on_exception`."""
-
-
-# --- persistence ------------------------------------------------------------------------------------------------
 
 
 @hookspec("persistence")

@@ -30,7 +30,14 @@ def plugins(arguments: list[str]) -> int:
         parser.exit(2, f"error: {error}\n")
     active = _active(available)
     rows = [
-        _summary(name, one, active) | (contents(one) if options.all else {})
+        {
+            "name": name,
+            "distribution": one.distribution,
+            "autoload": one.autoload,
+            "active": active.get(name),
+            "object": one.entry.value,
+            **(contents(one) if options.all else {}),
+        }
         for name, entries in available.items()
         for one in entries
     ]
@@ -98,16 +105,6 @@ def _active(available: dict[str, list[Installed]]) -> dict[str, str]:
     rules = {name: "autoload" for name in autoloaded(available)}
     rules |= {name: "FULGURITE_PLUGINS" for name in chosen if not name.startswith("-")}
     return {name: rule for name, rule in rules.items() if name not in left_out}
-
-
-def _summary(name: str, one: Installed, active: dict[str, str]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "distribution": one.distribution,
-        "autoload": one.autoload,
-        "active": active.get(name),
-        "object": one.entry.value,
-    }
 
 
 def _lines(row: dict[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ class Lock:
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
-        self._path = path
+        self._path, self.attempt = path, attempt
         self._descriptor = self._acquired()
         self._owner = Owner(platform.node(), _boot(), os.getpid(), time.time(), attempt)
         try:
@@ -103,11 +103,6 @@ class Lock:
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         self._thread.start()
-
-    @property
-    def attempt(self) -> int:
-        """For which attempt it is held."""
-        return self._owner.attempt
 
     def check(self, within: float = 0.0) -> None:
         """Raises `CheckpointError` if another attempt owns the run now; nothing is read if that was done less than
@@ -164,7 +159,8 @@ class Lock:
                 f"{self._path.parent} is in use by {owner or 'another process'}: wait for its end, or choose another "
                 "run directory"
             )
-        left = DEAD - (self._now() - file.st_mtime)
+        with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the clock of the file system
+            left = DEAD - (os.fstat(now.fileno()).st_mtime - file.st_mtime)
         if left <= 0:
             if not free:  # a file server still keeps the lock of a machine that is gone: leave it that file
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
@@ -195,18 +191,10 @@ class Lock:
         os.pwrite(self._descriptor, json.dumps(asdict(owner)).encode().ljust(_SIZE), 0)
         os.fsync(self._descriptor)
 
-    def _now(self) -> float:
-        """The time by the clock of the file system."""
-        with tempfile.TemporaryFile(dir=self._path.parent) as file:
-            return os.fstat(file.fileno()).st_mtime
-
-    def _forget(self) -> None:
-        os.close(self._descriptor)
-
 
 # A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one that trains.
 _HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock._forget() for lock in _HELD])
+os.register_at_fork(after_in_child=lambda: [os.close(lock._descriptor) for lock in _HELD])
 
 
 def _locked(descriptor: int) -> bool:
@@ -231,10 +219,9 @@ def _read(descriptor: int) -> Owner | None:
 
 def _is_at(file: os.stat_result, path: Path) -> bool:
     try:
-        there = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(file, os.lstat(path))
     except FileNotFoundError:
         return False
-    return (there.st_dev, there.st_ino) == (file.st_dev, file.st_ino)
 
 
 def _boot() -> str:

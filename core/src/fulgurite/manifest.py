@@ -48,14 +48,14 @@ def manifest_of(engine: "Engine", like: "TrainState", **length: int | None) -> d
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A JSON value with `***` for what is called like a secret, and with the texts in it `masked`."""
+    """A JSON value with `***` for what is called like a secret, the texts in it `masked`, and triggers as text."""
     if isinstance(value, dict):
         return {key: without_secrets(item, str(key)) for key, item in value.items()}
     if value is not None and _SECRET.search(name):
         return MASK
     if isinstance(value, list | tuple):
         return [without_secrets(item) for item in value]
-    return masked(value) if isinstance(value, str) else value
+    return masked(value) if isinstance(value, str) else repr(value) if isinstance(value, Trigger) else value
 
 
 def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
         "distribution": distribution,
         "version": number,
         "decisive": keeps or bool(kinds & {"build", "traced"}),
-        "settings": without_secrets({name: _written(value) for name, value in values.items() if _is_plain(value)}),
+        "settings": without_secrets({name: value for name, value in values.items() if _is_plain(value)}),
     }
 
 
@@ -80,10 +80,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | Trigger)
-
-
-def _written(value: Any) -> Any:
-    return repr(value) if isinstance(value, Trigger) else value
 
 
 def _version(name: str) -> str | None:

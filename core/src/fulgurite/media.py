@@ -97,9 +97,7 @@ def shown(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -
         made = {name: one if isinstance(one, Media) else one() for name, one in given.items()}
         for name, one in made.items():
             if not isinstance(one, Media):
-                raise ModelError(
-                    f"media {name!r} is {type(one).__name__}; give one of fg.media, or a function that does"
-                )
+                raise ModelError(f"media {name!r} is {type(one).__name__}; give fg.media, or a function that does")
         return jax.tree.map(jax.lax.stop_gradient, made)
 
     like = jax.eval_shape(make)

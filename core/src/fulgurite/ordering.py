@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from fulgurite.plugins import Registered
     from fulgurite.tasks import Task
 
-
 T = TypeVar("T", "Registered", "Task")
 
 
@@ -27,11 +26,9 @@ def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
         others = [other for other in plugins if other is not plugin]
         for need in plugin.order["requires"]:
             if not any(need in other.known_as for other in others):
-                known = sorted(set().union(*(other.known_as for other in others))) if others else []
-                raise PluginError(
-                    f"{what} {plugin.name!r} requires {need!r}, which no active {what} is or provides. "
-                    f"{did_you_mean(need, known)}"
-                )
+                hint = did_you_mean(need, set().union(*(other.known_as for other in others)))
+                gap = f"{what} {plugin.name!r} requires {need!r}, which no active {what} is or provides"
+                raise PluginError(f"{gap}. {hint}")
         for other in others:
             if other.known_as & {*plugin.order["after"], *plugin.order["requires"]}:
                 earlier[plugin.name].add(other.name)

@@ -46,9 +46,7 @@ def replicated(tree: PyTree, mesh: Mesh | None) -> PyTree:
     whole = everywhere(mesh)
     if whole is None:
         return tree
-    return jax.tree.map(
-        lambda leaf: jax.make_array_from_callback(leaf.shape, whole, np.asarray(leaf).__getitem__), tree
-    )
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, np.asarray(a).__getitem__), tree)
 
 
 def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None) -> list[NamedSharding] | None:
@@ -119,9 +117,8 @@ class BatchPlacing:
 
     def stacked(self) -> "BatchPlacing":
         """For several batches along a new first axis."""
-        return BatchPlacing(
-            jax.tree.map(lambda one: NamedSharding(one.mesh, PartitionSpec(None, *one.spec)), self.shardings)
-        )
+        stacked = jax.tree.map(lambda one: one.update(spec=PartitionSpec(None, *one.spec)), self.shardings)
+        return BatchPlacing(stacked)
 
     def misfit(self, batch: PyTree) -> str | None:
         """What of this process's part of a batch does not divide by its devices, or None."""
@@ -149,12 +146,9 @@ class BatchPlacing:
         place them beforehand is slower."""
         if self.shardings is None:
             return batch
-        alone = jax.process_count() == 1
-
-        def place(leaf: Any, sharding: NamedSharding) -> Any:
-            return leaf if alone and not isinstance(leaf, jax.Array) else _global(leaf, sharding)
-
-        return jax.tree.map(place, batch, self.shardings)
+        if jax.process_count() > 1:
+            return self.on_devices(batch)
+        return jax.tree.map(lambda a, s: jax.device_put(a, s) if isinstance(a, jax.Array) else a, batch, self.shardings)
 
     def on_devices(self, batch: PyTree) -> PyTree:
         """The batch as global arrays."""
@@ -164,9 +158,7 @@ class BatchPlacing:
         """Shapes, dtypes and shardings of a batch that `__call__` gave."""
         if self.shardings is None:
             return batch
-        return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), batch, self.shardings
-        )
+        return jax.tree.map(lambda spec, at: spec.update(sharding=at), spec_of(batch), self.shardings)
 
 
 def spread(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:

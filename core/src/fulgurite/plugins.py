@@ -220,13 +220,9 @@ class PluginManager:
 
     def _sorted(self, hook: str) -> tuple[Implementation, ...]:
         caller, place = self._pluggy.hook.__dict__[hook], list(self.plugins)
-        found = [
-            Implementation(
-                one.plugin.registered, hook, one.function, tuple(one.argnames), caller.spec.function.fulgurite_gives
-            )
-            for one in caller.get_hookimpls()
-        ]
-        return tuple(sorted(found, key=lambda one: place.index(one.plugin.name)))
+        found, gives = caller.get_hookimpls(), caller.spec.function.fulgurite_gives
+        made = [Implementation(one.plugin.registered, hook, one.function, tuple(one.argnames), gives) for one in found]
+        return tuple(sorted(made, key=lambda one: place.index(one.plugin.name)))
 
 
 class _Proxy:

@@ -1,6 +1,7 @@
 """What an engine makes of one kind of model: optimizers, slices, the traced step, its layout and executables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -151,7 +152,7 @@ class Program:
             for hook in self._plugins.implementations("gradient_transform"):
                 key = fold_name(root, f"plugin:{hook.plugin.name}")
                 before += [hook(None, module=module, optimizer=name, key=key) or optax.identity()]
-            phases[name] = phase.preceded_by(optax.chain(*before))
+            phases[name] = replace(phase, before=optax.chain(*before))
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         first = next(iter(phases.values()))
         if rule is None and (len(phases) != 1 or type(first) is not Phase):

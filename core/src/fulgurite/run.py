@@ -15,10 +15,8 @@ from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.triggers import Span, Trigger, as_trigger
 
 if TYPE_CHECKING:
-    from fulgurite.engine import Engine
     from fulgurite.loop import Loop
     from fulgurite.state import TrainState
-    from fulgurite.update import UpdateRule
 
 Phase = Literal["evaluate", "decide", "log", "act", "save"]
 PHASES: tuple[Phase, ...] = ("evaluate", "decide", "log", "act", "save")
@@ -97,15 +95,23 @@ class Result:
 
 
 class Run:
-    """A read-only view of a running fit, valid during the call that it is given to."""
+    """A read-only view of a running fit, valid during the call that it is given to.
+
+    Attributes:
+        engine: whose run this is.
+        rule: how a batch becomes an update.
+        accounts: where the wall time went so far.
+        directory: the run's directory, if it has one.
+        attempt: which start of the run this is, from 1.
+        manifest: what this run is made of, as JSON: see `fulgurite.manifest`.
+    """
 
     def __init__(self, loop: "Loop") -> None:
         self._loop = loop
-
-    @property
-    def engine(self) -> "Engine":
-        """Whose run this is."""
-        return self._loop.engine
+        self.engine, self.rule = loop.engine, loop.program.rule
+        self.accounts: Accounts = loop.engine.plugins.accounts
+        self.directory: RunDirectory | None = loop.engine.run
+        self.attempt, self.manifest = loop.emitter.attempt, loop.manifest
 
     @property
     def step(self) -> int:
@@ -141,34 +147,9 @@ class Run:
         return self._loop.emitter.history
 
     @property
-    def rule(self) -> "UpdateRule":
-        """How a batch becomes an update."""
-        return self._loop.program.rule
-
-    @property
-    def accounts(self) -> Accounts:
-        """Where the wall time went so far."""
-        return self._loop.engine.plugins.accounts
-
-    @property
-    def directory(self) -> RunDirectory | None:
-        """The run's directory, if it has one."""
-        return self._loop.engine.run
-
-    @property
-    def attempt(self) -> int:
-        """Which start of the run this is, from 1."""
-        return self._loop.emitter.attempt
-
-    @property
     def feed(self) -> Feed:
         """Where the batches come from."""
         return self._loop.feed
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """What this run is made of, as JSON: see `fulgurite.manifest`."""
-        return self._loop.manifest
 
     @property
     def emitted(self) -> int:

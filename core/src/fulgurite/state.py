@@ -107,14 +107,12 @@ def check_aliases(module: PyTree) -> None:
 
 def check_not_consumed(state: PyTree) -> None:
     """A state or module whose arrays were donated to a later step is an error that says so."""
-    if not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-        return
-    what = "train state" if isinstance(state, TrainState) else "model"
-    gone = [path for path, leaf in leaves_with_paths(state) if isinstance(leaf, jax.Array) and leaf.is_deleted()]
-    raise StateError(
-        f"this {what} was consumed: its {gone[0]} belongs to a later step now. `step` and `fit` take over the state "
-        "that they are given, module included; go on with what they return"
-    )
+    if gone := [path for path, leaf in leaves_with_paths(state) if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
+        what = "train state" if isinstance(state, TrainState) else "model"
+        raise StateError(
+            f"this {what} was consumed: its {gone[0]} belongs to a later step now. `step` and `fit` take over the "
+            "state that they are given, module included; go on with what they return"
+        )
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:

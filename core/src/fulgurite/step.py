@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fulgurite.annotations import check_batch, describe
+from fulgurite.annotations import check_batch, described
 from fulgurite.context import Context
 from fulgurite.data import Masked
 from fulgurite.errors import ModelError
@@ -85,15 +85,12 @@ class TrainStep:
         )
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
-        try:
+        with described("the training step", batch):
             answer = self._train_step(state, batch, ctx)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
                 name = self._train_step.__qualname__
                 raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
-            new, output = answer
-        except Exception as error:
-            error.add_note(f"while tracing the training step on a batch of {describe(batch)}")
-            raise
+        new, output = answer
         check_same_structure(_part(state), _part(new), "the training step")
         bad, culprit, self.terms = state.health.examine(output, new.module)
         new = self._after_update(new, output, ctx)
@@ -111,12 +108,11 @@ class TrainStep:
         for hook in self._plugins.implementations("after_update"):
             name = hook.plugin.name
             changed = self._call(hook, ctx, module=module, own=slices.get(name), output=output)
+            where = f"plugin {name!r}, hook after_update"
             if not isinstance(changed, tuple) or len(changed) != 2:
-                raise ModelError(
-                    f"plugin {name!r}, hook after_update: return (module, own), not {type(changed).__name__}"
-                )
-            check_same_structure(module, changed[0], f"plugin {name!r}, hook after_update,")
-            check_same_structure({name: slices.get(name)}, {name: changed[1]}, f"plugin {name!r}, hook after_update,")
+                raise ModelError(f"{where}: return (module, own), not {type(changed).__name__}")
+            check_same_structure(module, changed[0], f"{where},")
+            check_same_structure({name: slices.get(name)}, {name: changed[1]}, f"{where},")
             module = changed[0]
             if name in slices:
                 slices[name] = changed[1]
@@ -134,11 +130,11 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     ctx = ctx.for_forward()
     module = constrained(plugins, "forward_sharding", module=module)
     function = getattr(type(module), step) if isinstance(step, str) else step
-    step = function.__name__
+    where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch)
     output = function(module, batch, ctx)
     if not isinstance(output, Output):
-        raise ModelError(f"{type(module).__name__}.{step} returned {type(output).__name__}: return fg.Output(...)")
+        raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
     output = constrained(plugins, "output_sharding", output=output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
@@ -148,7 +144,7 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
-                raise ModelError(f"the loss term {name!r} comes twice in {type(module).__name__}.{step}; rename one")
+                raise ModelError(f"the loss term {name!r} comes twice in {where}; rename one")
             terms[name] = jnp.asarray(value)
     for name, value in terms.items():
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -157,10 +153,7 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
                 "one floating-point number; average it over the batch"
             )
     if not terms and ctx.training:
-        raise ModelError(
-            f"{type(module).__name__}.{step} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, "
-            "value)"
-        )
+        raise ModelError(f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)")
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
     model_state = ctx.model_state if output.model_state is None else output.model_state
     media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)

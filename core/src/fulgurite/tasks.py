@@ -44,15 +44,12 @@ def collect(plugins: PluginManager, log: Trigger | None) -> list[Task]:
     owner = Registered("fulgurite", plugins, "core")
     found = [Task("log", owner, Scheduled("log", log, None, "log"))] if log is not None else []
     for plugin, schedule in plugins.call("schedule"):
-        for scheduled in schedule or ():
-            if not isinstance(scheduled, Scheduled):
-                raise PluginError(
-                    f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {scheduled!r}"
-                )
-            found.append(Task(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
+        for one in schedule or ():
+            if not isinstance(one, Scheduled):
+                raise PluginError(f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {one!r}")
+            found.append(Task(f"{plugin.name}.{one.name}", plugin, one))
     names = [task.name for task in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise PluginError(f"two scheduled actions are called {twice[0]!r}; give each a name of its own")
-    return [
-        task for phase in PHASES for task in ordered([one for one in found if one.scheduled.phase == phase], "action")
-    ]
+    phases = ([task for task in found if task.scheduled.phase == phase] for phase in PHASES)
+    return [task for tasks in phases for task in ordered(tasks, "action")]

@@ -1,7 +1,7 @@
 """When things happen: triggers on steps, epochs and the clock, joined with ``|``.
 
 A step is a number of completed updates, and a trigger fires *after* the update that made it. A trigger is an
-immutable description; `Trigger.start` arms it for one scheduled action of a running loop.
+immutable description; `Armed` is one in use.
 """
 
 import math
@@ -45,10 +45,6 @@ class Trigger:
     def _following(self, after: int, span: Span) -> int | None:
         """The first step of this rule later than `after` (at least ``span.origin``), be it past the end or not."""
         return None
-
-    def start(self, step: int, now: float) -> "Armed":
-        """Arms this trigger in a loop that begins at `step` and at the time `now` (seconds of a monotonic clock)."""
-        return Armed(self, step, now)
 
     def __or__(self, other: "Trigger") -> "Or":
         return Or((self, other)) if isinstance(other, Trigger) else NotImplemented
@@ -141,26 +137,23 @@ class At(Trigger):
         return next((step for step in self.steps if step > after), None)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Exponential(Trigger):
     """Ever more seldom: the first gap is `start` steps, each later one `factor` times the one before.
 
     A product is rounded half up, and each gap grows by at least one step. All is counted from step 0."""
 
-    first_gap: int
+    start: int
     factor: int | float
 
-    # written out, because a field called `start` would hide the method
-    def __init__(self, start: int, factor: int | float) -> None:
-        _check_positive(self, "start", start)
-        _check_positive(self, "factor", factor, int | float)
-        if factor <= 1:
-            raise ConfigurationError(f"Exponential: factor is {factor}; it must be greater than 1, such as 1.2.")
-        object.__setattr__(self, "first_gap", start)
-        object.__setattr__(self, "factor", factor)
+    def __post_init__(self) -> None:
+        _check_positive(self, "start", self.start)
+        _check_positive(self, "factor", self.factor, int | float)
+        if self.factor <= 1:
+            raise ConfigurationError(f"Exponential: factor is {self.factor}; it must be greater than 1, such as 1.2.")
 
     def _following(self, after: int, span: Span) -> int | None:
-        step = gap = self.first_gap
+        step = gap = self.start
         while step <= after:
             gap = max(gap + 1, math.floor(gap * self.factor + 0.5))
             step += gap
@@ -214,8 +207,9 @@ class Or(Trigger):
 
 
 class Armed:
-    """A trigger in use for one scheduled action of a running loop, which at a step boundary asks `due`, runs the action
-    if so, and then calls `done`. Processes that are given the same times make the same decisions."""
+    """A trigger in use for one scheduled action of a loop that begins at `step` and at the time `now` (seconds of a
+    monotonic clock). At a step boundary it asks `due`, runs the action if so, and then calls `done`. Processes that are
+    given the same times make the same decisions."""
 
     def __init__(self, trigger: Trigger, step: int, now: float) -> None:
         parts = [replace(part, began=step) if isinstance(part, FirstOfProcess) else part for part in _parts(trigger)]

@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,10 +14,10 @@ from jaxtyping import PyTree
 from fulgurite.errors import ConfigurationError
 from fulgurite.module import Output
 from fulgurite.paths import Selector, select
+from fulgurite.state import TrainState
 
 if TYPE_CHECKING:
     from fulgurite.context import Context
-    from fulgurite.state import TrainState
     from fulgurite.triggers import Span
 
 Forward = Callable[..., Output]
@@ -45,10 +45,6 @@ class Phase:
         if not isinstance(self.params, Selector | None):
             object.__setattr__(self, "params", select(self.params))
 
-    def preceded_by(self, before: optax.GradientTransformation) -> Self:
-        """The same phase with gradients that go through `before` first."""
-        return replace(self, before=before)
-
     def chosen(self, module: PyTree) -> PyTree[bool]:
         """True for the floating-point arrays of `module` that this phase updates, False for every other leaf."""
         chosen = self.params(module) if isinstance(self.params, Selector) else jax.tree.map(lambda _: True, module)
@@ -64,9 +60,7 @@ class UpdateRule:
         """The optimizer state for `module`."""
 
     @abstractmethod
-    def __call__(
-        self, forward: Forward, state: "TrainState", batch: Any, ctx: "Context"
-    ) -> "tuple[TrainState, Output]":
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: "Context") -> tuple[TrainState, Output]:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
@@ -75,7 +69,7 @@ class UpdateRule:
         something was due; another object than before is compiled anew."""
         return self
 
-    def finish(self, state: "TrainState") -> "TrainState":
+    def finish(self, state: TrainState) -> TrainState:
         """The state at the end of training, with what was left to do, such as gradients not yet applied. Traced."""
         return state
 
@@ -90,12 +84,10 @@ class GradientUpdate(UpdateRule):
         params = eqx.filter(module, self.phase.chosen(module))
         return self.phase.before.init(params), self.phase.optimizer.init(params)
 
-    def __call__(
-        self, forward: Forward, state: "TrainState", batch: Any, ctx: "Context"
-    ) -> "tuple[TrainState, Output]":
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: "Context") -> tuple[TrainState, Output]:
         return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))
 
-    def apply(self, state: "TrainState", grads: PyTree, output: Output) -> "tuple[TrainState, Output]":
+    def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
         """One update with these gradients."""
         params = eqx.filter(state.module, self.phase.chosen(state.module))
         before, optimizer = state.opt_state

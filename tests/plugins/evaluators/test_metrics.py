@@ -15,8 +15,7 @@ import pytest
 import sklearn.metrics as sk
 from fulgurite_evaluators import metrics as fm
 from fulgurite_evaluators.metrics.arrays import counted
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 CLASSES = range(4)
 PART = 6  # examples in a part with its padding: one shape, so that little is compiled

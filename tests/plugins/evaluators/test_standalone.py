@@ -14,11 +14,9 @@ from pathlib import Path
 import fulgurite as fg
 import pytest
 from evaluated import notes, until
-from fulgurite.command import load_experiment
-from fulgurite.command import main as fulgurite
+from fulgurite.command import load_experiment, main as fulgurite
 from fulgurite.errors import CheckpointError
-from fulgurite.experiment import build
-from fulgurite.experiment import main as train
+from fulgurite.experiment import build, main as train
 from fulgurite_evaluators import Evaluated, results
 
 PROGRAM = str(Path(__file__).with_name("program.py"))

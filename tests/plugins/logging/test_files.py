@@ -14,8 +14,7 @@ from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError
 from fulgurite_logging.jsonl import Lines
 from fulgurite_logging.table import Tables
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 
 def scalars(step: int, source: str = "train", /, **values: Any) -> fg.Record:

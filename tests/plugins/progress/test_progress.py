@@ -21,8 +21,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_progress import Progress, summary, times
 from fulgurite_progress.line import Line
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
 

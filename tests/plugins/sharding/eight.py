@@ -34,8 +34,7 @@ from fulgurite_sharding import (
     gather,
     show,
 )
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformer.py"
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.paths import Path as TreePath
-from fulgurite.paths import from_keys, parse
+from fulgurite.paths import Path as TreePath, from_keys, parse
 
 from fulgurite_checkpoint.format import Damaged
 

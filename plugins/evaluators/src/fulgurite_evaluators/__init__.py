@@ -1,7 +1,5 @@
 """Named evaluations for Fulgurite, along training or in a process of their own, and exact metrics."""
 
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
-from fulgurite_evaluators.results import Evaluated as Evaluated
-from fulgurite_evaluators.results import results as results
-from fulgurite_evaluators.standalone import EveryCheckpoint as EveryCheckpoint
-from fulgurite_evaluators.standalone import LastCheckpoint as LastCheckpoint
+from fulgurite_evaluators.results import Evaluated as Evaluated, results as results
+from fulgurite_evaluators.standalone import EveryCheckpoint as EveryCheckpoint, LastCheckpoint as LastCheckpoint

@@ -2,5 +2,4 @@
 
 from fulgurite import Stream as Stream
 
-from fulgurite_rng.plugin import DEFAULTS as DEFAULTS
-from fulgurite_rng.plugin import Rng as Rng
+from fulgurite_rng.plugin import DEFAULTS as DEFAULTS, Rng as Rng

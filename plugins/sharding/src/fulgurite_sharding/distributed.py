@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import jax
 from fulgurite.errors import ConfigurationError, ProcessError
 from fulgurite.processes import VARIABLE
-from jax._src import distributed as _distributed
-from jax._src import xla_bridge as _xla_bridge
+from jax._src import distributed as _distributed, xla_bridge as _xla_bridge
 
 # Seconds that JAX itself waits longer than we do: it ends a process that waited in vain without an exception.
 _LONGER = 3600

@@ -1,5 +1,4 @@
 """Records of Fulgurite for TensorBoard: `Engine(plugins=["tensorboard"], run="runs/a")`."""
 
-from fulgurite_tensorboard.events import EventFile as EventFile
-from fulgurite_tensorboard.events import read_events as read_events
+from fulgurite_tensorboard.events import EventFile as EventFile, read_events as read_events
 from fulgurite_tensorboard.plugin import TensorBoard as TensorBoard
