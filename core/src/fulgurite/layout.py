@@ -2,7 +2,7 @@
 
 Flattening a tree of Equinox modules in Python at every call costs more than many small steps themselves. And each
 scalar among a step's results costs a small step on a CPU up to half of its time, so all scalars travel packed into one
-vector a dtype. The packed vectors are not donated: they stay readable while the next steps run.
+vector. The packed vectors are not donated: they stay readable while the next steps run.
 
 Each array that goes in and out costs the host 2 to 5 µs, more than a CPU needs to copy a small one. So where there are
 many small arrays they travel end to end, too, in vectors that are donated. A step may then round otherwise than one
@@ -32,29 +32,30 @@ _MANY = 100
 
 
 class Packing:
-    """The place of each of a list of arrays in one vector a dtype; booleans travel with the int32s."""
+    """The place of each of a list of arrays in few vectors. Numbers of 16, 32 and 64 bits travel as integers of so many
+    bits, booleans among those of 32, anything else by its dtype."""
 
     def __init__(self, structs: Sequence[Any]) -> None:
         self._structs = list(structs)
         ends: dict[Any, int] = {}
         self._places: list[tuple[int, int]] = []
         for struct in self._structs:
-            start = ends.setdefault(_vector_dtype(struct), 0)
-            ends[_vector_dtype(struct)] = start + struct.size
-            self._places.append((list(ends).index(_vector_dtype(struct)), start))
+            start = ends.setdefault(_vector_dtype(struct.dtype), 0)
+            ends[_vector_dtype(struct.dtype)] = start + struct.size
+            self._places.append((list(ends).index(_vector_dtype(struct.dtype)), start))
         self.dtypes = list(ends)
 
     def pack(self, values: Sequence[Array]) -> Vectors:
         """The vectors that hold `values`."""
         groups: list[list[Array]] = [[] for _ in self.dtypes]
         for value, (vector, _) in zip(values, self._places, strict=True):
-            groups[vector].append(jnp.ravel(value).astype(self.dtypes[vector]))
+            groups[vector].append(_bits(jnp.ravel(value), self.dtypes[vector]))
         return tuple(map(_end_to_end, groups))
 
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """The values again, jax arrays of jax vectors and NumPy arrays of NumPy vectors."""
         return [
-            vectors[vector][start : start + struct.size].reshape(struct.shape).astype(struct.dtype)
+            _bits(vectors[vector][start : start + struct.size], struct.dtype).reshape(struct.shape)
             for struct, (vector, start) in zip(self._structs, self._places, strict=True)
         ]
 
@@ -88,13 +89,14 @@ class Layout:
         for index in arrays:
             # Window and health are packed whole, because they are read while later steps run.
             scalar = self._leaves[index].shape == () or paths[index].startswith(("window.", "health."))
-            (self._scalars if scalar and not _is_key(self._leaves[index]) else self._arrays).append(index)
+            (self._scalars if scalar else self._arrays).append(index)
         small = [index for index in self._arrays if self._is_small(index)]
         self._small = small if len(small) >= _MANY else []
         self._large = sorted({*self._arrays} - {*self._small})
         self._arrays = [*self._small, *self._large]
-        self._impls = {index: _impl(self._leaves[index]) for index in self._large if _is_key(self._leaves[index])}
-        self.packing = Packing([self._leaves[index] for index in self._scalars])
+        self._impls = {index: _impl(self._leaves[index]) for index in arrays if _is_key(self._leaves[index])}
+        scalars = [self._leaves[index] for index in self._scalars]
+        self.packing = Packing([jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars])
         self._bundle = Packing([self._leaves[index] for index in self._small])
         self.shardings: Flat | None = None
         if shardings is not None:
@@ -220,8 +222,20 @@ def _chosen(few: list[Array]) -> Array:
     return jax.lax.select_n(jnp.arange(len(few)), *whole) if len(few) > 1 else whole[0]
 
 
-def _vector_dtype(struct: Any) -> Any:
-    return jnp.dtype(jnp.int32) if struct.dtype == jnp.bool_ else jnp.dtype(struct.dtype)
+def _vector_dtype(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return jnp.dtype(jnp.int32)
+    bits = 8 * jnp.dtype(dtype).itemsize
+    return jnp.dtype(f"int{bits}") if bits > 8 and not jnp.issubdtype(dtype, jnp.complexfloating) else jnp.dtype(dtype)
+
+
+def _bits(array: Any, dtype: Any) -> Any:
+    """The array with its bits taken as `dtype`, or with booleans as numbers and numbers as booleans."""
+    if array.dtype == dtype:
+        return array
+    if jnp.bool_ in (array.dtype, dtype):
+        return array.astype(dtype)
+    return array.view(dtype) if isinstance(array, np.ndarray) else jax.lax.bitcast_convert_type(array, dtype)
 
 
 def _struct(leaf: Any) -> Any:
