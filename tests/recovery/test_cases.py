@@ -8,11 +8,11 @@ from crash_harness import Kill, Left, attempt, compare, killed_until_done, recor
 
 
 def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:
-    """Each record takes 1 s to be written; killed after each COMMIT."""
+    """Each record takes 0.3 s to be written; killed after each COMMIT."""
     arguments = {"steps": 12, "log": 6, "save": 4, "evaluate": 100, "times": 2}
     whole = undisturbed(tmp_path / "whole", **arguments)
     plan = [Kill("commit", 1, 0.0)] * 3
-    hits = killed_until_done(tmp_path / "run", iter(plan), 3, whole, delay=1.0, **arguments)
+    hits = killed_until_done(tmp_path / "run", iter(plan), 3, whole, delay=0.3, **arguments)
     assert len(hits) >= 2
 
 

@@ -27,17 +27,17 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_killed_run_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, name: str) -> None:
-    """Twenty-eight times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any time."""
+    """Twenty times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any time."""
     arguments = CONFIGURATIONS[name]
     seed = list(CONFIGURATIONS).index(name)
-    killed(tmp_path, kills(seed, 16, arguments["source"]), 7, **arguments)
+    killed(tmp_path, kills(seed, 16, arguments["source"]), 5, **arguments)
 
 
 def test_a_run_that_is_asked_to_stop_leaves_the_same(tmp_path: Path) -> None:
     """By SIGTERM or Ctrl-C, at the same moments."""
     arguments = CONFIGURATIONS["stream"]
     plan = kills(11, 12, "stream", [signal.SIGTERM, signal.SIGINT])
-    killed(tmp_path, plan, 5, **arguments)
+    killed(tmp_path, plan, 4, **arguments)
 
 
 @pytest.mark.slow
