@@ -12,14 +12,15 @@ from fulgurite.errors import ConfigurationError, ProcessError
 from fulgurite.processes import connect
 
 GROUP = "fulgurite.commands"
+OWN = [EntryPoint("fit", "fulgurite.command:fit", GROUP), EntryPoint("plugins", "fulgurite.listing:plugins", GROUP)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`:
     functions `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, Any] = {"fit": _fit, "plugins": _plugins}
-    for entry in entry_points(group=GROUP):
+    commands: dict[str, EntryPoint] = {}
+    for entry in (*OWN, *entry_points(group=GROUP)):
         if entry.name in commands:
             source = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             print(f"error: {source} brings a command {entry.name!r}, which there is already", file=sys.stderr)
@@ -31,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 0
-    command = commands[parser.parse_args(arguments[:1]).command]
-    return (command.load() if isinstance(command, EntryPoint) else command)(arguments[1:]) or 0
+    return commands[parser.parse_args(arguments[:1]).command].load()(arguments[1:]) or 0
 
 
 def load_experiment(path: str) -> Callable[..., Any]:
@@ -49,7 +49,8 @@ def load_experiment(path: str) -> Callable[..., Any]:
     return experiment
 
 
-def _fit(arguments: list[str]) -> int:
+def fit(arguments: list[str]) -> int:
+    """`fulgurite fit PROGRAM ...`: trains the experiment of a file."""
     parser = argparse.ArgumentParser("fulgurite fit", usage="fulgurite fit PROGRAM [name=value ...] [--run DIR]")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file that defines `experiment`")
     path = parser.parse_args(arguments[:1]).program
@@ -62,9 +63,3 @@ def _fit(arguments: list[str]) -> int:
 
     run(experiment, arguments[1:], program=f"fulgurite fit {path}")
     return 0
-
-
-def _plugins(arguments: list[str]) -> int:
-    from fulgurite.listing import plugins
-
-    return plugins(arguments)

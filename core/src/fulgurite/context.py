@@ -1,5 +1,7 @@
 """What a step is told besides its batch: keys, mask, model state, and where to put further losses."""
 
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -18,38 +20,37 @@ if TYPE_CHECKING:
 _KEEP: Any = object()
 
 
+@dataclass(eq=False, repr=False)
 class Context:
     """Made by the engine while a step is traced; valid only there.
 
     Attributes:
+        streams: those of the engine, over the root key.
         step: int32 scalar, the number of updates completed before this one. Traced.
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
+        scope: what its keys are folded with besides stream, step and phase.
+        flags: what `due` tells, by name.
+        key_step: the step that its keys are folded with, if any.
         rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
         at: the number of the step that is being traced, for notes on errors.
         losses: what `add_loss` collected; None outside of the forward pass.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        step: Int[Array, ""],
-        *,
-        training: bool,
-        model_state: eqx.nn.State | None = None,
-        mask: Bool[Array, " batch"] | None = None,
-        scope: tuple[tuple[str, Any], ...] = (),
-        due: dict[str, Bool[Array, ""]] | None = None,
-        key_step: Int[Array, ""] | None = None,
-        rule: "UpdateRule | None" = None,
-        losses: dict[str, Float[Array, ""]] | None = None,
-        at: int | None = None,
-    ) -> None:
-        self.step, self.training, self.model_state, self.mask = step, training, model_state, mask
-        self.rule, self.losses, self.at = rule, losses, at
-        self._streams, self._scope, self._due, self._key_step = streams, scope, due or {}, key_step
-        self._trace = get_opaque_trace_state(convention="nnx")
+    streams: Streams
+    step: Int[Array, ""]
+    _: KW_ONLY
+    training: bool
+    model_state: eqx.nn.State | None = None
+    mask: Bool[Array, " batch"] | None = None
+    scope: tuple[tuple[str, Any], ...] = ()
+    flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
+    key_step: Int[Array, ""] | None = None
+    rule: "UpdateRule | None" = None
+    losses: dict[str, Float[Array, ""]] | None = None
+    at: int | None = None
+    _trace: Any = field(default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False)
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
         """The key of `stream` at this step: the same one however often it is asked for; split it for more.
@@ -58,10 +59,10 @@ class Context:
         evaluated as it is; layers in inference mode do not look at it.
         """
         phase: Phase = "train" if self.training else "eval"
-        key = self._streams.key(stream, phase, self._key_step)
-        if self.training and not self._streams.streams[stream].train:
+        key = self.streams.key(stream, phase, self.key_step)
+        if self.training and not self.streams.streams[stream].train:
             raise PluginError(f"the random stream {stream!r} is not for training: declare it with train=True")
-        for name, index in self._scope:
+        for name, index in self.scope:
             key = fold_name(key, name) if index is None else fold_name(key, name, index)
         return key
 
@@ -75,14 +76,14 @@ class Context:
 
         False where only a clock or a request to stop makes the action due, because that is known later.
         """
-        if name not in self._due:
-            raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self._due)}")
-        return self._due[name]
+        if name not in self.flags:
+            raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self.flags)}")
+        return self.flags[name]
 
     @property
     def showing(self) -> Bool[Array, ""] | None:
         """Whether the media of this step are shown, as `due` tells it; None if they never are."""
-        return self._due.get(SHOW)
+        return self.flags.get(SHOW)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
         """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged.
@@ -118,23 +119,20 @@ class Context:
     ) -> "Context":
         """A context for another forward pass in the same step, or for number `index` of several, with keys and loss
         terms of its own."""
-        return self._derive(
+        return replace(
+            self,
             training=self.training if training is None else training,
             model_state=self.model_state if model_state is _KEEP else model_state,
             mask=self.mask if mask is _KEEP else mask,
-            scope=(*self._scope, (name, index)),
+            scope=(*self.scope, (name, index)),
+            losses=None,
         )
 
     def for_forward(self) -> "Context":
         """The same context at the place of the trace where it is called, ready to collect loss terms."""
         # A model state can be set once; the train state keeps the one it has.
-        return self._derive(losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
+        return replace(self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
 
     def for_plugin(self, name: str) -> "Context":
         """The same context with keys of the plugin's own."""
-        return self._derive(scope=(*self._scope, (f"plugin:{name}", None)), losses=self.losses)
-
-    def _derive(self, **changes: Any) -> "Context":
-        same: dict[str, Any] = {name: getattr(self, name) for name in ("training", "model_state", "mask", "rule", "at")}
-        same |= {"scope": self._scope, "due": self._due, "key_step": self._key_step}
-        return Context(self._streams, self.step, **{**same, **changes})
+        return replace(self, scope=(*self.scope, (f"plugin:{name}", None)))

@@ -34,10 +34,9 @@ class Installed:
             return self.entry.load()
         except Exception as error:
             name = self.entry.name
-            raise PluginError(
-                f"plugin {name!r} ({self.distribution}) cannot be imported from {self.entry.value!r}: "
-                f"{type(error).__name__}: {error}. Mend or uninstall that distribution, or leave it out with '-{name}'."
-            ) from error
+            reason = f"cannot be imported from {self.entry.value!r}: {type(error).__name__}: {error}"
+            fix = f"Mend or uninstall that distribution, or leave it out with '-{name}'."
+            raise PluginError(f"plugin {name!r} ({self.distribution}) {reason}. {fix}") from error
 
 
 def installed() -> dict[str, list[Installed]]:
@@ -56,9 +55,8 @@ def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
         raise PluginError(f"no plugin {name!r} is installed. {hint}")
     if len(among[name]) > 1:
         claims = " and ".join(one.distribution for one in among[name])
-        raise PluginError(
-            f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance of the class you mean"
-        )
+        fix = "uninstall one, or pass an instance of the class that you mean"
+        raise PluginError(f"the plugin name {name!r} is claimed by {claims}: {fix}")
     return among[name][0]
 
 

@@ -27,7 +27,7 @@ from fulgurite.module import Output
 from fulgurite.placing import check_processes, share_of
 from fulgurite.plugins import PluginManager
 from fulgurite.program import Program
-from fulgurite.resume import Resume, completed, reference_of, restored, span_of
+from fulgurite.resume import InitFrom, Resume, completed, reference_of, restored, span_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
@@ -78,10 +78,8 @@ class Engine:
         compilation_cache: str | None = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
-            raise ConfigurationError(
-                f"{type(self).__name__} overrides step, which fit never calls: override train_step(self, state, "
-                "batch, ctx), which fit, step and fused steps all use"
-            )
+            fix = "override train_step(self, state, batch, ctx), which fit, step and fused steps all use"
+            raise ConfigurationError(f"{type(self).__name__} overrides step, which fit never calls: {fix}")
         _check_counts(steps=steps, epochs=epochs, fuse=fuse, limit=limit)
         _check_counts(max_compilations=max_compilations, dev_run=dev_run)
         if nonfinite not in ("raise", "skip", "ignore"):
@@ -111,8 +109,6 @@ class Engine:
         self._stepping: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
-    # --- training -----------------------------------------------------------------------------------------------
-
     def fit(
         self,
         model: Any = None,
@@ -123,7 +119,7 @@ class Engine:
         epochs: int | None = None,
         fuse: int | None = None,
         resume: Resume = None,
-        init_from: Checkpoint | str | os.PathLike[str] | None = None,
+        init_from: InitFrom = None,
     ) -> Result:
         """Trains, and returns what came of it.
 
@@ -162,7 +158,7 @@ class Engine:
                 state, origin = snapshot.state, snapshot.span.origin
                 feed.close()
                 feed = stack.enter_context(self._feed(data, origin, snapshot.position))
-            state = completed(self, state, program, source, self._root_key(), init_from)
+            state = completed(self, state, program, source, init_from)
             program.check(state)
             span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
             fuse = self.fuse if fuse is None else fuse
@@ -246,8 +242,6 @@ class Engine:
     def forward(self, module: Any, batch: Any, ctx: Context, step: Step = "training_step") -> Output:
         """The module's `training_step`, or another step, with all loss terms; the output's `loss` is their sum."""
         return forward(self.plugins, step, module, batch, ctx)
-
-    # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluate(
         self,

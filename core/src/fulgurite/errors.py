@@ -57,13 +57,10 @@ class NonFiniteError(FulguriteError, FloatingPointError):
     """
 
     def __init__(self, step: int, culprit: str) -> None:
-        super().__init__(
-            f"step {step}: {culprit} is not finite. Nothing of this step is saved. "
-            "Look at the batch and learning rate of that step, or choose "
-            "Engine(nonfinite='skip') to leave such updates out."
-        )
-        self.step = step
-        self.culprit = culprit
+        fix = "Look at the batch and learning rate of that step, or choose Engine(nonfinite='skip')"
+        told = f"step {step}: {culprit} is not finite. Nothing of this step is saved"
+        super().__init__(f"{told}. {fix} to leave such updates out.")
+        self.step, self.culprit = step, culprit
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

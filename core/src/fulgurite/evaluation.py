@@ -191,7 +191,7 @@ class Evaluation:
             model_state=model_state,
             mask=mask,
             scope=((self._spec.name, index),),
-            due={SHOW: jnp.asarray(index == 0)} if self._shows else None,
+            flags={SHOW: jnp.asarray(index == 0)} if self._shows else {},
             key_step=step if self._spec.fresh else None,
         )
         with training_mode(False, module) as module, described(repr(self._spec.name), batch):

@@ -117,10 +117,8 @@ def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str,
     told = {name: value for name, value in kept.items() if MASK not in json.dumps(value)}
     for name, value in told.items():
         if name not in known:
-            raise ConfigurationError(
-                f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}: evaluate "
-                "it with the program that trained it"
-            )
+            gap = f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}"
+            raise ConfigurationError(f"{gap}: evaluate it with the program that trained it")
         if name in given and json.loads(json.dumps(given[name])) != value:
             made = f"what the run was made with, {name}={value!r}"
             raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")

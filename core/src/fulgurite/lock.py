@@ -112,10 +112,9 @@ class Lock:
             return
         found = owner_of(self._path)
         if found is not None and found[0] != self._owner:
-            raise CheckpointError(
-                f"{self._path.parent} was taken over by {found[0]}: this process had shown no sign of life for "
-                f"{DEAD:.0f} s and may write nothing any more. End it; the other one goes on"
-            )
+            why = f"this process had shown no sign of life for {DEAD:.0f} s and may write nothing any more"
+            fix = "End it; the other one goes on"
+            raise CheckpointError(f"{self._path.parent} was taken over by {found[0]}: {why}. {fix}")
         self._checked = now
 
     def release(self) -> None:
@@ -155,9 +154,9 @@ class Lock:
         if free and (owner is None or owner.ended or owner.here):
             return True
         if owner is None or owner.here or self._seen not in (None, file.st_mtime):
+            user = owner or "another process"
             raise CheckpointError(
-                f"{self._path.parent} is in use by {owner or 'another process'}: wait for its end, or choose another "
-                "run directory"
+                f"{self._path.parent} is in use by {user}: wait for its end, or choose another run directory"
             )
         with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the clock of the file system
             left = DEAD - (os.fstat(now.fileno()).st_mtime - file.st_mtime)
@@ -166,11 +165,8 @@ class Lock:
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
             return free
         if self._seen is None:
-            warnings.warn(
-                f"{self._path.parent} was last used by {owner}, which has not said that it ended: waiting up to "
-                f"{left:.0f} s for a sign of life",
-                stacklevel=2,
-            )
+            user = f"{self._path.parent} was last used by {owner}, which has not said that it ended"
+            warnings.warn(f"{user}: waiting up to {left:.0f} s for a sign of life", stacklevel=2)
         self._seen = file.st_mtime
         return False
 

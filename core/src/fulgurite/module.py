@@ -71,18 +71,14 @@ class Module(eqx.Module):
         overridden."""
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
-            raise ModelError(
-                f"{type(self).__name__} cannot predict: define predict_step(self, batch, ctx), or return "
-                "fg.Output(..., preds=...) from its step"
-            )
+            fix = "define predict_step(self, batch, ctx), or return fg.Output(..., preds=...) from its step"
+            raise ModelError(f"{type(self).__name__} cannot predict: {fix}")
         return preds
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, Phase]":
         """The optimizer. Called once, on a module whose arrays are shapes (`jax.ShapeDtypeStruct`)."""
-        raise ModelError(
-            f"{type(self).__name__} has no optimizer: define configure_optimizers(self) and return an "
-            "optax.GradientTransformation such as optax.adam(1e-3)"
-        )
+        fix = "return an optax.GradientTransformation such as optax.adam(1e-3)"
+        raise ModelError(f"{type(self).__name__} has no optimizer: define configure_optimizers(self) and {fix}")
 
 
 class Task(Module):
@@ -131,10 +127,9 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
     value = function(preds, batch, **masks)
     if isinstance(value, Metric | Running | Gathered):
         if mask is not None and not masks:
-            raise ModelError(
-                f"metric {name!r} is a {type(value).__name__} of a padded batch, made without its mask: take it, as in "
-                f"`lambda preds, batch, mask: {type(value).__name__}.of(..., mask)`"
-            )
+            kind = type(value).__name__
+            gap = f"metric {name!r} is a {kind} of a padded batch, made without its mask"
+            raise ModelError(f"{gap}: take it, as in `lambda preds, batch, mask: {kind}.of(..., mask)`")
         return value
     value = jnp.asarray(value)
     return Mean.of(value, None if value.ndim == 0 else mask)
@@ -142,13 +137,10 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
 
 def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:
     if not isinstance(batch, tuple | list):
-        raise ModelError(
-            f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input: "
-            "pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
-        )
+        gap = f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input"
+        raise ModelError(f"{gap}: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])")
     if ctx.model_state is None:
         return Output(preds=jax.vmap(model)(batch[0]))
-    preds, model_state = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
-        batch[0], ctx.model_state
-    )
+    mapped = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    preds, model_state = mapped(batch[0], ctx.model_state)
     return Output(preds=preds, model_state=model_state)

@@ -38,10 +38,9 @@ def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
     try:
         sorter.prepare()
     except CycleError as error:
-        raise PluginError(
-            f"{what}s cannot be ordered, each wants to come before the next: {' -> '.join(reversed(error.args[1]))}. "
-            "Change `before` or `after` of one of them"
-        ) from error
+        cycle = f"each wants to come before the next: {' -> '.join(reversed(error.args[1]))}"
+        fix = "Change `before` or `after` of one of them"
+        raise PluginError(f"{what}s cannot be ordered, {cycle}. {fix}") from error
     by_name, waiting, result = {plugin.name: plugin for plugin in plugins}, [], []
     while sorter.is_active():
         waiting += sorter.get_ready()

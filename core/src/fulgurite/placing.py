@@ -25,10 +25,9 @@ from fulgurite.state import TrainState
 def check_processes(mesh: Mesh | None, consensus: Consensus) -> None:
     """Several processes that no plugin makes train one model are an error."""
     if jax.process_count() > 1 and (mesh is None or consensus is LOCAL):
-        raise ConfigurationError(
-            f"this is one of {jax.process_count()} processes, and no plugin makes them train one model: add one that "
-            "gives a mesh over all devices and a consensus, such as DataParallel() of fulgurite-sharding"
-        )
+        gap = f"this is one of {jax.process_count()} processes, and no plugin makes them train one model"
+        fix = "one that gives a mesh over all devices and a consensus, such as DataParallel() of fulgurite-sharding"
+        raise ConfigurationError(f"{gap}: add {fix}")
 
 
 def tracing_on(mesh: Mesh | None) -> AbstractContextManager[Any]:
@@ -64,10 +63,8 @@ def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None)
     found = jax.tree.leaves(shardings)
     arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.ShapeDtypeStruct)]
     if len(found) != len(arrays) or not all(isinstance(one, NamedSharding) for one in found):
-        raise PluginError(
-            f"hook state_sharding must give a NamedSharding for each of the {len(arrays)} arrays of the state and None "
-            f"for its other leaves; it gave {len(found)} leaves"
-        )
+        wanted = f"a NamedSharding for each of the {len(arrays)} arrays of the state and None for its other leaves"
+        raise PluginError(f"hook state_sharding must give {wanted}; it gave {len(found)} leaves")
     return found
 
 
@@ -136,10 +133,8 @@ class BatchPlacing:
     def check(self, batch: PyTree, what: str) -> None:
         """A `DataError` if a batch does not divide by the devices."""
         if misfit := self.misfit(batch):
-            raise DataError(
-                f"{what}: {misfit}. Choose a batch_size that is a multiple of it, and for what is left at the end of "
-                "an epoch ArrayData(remainder='drop') or 'pad'"
-            )
+            rest = "what is left at the end of an epoch ArrayData(remainder='drop') or 'pad'"
+            raise DataError(f"{what}: {misfit}. Choose a batch_size that is a multiple of it, and for {rest}")
 
     def __call__(self, batch: PyTree) -> PyTree:
         """The batch as arguments for a program compiled for `specs` of it. In one process NumPy arrays stay, because to
@@ -189,10 +184,9 @@ def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
         rows.setdefault(device.process_index, set()).add(index[0].start or 0)
     parts = sorted(set(map(frozenset, rows.values())), key=min)
     if sum(map(len, parts)) != len(frozenset().union(*parts)):
-        raise ConfigurationError(
-            f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same; choose "
-            "axis sizes that divide by the devices of a process, or by which they divide"
-        )
+        gap = f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same"
+        fix = "choose axis sizes that divide by the devices of a process, or by which they divide"
+        raise ConfigurationError(f"{gap}; {fix}")
     return parts.index(frozenset(rows[jax.process_index()])), len(parts)
 
 

@@ -200,19 +200,16 @@ class PluginManager:
             if hook not in self.kinds:
                 raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
             if unsupported := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
-                raise PluginError(
-                    f"{where} marks {name!r} with {unsupported[0]}, which is not supported: order plugins by the class "
-                    "attributes `before` and `after`"
-                )
+                fix = "order plugins by the class attributes `before` and `after`"
+                raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
             if unknown := [argument for argument in inspect.signature(method).parameters if argument not in known]:
                 given = ", ".join(known) or "nothing"
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
-                raise PluginError(
-                    f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}. What is merely "
-                    "installed must not change a result: its package may autoload event and sink hooks only"
-                )
+                what = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
+                why = "What is merely installed must not change a result"
+                raise PluginError(f"{what}. {why}: its package may autoload event and sink hooks only")
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
             found[hook] = method
@@ -278,10 +275,8 @@ def _built(name: str, found: Installed, arguments: dict[str, Any]) -> Any:
     except FulguriteError:
         raise
     except Exception as error:
-        raise PluginError(
-            f"plugin {name!r} ({found.distribution}) cannot be made with arguments {arguments}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        reason = f"cannot be made with arguments {arguments}: {type(error).__name__}: {error}"
+        raise PluginError(f"plugin {name!r} ({found.distribution}) {reason}") from error
 
 
 def _base_name(plugin: Any, available: dict[str, list[Installed]]) -> str:

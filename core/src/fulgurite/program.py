@@ -42,9 +42,7 @@ class Program:
         self.run: Run | None = None
         key = jax.random.key(0)
         self.rule = self._update_rule(eqx.filter_eval_shape(source.build, source.arrays, key)[0])
-        names = [*(task.name for task in engine.tasks if task.name != "log"), "log"]
-        rule = self.rule.at(0, Span(0))
-        self.step = TrainStep(engine.train_step, rule, self._plugins, engine.streams, names, engine.nonfinite)
+        self.step = TrainStep(engine, self.rule.at(0, Span(0)))
         self._metrics: Any = ({}, {})
         with tracing_on(engine.mesh):
             shapes = source, source.arrays, key, spec_of(batch), spec_of(resident)
@@ -140,10 +138,8 @@ class Program:
 
     def _update_rule(self, module: Any) -> UpdateRule:
         if not hasattr(module, "training_step"):
-            raise ModelError(
-                f"{type(module).__name__} has no training_step: subclass fg.Module, or wrap the model in "
-                "fg.Task(model, loss=..., optimizer=...)"
-            )
+            fix = "subclass fg.Module, or wrap the model in fg.Task(model, loss=..., optimizer=...)"
+            raise ModelError(f"{type(module).__name__} has no training_step: {fix}")
         phases = self._plugins.exclusive("optimizers", module=module)
         if phases is None:
             phases = phases_of(module.configure_optimizers(), f"{type(module).__name__}.configure_optimizers")
@@ -156,10 +152,8 @@ class Program:
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         first = next(iter(phases.values()))
         if rule is None and (len(phases) != 1 or type(first) is not Phase):
-            raise PluginError(
-                f"the optimizers {', '.join(phases)} need an update rule of a plugin: install fulgurite-optimizers and "
-                "add Phases() to the plugins, or give one fg.Phase"
-            )
+            fix = "install fulgurite-optimizers and add Phases() to the plugins, or give one fg.Phase"
+            raise PluginError(f"the optimizers {', '.join(phases)} need an update rule of a plugin: {fix}")
         rule = rule or GradientUpdate(first)
         for hook in self._plugins.implementations("wrap_update_rule"):
             rule = hook(None, module=module, rule=rule) or rule

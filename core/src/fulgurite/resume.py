@@ -6,26 +6,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-from jaxtyping import Array, Key
 
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.program import Program
 from fulgurite.runs import Checkpoint, RunDirectory, Snapshot
-from fulgurite.state import Source, source_of
+from fulgurite.state import Source, TrainState, source_of
 from fulgurite.triggers import Span
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
-    from fulgurite.state import TrainState
 
 T = TypeVar("T")
-Resume = Checkpoint | int | str | os.PathLike[str] | None
+InitFrom = Checkpoint | str | os.PathLike[str] | None
+Resume = InitFrom | int
 WEIGHTS = {"module": "module", "model_state": "model_state"}
 _STEP_PATH = re.compile(r"(.+)/checkpoints/step-(0|[1-9][0-9]{0,11})/?")
 
 
 def reference_of(
-    resume: Resume, directory: RunDirectory | None, state: "TrainState | None", init_from: Any
+    resume: Resume, directory: RunDirectory | None, state: TrainState | None, init_from: Any
 ) -> Checkpoint | None:
     """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none; None for a fresh
     start, or where training goes on from `state`.
@@ -35,19 +34,16 @@ def reference_of(
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError("fit takes a state to go on from, or a checkpoint to begin with, not both")
     if resume is None and state is None and directory is not None and (held := directory.committed()):
-        raise CheckpointError(
-            f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}: go on from it with "
-            "fit(resume='auto'), begin anew with fit(resume='never'), which sets them aside, or choose another "
-            "run directory"
-        )
+        fix = "go on from it with fit(resume='auto'), begin anew with fit(resume='never'), which sets them aside"
+        where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
+        raise CheckpointError(f"{where}: {fix}, or choose another run directory")
     if resume is None or resume == "never":
         return None
     if isinstance(resume, Checkpoint):
         return resume
     if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
-        raise ConfigurationError(
-            f"resume is {resume!r}; choose 'auto', 'never', 'latest', 'best', a step, a path, or fg.Checkpoint(...)"
-        )
+        choices = "'auto', 'never', 'latest', 'best', a step, a path, or fg.Checkpoint(...)"
+        raise ConfigurationError(f"resume is {resume!r}; choose {choices}")
     own = None if directory is None else directory.path
     if resume == "auto":
         return Checkpoint(own, optional=True)
@@ -62,7 +58,7 @@ def of_path(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(found[1], int(found[2])) if found else Checkpoint(path)
 
 
-def restored(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+def restored(engine: "Engine", reference: Checkpoint, like: TrainState) -> Snapshot | None:
     """The snapshot that the active checkpointer reads; the host states in it are handed to their plugins."""
     snapshot = snapshot_of(engine, reference, like)
     host = snapshot.host if snapshot else {}
@@ -91,18 +87,14 @@ def span_of(
 
 
 def completed(
-    engine: "Engine",
-    state: "TrainState | None",
-    program: Program,
-    source: Source,
-    key: Key[Array, ""],
-    init_from: Checkpoint | str | os.PathLike[str] | None,
-) -> "TrainState":
+    engine: "Engine", state: TrainState | None, program: Program, source: Source, init_from: InitFrom
+) -> TrainState:
     """The state with everything that it lacks made anew; all of it where there is no state.
 
     A new state takes from `init_from` what its map says, else the weights. Its optimizer is made from the weights that
     were read, and what is read of the optimizer's own state is put in after that.
     """
+    key = jax.random.key(engine.seed)
     if state is not None:
         whole = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
         return state if whole else _filled(state, program.init(source, key))
@@ -121,7 +113,7 @@ def _filled(read: T, initial: T) -> T:
     return jax.tree.map(lambda a, b: b if isinstance(a, jax.ShapeDtypeStruct) else a, read, initial)
 
 
-def snapshot_of(engine: "Engine", reference: Checkpoint, like: "TrainState") -> Snapshot | None:
+def snapshot_of(engine: "Engine", reference: Checkpoint, like: TrainState) -> Snapshot | None:
     """The snapshot that the active checkpointer reads; None if there is none and that is fine."""
     where = "the run" if reference.path is None else reference.path
     restore = engine.plugins.the_one("restore")

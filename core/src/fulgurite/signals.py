@@ -27,14 +27,11 @@ class StopRequests:
                 self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number).name
-        self._restore()
+        self.__exit__()
 
-    def _restore(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former.clear()

@@ -64,10 +64,10 @@ def source_of(model: Any) -> Source:
         arrays, static = eqx.partition(pair, _is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)), pair)
     if not callable(model):
-        raise ModelError(
-            "a model is an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and "
-            f"gives either; {type(model).__name__} is none of them"
+        kinds = (
+            "an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and gives either"
         )
+        raise ModelError(f"a model is {kinds}; {type(model).__name__} is none of them")
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
         made = model(key=key)
@@ -99,20 +99,17 @@ def check_aliases(module: PyTree) -> None:
     seen: dict[int, str] = {}
     for path, leaf in leaves_with_paths(module):
         if _is_array(leaf) and (former := seen.setdefault(id(leaf), path)) != path:
-            raise ModelError(
-                f"{former} and {path} of {type(module).__name__} are the same array. Training would update them as "
-                "two: copy one of them, or tie them with eqx.nn.Shared"
-            )
+            fix = "Training would update them as two: copy one of them, or tie them with eqx.nn.Shared"
+            raise ModelError(f"{former} and {path} of {type(module).__name__} are the same array. {fix}")
 
 
 def check_not_consumed(state: PyTree) -> None:
     """A state or module whose arrays were donated to a later step is an error that says so."""
     if gone := [path for path, leaf in leaves_with_paths(state) if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
         what = "train state" if isinstance(state, TrainState) else "model"
-        raise StateError(
-            f"this {what} was consumed: its {gone[0]} belongs to a later step now. `step` and `fit` take over the "
-            "state that they are given, module included; go on with what they return"
-        )
+        gap = f"this {what} was consumed: its {gone[0]} belongs to a later step now"
+        why = "`step` and `fit` take over the state that they are given, module included; go on with what they return"
+        raise StateError(f"{gap}. {why}")
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:

@@ -1,7 +1,7 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its place."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -12,16 +12,17 @@ from fulgurite.annotations import check_batch, described
 from fulgurite.context import Context
 from fulgurite.data import Masked
 from fulgurite.errors import ModelError
-from fulgurite.health import Policy
 from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
 from fulgurite.module import Output
 from fulgurite.placing import constrained
 from fulgurite.plugins import Implementation, PluginManager, merge
 from fulgurite.state import TrainState, check_same_structure
-from fulgurite.streams import Streams
 from fulgurite.update import UpdateRule
 from fulgurite.window import metrics_of
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
 
 Step = str | Callable[[Any, Any, Context], Output]
 """The name of a module's method, or a function `step(module, batch, ctx)`."""
@@ -37,18 +38,9 @@ class TrainStep:
         rule: the update rule that holds; another one is another executable.
     """
 
-    def __init__(
-        self,
-        train_step: Callable[[TrainState, Any, Context], tuple[TrainState, Output]],
-        rule: UpdateRule,
-        plugins: PluginManager,
-        streams: Callable[[Any], Streams],
-        tasks: Sequence[str],
-        policy: Policy,
-    ) -> None:
-        self._train_step, self.rule, self._plugins, self._streams = train_step, rule, plugins, streams
-        self._policy = policy
-        self.tasks = list(tasks)
+    def __init__(self, engine: "Engine", rule: UpdateRule) -> None:
+        self._engine, self._plugins, self.rule = engine, engine.plugins, rule
+        self.tasks = [*(task.name for task in engine.tasks if task.name != "log"), "log"]
         self.terms: list[str] = []
         self.at = 1
 
@@ -57,14 +49,15 @@ class TrainStep:
         new, output, metrics, running, bad, culprit = self.update(state, batch, due)
         window = state.window.add(metrics, running)
         check_same_structure(state.window, window, "the metrics of the training step")
-        skip = self._policy == "skip"
+        policy = self._engine.nonfinite
+        skip = policy == "skip"
         if skip:
             new, window = jax.tree.map(
                 lambda old, made: jnp.where(bad, old, made) if eqx.is_array(made) else made,
                 (state, state.window),
                 (new, window),
             )
-        health = state.health.after(state.step + 1, bad, culprit, skip) if self._policy != "ignore" else state.health
+        health = state.health.after(state.step + 1, bad, culprit, skip) if policy != "ignore" else state.health
         return new.replace(step=state.step + 1, window=window, health=health), output
 
     def update(
@@ -73,12 +66,12 @@ class TrainStep:
         """The step without its window: state, output, metrics, running metrics, whether it is bad, and the culprit."""
         batch, mask = unmasked(batch)
         ctx = Context(
-            self._streams(state.key),
+            self._engine.streams(state.key),
             state.step,
             training=True,
             model_state=state.model_state,
             mask=mask,
-            due=dict(zip(self.tasks, due, strict=True)),
+            flags=dict(zip(self.tasks, due, strict=True)),
             key_step=state.step,
             rule=self.rule,
             at=self.at,
@@ -86,9 +79,9 @@ class TrainStep:
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
         with described("the training step", batch):
-            answer = self._train_step(state, batch, ctx)
+            answer = self._engine.train_step(state, batch, ctx)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
-                name = self._train_step.__qualname__
+                name = self._engine.train_step.__qualname__
                 raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
         new, output = answer
         check_same_structure(_part(state), _part(new), "the training step")
@@ -148,10 +141,8 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
             terms[name] = jnp.asarray(value)
     for name, value in terms.items():
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ModelError(
-                f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}: a loss is "
-                "one floating-point number; average it over the batch"
-            )
+            gap = f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}"
+            raise ModelError(f"{gap}: a loss is one floating-point number; average it over the batch")
     if not terms and ctx.training:
         raise ModelError(f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)")
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None

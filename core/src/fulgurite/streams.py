@@ -63,10 +63,9 @@ class Streams:
         """The key of stream `name`: the root folded with the name, the step (if the stream is per step and a step is
         given) and the phase's name."""
         if name not in self.streams:
-            raise PluginError(
-                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install fulgurite-rng and "
-                f"add fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])."
-            )
+            fix = f"add fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])"
+            hint = f"{did_you_mean(name, self.streams)} Install fulgurite-rng and {fix}."
+            raise PluginError(f"no random stream is called {name!r}. {hint}")
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
             key = jax.random.fold_in(key, step)

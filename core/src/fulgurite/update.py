@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from fulgurite.context import Context
 from fulgurite.errors import ConfigurationError
 from fulgurite.module import Output
 from fulgurite.paths import Selector, select
 from fulgurite.state import TrainState
-
-if TYPE_CHECKING:
-    from fulgurite.context import Context
-    from fulgurite.triggers import Span
+from fulgurite.triggers import Span
 
 Forward = Callable[..., Output]
 """The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
@@ -60,11 +58,11 @@ class UpdateRule:
         """The optimizer state for `module`."""
 
     @abstractmethod
-    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: "Context") -> tuple[TrainState, Output]:
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
-    def at(self, step: int, span: "Span") -> "UpdateRule":
+    def at(self, step: int, span: Span) -> "UpdateRule":
         """The rule that holds from the update after `step` on, for states of the same structure. Asked wherever
         something was due; another object than before is compiled anew."""
         return self
@@ -84,7 +82,7 @@ class GradientUpdate(UpdateRule):
         params = eqx.filter(module, self.phase.chosen(module))
         return self.phase.before.init(params), self.phase.optimizer.init(params)
 
-    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: "Context") -> tuple[TrainState, Output]:
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
         return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
@@ -99,7 +97,7 @@ class GradientUpdate(UpdateRule):
 
 
 def gradient(
-    forward: Forward, module: PyTree, batch: Any, ctx: "Context", chosen: PyTree[bool] = None
+    forward: Forward, module: PyTree, batch: Any, ctx: Context, chosen: PyTree[bool] = None
 ) -> tuple[PyTree, Output]:
     """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true, by default every
     floating-point array (None elsewhere), and the forward pass's output."""
@@ -123,7 +121,5 @@ def phases_of(configured: Any, source: str) -> dict[str, Phase]:
         return {"default": Phase(configured)}
     if isinstance(configured, dict) and configured and all(isinstance(one, Phase) for one in configured.values()):
         return configured
-    raise ConfigurationError(
-        f"{source} gave {type(configured).__name__}; give an optax.GradientTransformation such as optax.adam(1e-3), "
-        "or a dict of fg.Phase by name"
-    )
+    wanted = "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.Phase by name"
+    raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")
