@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,10 @@ class Backend:
         """Connects, and sends what is missing up to the checkpoint that is gone on from."""
         # Else wandb measures itself for its makers, which takes a third of the time of each row.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        with _thrifty():
+            return self._connect()
+
+    def _connect(self) -> Any:
         import wandb
         from wandb.errors import CommError, UsageError
 
@@ -134,6 +139,19 @@ class Backend:
         values = json.loads(dumps(record.values))
         arguments = values.pop("configuration", None) or {}
         run.config.update({**arguments, record.source: values}, allow_val_change=True)
+
+
+@contextmanager
+def _thrifty() -> Iterator[None]:
+    """wandb's own process, which is written in Go and starts within, leaves the processors to training: a row costs it
+    a quarter less with one thread at work and rarer collections of garbage."""
+    added = {name: value for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _scalars(resumed: Resumed) -> Iterator[fg.Record]:
