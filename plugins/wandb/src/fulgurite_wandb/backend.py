@@ -144,7 +144,7 @@ class Backend:
 @contextmanager
 def _thrifty() -> Iterator[None]:
     """wandb's own process, which is written in Go and starts within, leaves the processors to training: a row costs it
-    a quarter less with one thread at work and rarer collections of garbage."""
+    less with one thread at work and rarer collections of garbage."""
     added = {name: value for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items() if name not in os.environ}
     os.environ.update(added)
     try:
