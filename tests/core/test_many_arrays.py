@@ -108,6 +108,7 @@ def test_a_state_that_was_given_is_consumed() -> None:
     engine = fg.Engine(steps=2)
     state = engine.init(Deep(key=jax.random.key(0)), data())
     engine.fit(data=data(), state=state)
+    assert all(layer.weight.is_deleted() for layer in state.module.layers)
     with pytest.raises(StateError, match="consumed"):
         engine.fit(data=data(), state=state)
 
@@ -125,3 +126,22 @@ def test_a_state_that_a_plugin_kept_is_consumed_by_the_next_step() -> None:
     assert all(layer.weight.is_deleted() for layer in kept[0].module.layers)
     with pytest.raises(StateError, match="consumed"):
         engine.fit(data=data(), state=kept[0])
+
+
+def test_numbers_of_every_kind_keep_their_bits() -> None:
+    numbers = [np.float32("nan"), np.float32(-0.0), np.float32(1e-40), np.float32("-inf"), jnp.bfloat16(3.14)]
+    numbers += [np.float16(0.1), np.complex64(1 - 2j), np.int32(-7), np.uint32(2**32 - 1), np.bool_(True)]
+    numbers += [np.int8(-3), np.uint8(200), np.int16(-300), np.uint16(60_000)]
+
+    class Mixed(Deep):
+        kept: list[jax.Array]
+
+        def __init__(self, *, key: Any) -> None:
+            super().__init__(key=key)
+            self.kept = [jnp.asarray(number) for number in numbers]
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.masked(optax.sgd(0.1), jax.tree.map(lambda leaf: leaf.ndim > 0, self))
+
+    kept = fg.Engine(steps=2, nonfinite="ignore").fit(Mixed(key=jax.random.key(0)), data()).module.kept
+    assert_same_bits(kept, [jnp.asarray(number) for number in numbers])

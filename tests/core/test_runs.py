@@ -1,10 +1,14 @@
 """The run directory: attempts, committed checkpoints, the completion mark."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import fulgurite as fg
 import pytest
 from fulgurite import Checkpoint, RunDirectory
+from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_testing import TinyModel, tiny_data
 
 
 def checkpoint(run: RunDirectory, name: str, committed: bool = True) -> Path:
@@ -148,6 +152,19 @@ def test_an_attempt_holds_its_manifest_and_is_written_once(tmp_path: Path):
         with pytest.raises(CheckpointError, match="cannot be written.*attempts/1"):
             run.begin("{}")
     assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
+
+
+def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
+    @dataclass
+    class Timed:
+        when: fg.Trigger
+        often: list[fg.Trigger]
+        plugin_name = "timed"
+
+    timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()])
+    fg.Engine(steps=1, run=tmp_path, plugins=[timed], autoload=False).fit(TinyModel, tiny_data())
+    (plugin,) = (one for one in loads((tmp_path / "attempts" / "1").read_text())["plugins"] if one["name"] == "timed")
+    assert plugin["settings"] == {"when": "Every(n=3)", "often": ["At(1)", "AtEnd()"]}
 
 
 def test_links_are_neither_followed_nor_moved(tmp_path: Path):

@@ -111,7 +111,7 @@ def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, f
 
 
 def report() -> dict[str, Any]:
-    """What 6 steps on one device and on all of them make of the weights, with both kinds of accumulation."""
+    """What 6 steps on one device and on all of them make of the weights, whole and by microbatches."""
 
     def train(*more: Any, how: Any) -> Any:
         phases = Phases(
@@ -127,7 +127,7 @@ def report() -> dict[str, Any]:
             "parts": [list(leaf.addressable_shards[0].data.shape) for leaf in large],
         }
 
-    hows = {"microbatch": Accumulate(2), "steps": Accumulate(2, "steps")}
+    hows = {"whole": None, "microbatch": Accumulate(2), "steps": Accumulate(2, "steps")}
     return {name: {"one": train(how=how), "eight": train(Fsdp(min_size=1), how=how)} for name, how in hows.items()}
 
 

@@ -80,8 +80,8 @@ class Engine:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             fix = "override train_step(self, state, batch, ctx), which fit, step and fused steps all use"
             raise ConfigurationError(f"{type(self).__name__} overrides step, which fit never calls: {fix}")
-        _check_counts(steps=steps, epochs=epochs, fuse=fuse, limit=limit)
-        _check_counts(max_compilations=max_compilations, dev_run=dev_run)
+        counts = {"steps": steps, "epochs": epochs, "fuse": fuse, "limit": limit, "dev_run": dev_run}
+        _check_counts(**counts, max_compilations=max_compilations)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
         if steps is not None and epochs is not None:

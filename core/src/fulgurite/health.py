@@ -81,4 +81,4 @@ def _probe(leaf: Array) -> Float[Array, "2"]:
     if leaf.ndim >= 2:
         leaf = leaf.reshape(-1, leaf.shape[-1]) @ zeros(leaf.shape[-1])
     # Two columns, because the product of two vectors becomes a sum again.
-    return (leaf.reshape(-1) @ zeros((leaf.size, 2))).astype(jnp.float32)
+    return jnp.real(leaf.reshape(-1) @ zeros((leaf.size, 2))).astype(jnp.float32)

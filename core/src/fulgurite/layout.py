@@ -25,8 +25,8 @@ from fulgurite.paths import from_keys
 from fulgurite.state import TrainState, check_not_consumed, key_of
 
 Vectors = tuple[Array | np.ndarray, ...]
-# Elements of a small array by platform, and how many arrays are many: MLP 64-128-128-10 with 18 took 1.1 times as long
-# with them end to end, a residual network of 48 blocks with 588 took 0.65 (two cores, jax 0.10.2).
+# Elements of a small array by platform, and how many arrays are many. With 588 end to end a residual network of 48
+# blocks took two thirds of the time; MLP 64-128-128-10, which has 18, gained nothing (two cores, jax 0.10.2).
 _SMALL = {"cpu": 4096}
 _MANY = 100
 
@@ -83,6 +83,7 @@ class Layout:
         self._key = key_of(state)
         self._arrays, self._scalars = [], []
         self._places: dict[int, NamedSharding] = {}
+        self._whole = None if shardings is None else NamedSharding(shardings[0].mesh, PartitionSpec())
         arrays = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
         if shardings is not None:
             self._places = dict(zip(arrays, shardings, strict=True))
@@ -100,9 +101,9 @@ class Layout:
         self._bundle = Packing([self._leaves[index] for index in self._small])
         self.shardings: Flat | None = None
         if shardings is not None:
-            whole = (NamedSharding(shardings[0].mesh, PartitionSpec()),)
+            vectors = [self._whole] * len(self._bundle.dtypes)
             large = [self._places[index] for index in self._large]
-            self.shardings = Flat([*whole * len(self._bundle.dtypes), *large], whole * len(self.packing.dtypes))
+            self.shardings = Flat([*vectors, *large], (self._whole,) * len(self.packing.dtypes))
         self._pack, self._unpack = self._jitted(self.packing, self._scalars)
         self._tie, self._untie = self._jitted(self._bundle, self._small)
         self._parts = {
@@ -133,7 +134,7 @@ class Layout:
 
     def consume(self, state: TrainState) -> None:
         """Lets go of those arrays of a state that a step does not: it went on with copies."""
-        leaves = jax.tree.leaves(state)
+        leaves = jax.tree.leaves(state) if self._small else []
         for index in self._small:
             leaves[index].delete()
 
@@ -187,11 +188,8 @@ class Layout:
     def _jitted(self, packing: Packing, indices: list[int]) -> tuple[Any, Any]:
         if not indices:
             return lambda values: (), lambda vectors: []
-        if not self._places:
-            return jax.jit(packing.pack), jax.jit(packing.unpack)
-        places = [self._places[index] for index in indices]
-        whole = (NamedSharding(next(iter(self._places.values())).mesh, PartitionSpec()),) * len(packing.dtypes)
-        return jax.jit(packing.pack, out_shardings=whole), jax.jit(packing.unpack, out_shardings=places)
+        places = None if self._whole is None else [self._places[index] for index in indices]
+        return jax.jit(packing.pack, out_shardings=self._whole), jax.jit(packing.unpack, out_shardings=places)
 
     def _raw(self, leaves: list[Any], indices: list[int]) -> list[Array]:
         # A typed key is no plain array to jit's fast path; its data is.
@@ -218,8 +216,7 @@ def _end_to_end(vectors: list[Array]) -> Array:
 
 
 def _chosen(few: list[Array]) -> Array:
-    whole = [jnp.broadcast_to(one, len(few)) for one in few]
-    return jax.lax.select_n(jnp.arange(len(few)), *whole) if len(few) > 1 else whole[0]
+    return jax.lax.select_n(jnp.arange(len(few)), *(jnp.broadcast_to(one, len(few)) for one in few))
 
 
 def _vector_dtype(dtype: Any) -> Any:

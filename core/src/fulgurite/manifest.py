@@ -55,7 +55,9 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return MASK
     if isinstance(value, list | tuple):
         return [without_secrets(item) for item in value]
-    return masked(value) if isinstance(value, str) else repr(value) if isinstance(value, Trigger) else value
+    if isinstance(value, Trigger):
+        return repr(value)
+    return masked(value) if isinstance(value, str) else value
 
 
 def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:

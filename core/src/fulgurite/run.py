@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from fulgurite.accounts import Accounts
 from fulgurite.errors import ConfigurationError, StateError
 from fulgurite.feed import Feed
 from fulgurite.records import History, Record, RecordKind, RecordStream
-from fulgurite.runs import RunDirectory, Snapshot
+from fulgurite.runs import Snapshot
 from fulgurite.triggers import Span, Trigger, as_trigger
 
 if TYPE_CHECKING:
@@ -108,10 +108,12 @@ class Run:
 
     def __init__(self, loop: "Loop") -> None:
         self._loop = loop
-        self.engine, self.rule = loop.engine, loop.program.rule
-        self.accounts: Accounts = loop.engine.plugins.accounts
-        self.directory: RunDirectory | None = loop.engine.run
-        self.attempt, self.manifest = loop.emitter.attempt, loop.manifest
+        self.engine: Final = loop.engine
+        self.rule: Final = loop.program.rule
+        self.accounts: Final = loop.engine.plugins.accounts
+        self.directory: Final = loop.engine.run
+        self.attempt: Final = loop.emitter.attempt
+        self.manifest: Final = loop.manifest
 
     @property
     def step(self) -> int:

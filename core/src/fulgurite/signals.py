@@ -29,9 +29,12 @@ class StopRequests:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number).name
-        self.__exit__()
+        self._restore()
 
     def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former.clear()
