@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -20,6 +22,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fulg
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# XLA compiles in a fifth of the time if it may make slow code. Where XLA_FLAGS is set, empty or not, it obeys that.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and with them the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -76,6 +80,17 @@ settings.load_profile("fulgurite")
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection needs to look at it."""
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs what is marked `optimized` in a process where XLA makes of it what it makes for users."""
+    if not os.environ["XLA_FLAGS"] or pyfuncitem.get_closest_marker("optimized") is None:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return True
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ SINKS: dict[str, list[Any]] = {
     "wandb": [{"wandb": {"project": "bench", "mode": "offline"}}],
     "progress": ["progress"],
 }
-OPENED, STEPS = 100, 2100
+OPENED, STEPS = 100, 4100
 
 
 class Slow(fg.FileSink):
@@ -91,7 +91,7 @@ class Timed:
 
 
 def main() -> None:
-    options = arguments(__doc__, repeats=15).parse_args()
+    options = arguments(__doc__, repeats=9).parse_args()
     installed = {entry.name for entry in entry_points(group="fulgurite.plugins")}
     names = [name for name in SINKS if name in installed or name == "none"]
     print(f"left out: {', '.join(sorted(SINKS.keys() - set(names))) or 'nothing'}")

@@ -194,8 +194,7 @@ def report() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reported() -> dict[str, Any]:
-    flags = f"--xla_force_host_platform_device_count={DEVICES}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": f"{DEVICES}"}
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])

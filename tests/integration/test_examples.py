@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+AS_USERS = {**os.environ, "XLA_FLAGS": ""}
 
 
 def run(name: str, *arguments: str) -> list[str]:
     """The lines that an example prints to stdout."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=AS_USERS).stdout.splitlines()
 
 
 def test_digits():
@@ -56,7 +58,7 @@ def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
     arguments = ["digits.py", "steps=600", "width=32", "--run"]
     run(*arguments, str(tmp_path / "whole"))
     command = [sys.executable, str(EXAMPLES / "digits.py"), *arguments[1:], str(tmp_path / "killed")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=AS_USERS) as process:
         while not (tmp_path / "killed" / "checkpoints" / "step-200" / "COMMIT").exists():
             assert process.poll() in (None, 0)
             time.sleep(0.01)

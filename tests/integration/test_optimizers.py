@@ -132,8 +132,7 @@ def report() -> dict[str, Any]:
 
 
 def test_several_devices_have_the_numbers_of_one() -> None:
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     for name, found in json.loads(run.stdout.splitlines()[-1]).items():

@@ -185,7 +185,7 @@ def everything(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(folder: Path, *packages: Path) -> Path:
     """With pip, which installs the wheels themselves; what they need comes from uv's cache."""
     uv("venv", "--allow-existing", "--python", sys.executable, folder)
-    uv("pip", "install", "--python", python(folder), "pip", *packages)
+    uv("pip", "install", "--no-compile-bytecode", "--python", python(folder), "pip", *packages)
     pip = [python(folder), "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
     subprocess.run([*pip, *map(str, packages)], check=True)
     return folder

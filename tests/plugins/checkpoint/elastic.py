@@ -6,7 +6,7 @@ import sys
 import warnings
 
 run, devices, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+os.environ["JAX_NUM_CPU_DEVICES"] = f"{devices}"
 
 import equinox as eqx  # noqa: E402
 import fulgurite as fg  # noqa: E402

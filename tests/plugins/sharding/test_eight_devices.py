@@ -17,8 +17,8 @@ CHECKS = [function.name for function in FUNCTIONS if function.name.startswith("c
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, str | None]:
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env={**os.environ, **flags})
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    run = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert found["devices"] == 8

@@ -27,10 +27,8 @@ DEADLINE = 300.0
 def alone(out: Path, *, devices: int = 1, **options: object) -> subprocess.CompletedProcess[str]:
     """One process with so many simulated devices."""
     command = [sys.executable, str(PROGRAM), str(out), *written(options)]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE, env={**os.environ, "XLA_FLAGS": flags}
-    )
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": f"{devices}"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ def processes(subject: Subject) -> None:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(subject.directory())]
     command += [inspect.getsourcefile(made) or "", made.__qualname__]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
         both = [
