@@ -3,10 +3,10 @@
 import dataclasses
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 
 from fulgurite.masking import MASK, masked
@@ -15,19 +15,17 @@ from fulgurite.triggers import Trigger
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
     from fulgurite.plugins import PluginManager, Registered
-    from fulgurite.state import TrainState
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def manifest_of(engine: "Engine", like: "TrainState", **length: int | None) -> dict[str, Any]:
-    """The manifest of a fit of `engine` on states like `like`, whose arrays may be `jax.ShapeDtypeStruct`s; `length` is
-    the `steps` and `epochs` that it was asked for, if not those of the engine.
+def manifest_of(engine: "Engine", model: str, **length: int | None) -> dict[str, Any]:
+    """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which everything that is no
+    array shows by its value; `length` is the `steps` and `epochs` that it was asked for, if not those of the engine.
 
-    `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order;
-    `model` the lines that Equinox prints of the module, in which everything that is no array shows by its value.
+    `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order.
     """
     devices = jax.devices()
     settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
@@ -43,7 +41,7 @@ def manifest_of(engine: "Engine", like: "TrainState", **length: int | None) -> d
             "processes": jax.process_count(),
             "mesh": None if engine.mesh is None else dict(engine.mesh.shape),
         },
-        "model": _ADDRESS.sub("", eqx.tree_pformat(like.module, struct_as_array=True)).splitlines(),
+        "model": _ADDRESS.sub("", model).splitlines(),
     }
 
 
@@ -84,8 +82,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | Trigger)
 
 
+@cache
 def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return next((one.version for one in distributions(name=name)), None)

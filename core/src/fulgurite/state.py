@@ -96,18 +96,20 @@ def owned(tree: PyTree) -> PyTree:
 
 def check_aliases(module: PyTree) -> None:
     """One array at two paths would be donated twice and updated as two: an error that names both."""
-    seen: dict[int, str] = {}
-    for path, leaf in leaves_with_paths(module):
-        if _is_array(leaf) and (former := seen.setdefault(id(leaf), path)) != path:
+    seen: dict[int, int] = {}
+    for place, leaf in enumerate(jax.tree.leaves(module)):
+        if _is_array(leaf) and (former := seen.setdefault(id(leaf), place)) != place:
+            (one, _), (other, _) = (leaves_with_paths(module)[at] for at in (former, place))
             fix = "Training would update them as two: copy one of them, or tie them with eqx.nn.Shared"
-            raise ModelError(f"{former} and {path} of {type(module).__name__} are the same array. {fix}")
+            raise ModelError(f"{one} and {other} of {type(module).__name__} are the same array. {fix}")
 
 
 def check_not_consumed(state: PyTree) -> None:
     """A state or module whose arrays were donated to a later step is an error that says so."""
-    if gone := [path for path, leaf in leaves_with_paths(state) if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
+    leaves = enumerate(jax.tree.leaves(state))
+    if gone := [place for place, leaf in leaves if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
         what = "train state" if isinstance(state, TrainState) else "model"
-        gap = f"this {what} was consumed: its {gone[0]} belongs to a later step now"
+        gap = f"this {what} was consumed: its {leaves_with_paths(state)[gone[0]][0]} belongs to a later step now"
         why = "`step` and `fit` take over the state that they are given, module included; go on with what they return"
         raise StateError(f"{gap}. {why}")
 

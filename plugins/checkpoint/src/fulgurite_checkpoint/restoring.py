@@ -140,7 +140,7 @@ def read(entry: Entry, verify: Verify) -> Read:
 
 def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
     """The snapshot in a checkpoint, for an engine whose states are like `like`."""
-    slices = check_plugins(kept, manifest_of(engine, like), missing)
+    slices = check_plugins(kept, manifest_of(engine, "")["plugins"], missing)
     wanted = {name: leaf for name, leaf in arrays.named(like).items() if not name.startswith(tuple(slices.added))}
     saved = {name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))}
     arrays.compare(wanted, saved, kept.path)
@@ -164,15 +164,15 @@ class Slices:
     gone: list[str]
 
 
-def check_plugins(kept: Read, manifest: dict[str, Any], missing: str) -> Slices:
-    """Compares the plugins of a checkpoint with those that are active.
+def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Slices:
+    """Compares the plugins of a checkpoint with those that are `active`, as in a manifest.
 
     One that owns state or takes part in the step must be on both sides; otherwise that is an error or, if `missing`
     says so, a warning or nothing.
     """
     then = {one["name"]: one for one in kept.manifest["plugins"] if one["decisive"]}
-    now = {one["name"]: one for one in manifest["plugins"] if one["decisive"]}
-    there = {one["name"] for one in manifest["plugins"]}
+    now = {one["name"]: one for one in active if one["decisive"]}
+    there = {one["name"] for one in active}
     gone, added = (
         [one for one in then if one not in there],
         [one for one in now if one not in {p["name"] for p in kept.manifest["plugins"]}],
