@@ -49,7 +49,7 @@ class Engine:
         plugins: instances, names, names with arguments and names to leave out; see `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being named.
         run: the run's directory, for plugins that write.
-        fuse: the largest number of steps in one dispatch; more than 1 pays for small steps, but not for convolutions on a CPU.
+        fuse: the largest number of steps in one dispatch; several pay for small steps, not for convolutions on a CPU.
         log_every: when the metric window is closed: every so many steps and at the end, or at a trigger; None for
             never.
         nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step
