@@ -41,6 +41,7 @@ SINKS: dict[str, list[Any]] = {
     "wandb": [{"wandb": {"project": "bench", "mode": "offline"}}],
     "progress": ["progress"],
 }
+# 400 rows of two records: fewer than the queue of `slow` holds.
 OPENED, STEPS = 100, 4100
 
 

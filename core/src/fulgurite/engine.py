@@ -162,7 +162,7 @@ class Engine:
             program.check(state)
             span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
             fuse = self.fuse if fuse is None else fuse
-            attempt, manifest = 1, manifest_of(self, program.text, steps=steps, epochs=epochs)
+            attempt, manifest = 1, manifest_of(self, program.module_text, steps=steps, epochs=epochs)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 path = directory.path if reference is None or reference.path is None else reference.path

@@ -52,7 +52,7 @@ class Program:
         self.layout = Layout(self.like, self._shardings)
         if self._shardings is not None:
             self.like = placed(self.like, self._shardings)
-        self.text = eqx.tree_pformat(self.like.module, struct_as_array=True)
+        self.module_text = eqx.tree_pformat(self.like.module, struct_as_array=True)
         self._placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
         self._close = jax.jit(self._closed, out_shardings=None if self._shardings is None else everywhere(engine.mesh))
         self._compiled: dict[int, CompiledStep] = {}

@@ -29,7 +29,7 @@ def processes(subject: Subject) -> None:
     command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(subject.directory())]
     command += [inspect.getsourcefile(made) or "", made.__qualname__]
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": " ".join(flags)}
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
         both = [
