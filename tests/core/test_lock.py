@@ -23,10 +23,11 @@ HOLD = """
 import os, sys, time
 from fulgurite import RunDirectory
 with RunDirectory(sys.argv[1]).hold():
-    child = os.fork() if sys.argv[2:] else 1
-    if child == 0:
-        time.sleep(600)  # a worker that outlives its parent
-    print(child, flush=True)
+    worker = bool(sys.argv[2:]) and os.fork() == 0
+    if worker or not sys.argv[2:]:
+        print(os.getpid(), flush=True)
+    if worker:
+        time.sleep(600)  # outlives its parent
     sys.stdin.read()
 """
 

@@ -263,10 +263,9 @@ print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to see another process's environment")
 def test_wandbs_own_process_is_thrifty_unless_it_is_told_otherwise(tmp_path: Path):
-    # WANDB_SERVICE, which a run in this process leaves behind, would have it use this one's.
-    left_out = ("WANDB", "GOMAXPROCS", "GOGC")
-    given = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    environment = {**given, "GOGC": "50", "OURS": str(tmp_path)}
+    given = {name: value for name, value in os.environ.items() if name not in ("GOMAXPROCS", "GOGC")}
+    # A program that used wandb leaves its process' address behind to those that it starts.
+    environment = {**given, "GOGC": "50", "OURS": str(tmp_path), "WANDB_SERVICE": f"3-1-unix-{tmp_path}/gone"}
     command = [sys.executable, "-c", WANDB_PROCESS, str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["wandb ('1', '50')", "left (None, '50')"]

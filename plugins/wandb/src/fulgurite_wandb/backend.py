@@ -66,6 +66,8 @@ class Backend:
         """Connects, and sends what is missing up to the checkpoint that is gone on from."""
         # Else wandb measures itself for its makers, which takes a third of the time of each row.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # wandb's own process that one of this program's parents had begun, and that may be gone.
+        os.environ.pop("WANDB_SERVICE", None)
         with _thrifty():
             return self._connect()
 
