@@ -39,13 +39,10 @@ class Installed:
             raise PluginError(f"plugin {name!r} ({self.distribution}) {reason}. {fix}") from error
 
 
-def installed() -> dict[str, list[Installed]]:
+def installed() -> Mapping[str, Sequence[Installed]]:
     """Everything installed, by name; more than one entry is a conflict for whoever asks for that name."""
-    auto = {(entry.name, _owner(entry)) for entry in entry_points(group=AUTOLOAD)}
-    found: dict[str, list[Installed]] = {}
-    for entry in {(entry.name, entry.value, _owner(entry)): entry for entry in entry_points(group=GROUP)}.values():
-        found.setdefault(entry.name, []).append(Installed(entry, (entry.name, _owner(entry)) in auto))
-    return found
+    places = [place or "." for place in sys.path]
+    return _installed(tuple((place, os.path.exists(place) and os.path.getmtime(place)) for place in places))
 
 
 def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
@@ -76,9 +73,9 @@ def selection_from_environment() -> list[str]:
 def distribution_of(cls: type) -> str:
     """Name and version of the distribution that a class comes from, else its module."""
     package = cls.__module__.partition(".")[0]
-    for entry in entry_points(group=GROUP):
-        if entry.module.partition(".")[0] == package:
-            return Installed(entry, False).distribution
+    for one in (one for entries in installed().values() for one in entries):
+        if one.entry.module.partition(".")[0] == package:
+            return one.distribution
     names = _packages().get(package) if _is_installed(package) else None
     return f"{names[0]} {version(names[0])}" if names else f"module {cls.__module__}"
 
@@ -92,5 +89,10 @@ def _is_installed(package: str) -> bool:
     return any(folder.glob("*.dist-info")) or any(folder.glob("*.egg-info"))
 
 
-def _owner(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else ""
+@functools.lru_cache(maxsize=1)  # reading it anew takes most of the time of an `Engine`
+def _installed(places: tuple[tuple[str, float], ...]) -> Mapping[str, Sequence[Installed]]:
+    entries, found = entry_points(), dict[str, list[Installed]]()
+    auto = {(entry.name, entry.dist) for entry in entries.select(group=AUTOLOAD)}
+    for entry in entries.select(group=GROUP):
+        found.setdefault(entry.name, []).append(Installed(entry, (entry.name, entry.dist) in auto))
+    return found
