@@ -168,6 +168,36 @@ def test_the_step_loop_finds_it_when_asked() -> None:
         engine.fit(data=batches(), state=state)
 
 
+def test_one_element_of_an_array_of_any_shape_is_found() -> None:
+    shapes = [(), (3,), (256,), (257,), (1, 300), (300, 1), (17, 19), (4, 5, 20), (2, 3, 4, 15)]
+
+    class Arrays(fg.Module):
+        """Of where(x > 0, sqrt(x + array), 0) the value at x = 0 is finite, and the gradient is not."""
+
+        arrays: list[jax.Array]
+
+        def __init__(self, *, key: Any = None) -> None:
+            self.arrays = [jnp.zeros(shape) for shape in shapes]
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(
+                sum(jnp.where(x > 0, jnp.sqrt(x + a), 0).sum() for x, a in zip(batch, self.arrays, strict=True))
+            )
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(1e-3)
+
+    engine = fg.Engine(steps=1)
+    for index, shape in enumerate(shapes):
+        size = int(np.prod(shape))
+        for place in {0, size // 2, size - 1}:
+            batch = [np.ones(one, np.float32) for one in shapes]
+            batch[index].flat[place] = 0
+            with pytest.raises(NonFiniteError, match=rf"the gradient of arrays\[{index}\] is"):
+                engine.fit(Arrays, [batch])
+    engine.fit(Arrays, [[np.ones(one, np.float32) for one in shapes]])
+
+
 def test_gradients_are_judged_as_the_optimizer_receives_them() -> None:
     class Zeroed:
         @fg.hookimpl

@@ -39,9 +39,9 @@ class Installed:
             raise PluginError(f"plugin {name!r} ({self.distribution}) {reason}. {fix}") from error
 
 
-def installed() -> Mapping[str, Sequence[Installed]]:
+def installed() -> dict[str, list[Installed]]:
     """Everything installed, by name; more than one entry is a conflict for whoever asks for that name."""
-    places = [place or "." for place in sys.path]
+    places = map(os.path.abspath, sys.path)
     return _installed(tuple((place, os.path.exists(place) and os.path.getmtime(place)) for place in places))
 
 
@@ -90,7 +90,7 @@ def _is_installed(package: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)  # reading it anew takes most of the time of an `Engine`
-def _installed(places: tuple[tuple[str, float], ...]) -> Mapping[str, Sequence[Installed]]:
+def _installed(places: tuple[tuple[str, float], ...]) -> dict[str, list[Installed]]:
     entries, found = entry_points(), dict[str, list[Installed]]()
     auto = {(entry.name, entry.dist) for entry in entries.select(group=AUTOLOAD)}
     for entry in entries.select(group=GROUP):

@@ -34,8 +34,8 @@ class Health(eqx.Module):
     @staticmethod
     def good(module: PyTree) -> "Health":
         """Of a state in which no step was taken yet."""
-        exempt = _probes([leaf for _, leaf in _floating(module)])
-        return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), exempt)
+        exempt = [jnp.any(_marks(leaf) != 0) for _, leaf in _floating(module)]
+        return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), jnp.array(exempt, bool))
 
     def examine(self, output: Output, module: PyTree) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
         """Whether anything of a step is not finite, the index of the first such term, and the names of all terms.
@@ -47,10 +47,11 @@ class Health(eqx.Module):
         losses = output.losses or ({} if output.loss is None else {"loss": output.loss})
         terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
         terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
-        updated = [(f"the update of {path}", leaf) for path, leaf in _floating(module)]
-        names = [name for name, _ in terms + updated]
-        found = _probes([leaf for _, leaf in terms + updated])
-        found &= jnp.concatenate([jnp.ones(len(terms), bool), ~self.exempt])
+        marks = [(name, _marks(leaf)) for name, leaf in terms]
+        for index, (path, leaf) in enumerate(_floating(module)):
+            marks.append((f"the update of {path}", jnp.where(self.exempt[index], 0, _marks(leaf))))
+        names = [name for name, mark in marks for _ in range(mark.size)]
+        found = jnp.concatenate([mark for _, mark in marks]) != 0
         culprit = jnp.min(jnp.where(found, jnp.arange(len(names), dtype=jnp.int32), len(names)))
         return culprit < len(names), culprit, names
 
@@ -65,20 +66,13 @@ def _floating(tree: Any) -> Terms:
     return [(path, leaf) for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array)) if leaf.size]
 
 
-def _probes(leaves: list[Array]) -> Bool[Array, " leaves"]:
-    """Which arrays have an element that is not finite: then the sum of `0 * x` is NaN.
-
-    Written as products of matrices of zeros, which CPU backends vectorize. They add up a sum of floats one by one, and
-    each sum costs the host further allocations at every call.
-    """
-    if not leaves:
-        return jnp.zeros(0, bool)
-    return jnp.concatenate([_probe(leaf) for leaf in leaves]).reshape(-1, 2)[:, 0] != 0
-
-
-def _probe(leaf: Array) -> Float[Array, "2"]:
+def _marks(leaf: Array) -> Float[Array, " marks"]:
+    """Zeros, with NaN among them where an element is not finite: one for each of up to 256 elements; of more, products
+    with zeros, which CPU backends vectorize. They add up a sum one by one, and each costs the host allocations."""
     zeros = partial(jnp.zeros, dtype=leaf.dtype)
-    if leaf.ndim >= 2:
+    if leaf.size <= 256:
+        return jnp.real(leaf.reshape(-1) * 0).astype(jnp.float32)
+    if leaf.ndim > 1:
         leaf = leaf.reshape(-1, leaf.shape[-1]) @ zeros(leaf.shape[-1])
     # Two columns, because the product of two vectors becomes a sum again.
     return jnp.real(leaf.reshape(-1) @ zeros((leaf.size, 2))).astype(jnp.float32)

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -279,7 +279,7 @@ def _built(name: str, found: Installed, arguments: dict[str, Any]) -> Any:
         raise PluginError(f"plugin {name!r} ({found.distribution}) {reason}") from error
 
 
-def _base_name(plugin: Any, available: Mapping[str, Sequence[Installed]]) -> str:
+def _base_name(plugin: Any, available: dict[str, list[Installed]]) -> str:
     """The class attribute `plugin_name`, else its entry point's name, else the class's name in snake case."""
     cls = type(plugin)
     if isinstance(name := getattr(cls, "plugin_name", None), str):
