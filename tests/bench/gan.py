@@ -38,7 +38,7 @@ gan: Any = import_module("gan")
 
 BATCH, IN_FLIGHT = 64, 4
 OPTIMIZER = optax.adam(1e-4)
-STEPS = {"mlp": 1000, "conv": 150}
+STEPS = {"mlp": 600, "conv": 60}
 
 
 class Perceptrons(eqx.Module):
@@ -176,7 +176,7 @@ def copied(tree: Any) -> Any:
 
 
 def main() -> None:
-    parser = arguments(__doc__, repeats=7)
+    parser = arguments(__doc__, repeats=21)
     parser.add_argument("--model", choices=STEPS, help="only this one")
     options = parser.parse_args()
     ratios: dict[str, Spread] = {}
