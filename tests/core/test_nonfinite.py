@@ -180,9 +180,8 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
             self.arrays = [jnp.zeros(shape) for shape in shapes]
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return fg.Output(
-                sum(jnp.where(x > 0, jnp.sqrt(x + a), 0).sum() for x, a in zip(batch, self.arrays, strict=True))
-            )
+            roots = [jnp.where(x > 0, jnp.sqrt(x + own), 0) for x, own in zip(batch, self.arrays, strict=True)]
+            return fg.Output(jnp.stack([root.sum() for root in roots]).sum())
 
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.sgd(1e-3)

@@ -34,22 +34,23 @@ class Health(eqx.Module):
     @staticmethod
     def good(module: PyTree) -> "Health":
         """Of a state in which no step was taken yet."""
-        exempt = [jnp.any(_marks(leaf) != 0) for _, leaf in _floating(module)]
+        exempt = [jnp.any(_marks(leaf, 0) != 0) for _, leaf in _floating(module)]
         return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), jnp.array(exempt, bool))
 
-    def examine(self, output: Output, module: PyTree) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
+    def examine(self, output: Output, module: PyTree, few: int) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
         """Whether anything of a step is not finite, the index of the first such term, and the names of all terms.
 
         Arguments:
             output: of the step, with `grads`.
             module: after the update. That an update was not finite shows in the parameter, which is written anyway.
+            few: the size up to which the elements of an array are looked at one by one.
         """
         losses = output.losses or ({} if output.loss is None else {"loss": output.loss})
         terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
         terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
-        marks = [(name, _marks(leaf)) for name, leaf in terms]
+        marks = [(name, _marks(leaf, few)) for name, leaf in terms]
         for index, (path, leaf) in enumerate(_floating(module)):
-            marks.append((f"the update of {path}", jnp.where(self.exempt[index], 0, _marks(leaf))))
+            marks.append((f"the update of {path}", jnp.where(self.exempt[index], 0, _marks(leaf, few))))
         names = [name for name, mark in marks for _ in range(mark.size)]
         found = jnp.concatenate([mark for _, mark in marks]) != 0
         culprit = jnp.min(jnp.where(found, jnp.arange(len(names), dtype=jnp.int32), len(names)))
@@ -66,11 +67,12 @@ def _floating(tree: Any) -> Terms:
     return [(path, leaf) for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array)) if leaf.size]
 
 
-def _marks(leaf: Array) -> Float[Array, " marks"]:
-    """Zeros, with NaN among them where an element is not finite: one for each of up to 256 elements; of more, products
-    with zeros, which CPU backends vectorize. They add up a sum one by one, and each costs the host allocations."""
+def _marks(leaf: Array, few: int) -> Float[Array, " marks"]:
+    """Zeros, with NaN among them where an element is not finite: one for each of at most `few` elements; of more,
+    products with zeros, which CPU backends vectorize. They add up a sum one by one, which costs the host allocations.
+    """
     zeros = partial(jnp.zeros, dtype=leaf.dtype)
-    if leaf.size <= 256:
+    if leaf.size <= few:
         return jnp.real(leaf.reshape(-1) * 0).astype(jnp.float32)
     if leaf.ndim > 1:
         leaf = leaf.reshape(-1, leaf.shape[-1]) @ zeros(leaf.shape[-1])

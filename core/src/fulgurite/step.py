@@ -85,7 +85,8 @@ class TrainStep:
                 raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
         new, output = answer
         check_same_structure(_part(state), _part(new), "the training step")
-        bad, culprit, self.terms = state.health.examine(output, new.module)
+        few = 256 if self._engine.mesh is None else 0  # where arrays are divided, elements would have to be gathered
+        bad, culprit, self.terms = state.health.examine(output, new.module, few)
         new = self._after_update(new, output, ctx)
         given = {"grads": output.grads, "updates": output.updates}
         extra = {
