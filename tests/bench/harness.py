@@ -40,8 +40,7 @@ def interleaved(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
     measured: dict[str, list[float]] = {name: [] for name in arms}
     order = np.random.default_rng(0)
     for _ in range(rounds):
-        for index in order.permutation(len(arms)):
-            name = list(arms)[index]
+        for name in map(str, order.permutation(list(arms))):
             measured[name].append(arms[name]())
     return measured
 

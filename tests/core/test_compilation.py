@@ -71,6 +71,42 @@ class Everything:
         self.calls.append("log")
 
 
+class Layer(fg.Module):
+    """A single layer."""
+
+    layer: Any
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output((jax.vmap(self.layer)(batch) ** 2).mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "small"),
+    [
+        (lambda key: eqx.nn.Linear(3, 2, key=key), (3,), True),
+        (lambda key: eqx.nn.Linear(1024, 512, key=key), (1024,), False),
+        (lambda key: eqx.nn.Conv1d(1, 1, 2, key=key), (1, 2), False),
+    ],
+    ids=["small", "a large state", "a convolution"],
+)
+def test_small_steps_alone_get_the_memory_optimized_schedule(layer: Any, shape: tuple[int, ...], small: bool) -> None:
+    found: list[bool] = []
+
+    class Look:
+        @fg.hookimpl
+        def on_compile(self, name: str, compiled: jax.stages.Compiled) -> None:
+            if name == "step":
+                executable: Any = compiled.runtime_executable()
+                found.append(b"xla_cpu_scheduler_type" in executable.serialize())
+
+    model = Layer(layer(jax.random.key(0)))
+    fg.Engine(steps=1, plugins=[Look()], autoload=False).fit(model, [np.ones((4, *shape), np.float32)])
+    assert found == [small]
+
+
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fuse: int) -> None:
     results = []

@@ -29,9 +29,8 @@ def by_hand(
     optimizers: Optimizers,
     *,
     simultaneous: bool,
-    convolutions: bool = False,
 ) -> Callable[..., Any]:
-    """One step of phases on a dict of parameters, as one would write it, with or without `convolutions`."""
+    """One step of phases on a dict of parameters, as one would write it."""
 
     def step(params: dict[str, Any], states: dict[str, Any], number: Any, batch: Any, keys: Any) -> Any:
         old = params
@@ -52,8 +51,7 @@ def by_hand(
         return params, states
 
     # As the engine compiles a step with a small state; the default schedule rounds some last bits otherwise.
-    options = None if convolutions else {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    return jax.jit(step, compiler_options=options)
+    return jax.jit(step, compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"})
 
 
 def by_two_calls(loss: Callable[[str, Any, Any, Any], Any], optimizers: Optimizers) -> Callable[..., Any]:
@@ -153,20 +151,10 @@ def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
 
     adam = optax.adam(1e-3, b1=0.0, b2=0.99)
     data = fg.ArrayData(gan.digits()[0], 8, shuffle=True, remainder="drop")
-    optimizers: Optimizers = {"discriminator": (adam, 1), "generator": (adam, 1)}
-    check_gan(model, data, loss, optimizers, order, one_key=False, convolutions=True)
+    check_gan(model, data, loss, {"discriminator": (adam, 1), "generator": (adam, 1)}, order, one_key=False)
 
 
-def check_gan(
-    model: Any,
-    data: Any,
-    loss: Any,
-    optimizers: Optimizers,
-    order: Any,
-    *,
-    one_key: bool,
-    convolutions: bool = False,
-) -> None:
+def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: Any, *, one_key: bool) -> None:
     """Trains for 100 steps and compares bit for bit with one function, and for 5 steps with two calls to 1e-5; with
     the keys that each phase has for itself, unless they share `one_key`.
 
@@ -190,8 +178,7 @@ def check_gan(
             params, states = step(params, states, number, batch, keys)
         return params
 
-    hand = by_hand(loss, optimizers, simultaneous=order == "simultaneous", convolutions=convolutions)
-    assert_same_bits(trained(100), after(hand, 100))
+    assert_same_bits(trained(100), after(by_hand(loss, optimizers, simultaneous=order == "simultaneous"), 100))
     if order == "alternating":
         pairs = zip(*map(jax.tree.leaves, (trained(5), after(by_two_calls(loss, optimizers), 5))), strict=True)
         for ours, theirs in pairs:
