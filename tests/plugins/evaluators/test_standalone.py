@@ -113,8 +113,8 @@ def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
         file.write('{"evaluator": "slow", "step"')  # what a process that is killed while it writes may leave
     open_gate(run, "slow-20")
     with trainer(run) as training, follower(run) as second:
+        until(lambda: 20 in steps(run))  # before there is a newer one, for which it would be skipped
         open_gate(run, "train-25")
-        until(lambda: 20 in steps(run))
         open_gate(run, "train-40")
         waits_at(run, "slow-40")
         assert second.poll() is None and ended(training)[0] == 0
