@@ -141,6 +141,39 @@ def test_case_20_nothing_is_logged_of_the_window_it_is_in() -> None:
     assert [record.step for record in records if record.stream == "exact"] == [3]
 
 
+class Shown(Root):
+    """Shows its batch."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        media = {"batch": fg.media.Histogram.of(batch)}
+        return super().training_step(batch, ctx).replace(media=media)
+
+
+class Showing:
+    """Shows media at a trigger, and is the sink of them."""
+
+    plugin_name = "media"
+
+    def __init__(self, trigger: fg.Trigger) -> None:
+        self.trigger, self.steps = trigger, list[int]()
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("show", self.trigger, fg.Run.show)]
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        self.steps.append(record.step)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_case_20_nothing_of_the_step_or_after_it_is_shown(fuse: int) -> None:
+    showing = Showing(fg.At(2, BAD, 6))
+    with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
+        fg.Engine(steps=9, fuse=fuse, log_every=None, plugins=[showing]).fit(Shown, batches())
+    assert showing.steps == [2]
+
+
 def test_case_20_an_evaluation_due_at_the_step_does_not_run() -> None:
     evaluating = Evaluating(fg.EvaluatorSpec("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):

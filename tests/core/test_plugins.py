@@ -1,9 +1,11 @@
 """Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks do."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isfunction
 from typing import Any, cast
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -98,6 +100,70 @@ def test_a_method_called_like_a_hook_must_be_marked() -> None:
         def on_fit_start(self, run: fg.Run) -> None: ...
 
     with pytest.raises(PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"):
+        engine(Careless())
+
+
+def test_so_must_a_class_method() -> None:
+    class Careless:
+        @classmethod
+        def on_fit_start(cls, run: fg.Run) -> None: ...
+
+    with pytest.raises(PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"):
+        engine(Careless())
+
+
+class OfAClass:
+    @classmethod
+    @fg.hookimpl
+    def after_update(cls, module: Any, own: Any) -> Any:
+        return replaced(module, own)
+
+
+class MarkedOutside:
+    @cast(Any, fg.hookimpl)
+    @classmethod
+    def after_update(cls, module: Any, own: Any) -> Any:
+        return replaced(module, own)
+
+
+class Static:
+    @staticmethod
+    @fg.hookimpl
+    def after_update(module: Any, own: Any) -> Any:
+        return replaced(module, own)
+
+
+class Jitted:
+    @partial(jax.jit, static_argnums=0)
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any) -> Any:
+        return replaced(module, own)
+
+
+class OfEquinox(eqx.Module):
+    weight: float = 7.0
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any = None) -> Any:
+        return replaced(module, own, self.weight)
+
+
+def replaced(module: Any, own: Any, weight: float = 7.0) -> Any:
+    return eqx.tree_at(lambda module: module.weight, module, jnp.float32(weight)), own
+
+
+@pytest.mark.parametrize("kind", [OfAClass, MarkedOutside, Static, Jitted, OfEquinox])
+def test_a_marked_method_is_called_whatever_kind_it_is_of(kind: Any) -> None:
+    assert float(engine(kind(), steps=2).fit(Counting(), numbers([0])).module.weight) == 7
+
+
+def test_what_is_marked_and_no_method_is_an_error() -> None:
+    class Careless:
+        @property
+        @fg.hookimpl
+        def on_fit_start(self) -> None: ...
+
+    with pytest.raises(PluginError, match=r"plugin 'careless'.*marks 'on_fit_start', which is no method"):
         engine(Careless())
 
 

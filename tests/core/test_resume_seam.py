@@ -277,6 +277,23 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
     assert first.history.records + second.history.records == whole.history.records
 
 
+def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactly() -> None:
+    """After step 4 it goes on from the weights after step 2; an update makes the weight, which is the loss, 1 less."""
+    kept: list[fg.TrainState] = []
+    keep = Act(fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep")
+    back = Act(fg.At(4), lambda run: fg.Replace(kept.pop()), instance="back")
+    memory, data = Memory(), numbers([0], [0])
+    whole = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data)
+    assert whole.history.steps("train/loss").tolist() == [3, 6, 9, 10]
+    assert whole.history["train/loss"].tolist() == pytest.approx([(0 - 1 - 2) / 3, (-3 - 2 - 3) / 3, -5, -7])
+    assert int(whole.state.step) == 10 and float(whole.module.weight) == -8
+    again = fg.Checkpoint("memory", step=5)
+    resumed = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data, resume=again)
+    assert_same_bits(resumed.state, whole.state)
+    assert resumed.history.records == whole.history.records[-len(resumed.history.records) :]
+    assert resumed.history.steps("train/loss").tolist() == [6, 9, 10]
+
+
 def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     """Its span and the order of its data depend on the step at which it began."""
     data, settings = regression(60, 8, shuffle=True), {"steps": 7, "log_every": None}

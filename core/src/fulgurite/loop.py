@@ -173,7 +173,13 @@ class Loop:
         """Emits the media of the newest step, if it was known beforehand that they are shown."""
         results, due = self._newest
         if results is not None and due[self.program.step.tasks.index(SHOW)]:
-            self.run.emit("media", "train", self._compiled.media(results))
+            step, flat, media = self.step, self._flat, self._compiled.media(results)
+
+            def finish() -> Record:
+                self.program.check_finite(self.program.health(flat))
+                return Record("media", "train", step, jax.device_get(media))
+
+            self.emitter.later([*jax.tree.leaves(media), *flat.packed], finish)
 
     def _fit(self) -> None:
         self._notices = [*self.engine.plugins.notices, *self._agenda.notices]
@@ -363,8 +369,11 @@ class Loop:
                 self.stopped = self.stopped or answer.reason
                 self.span = replace(self.span, end=self.step)
             elif isinstance(answer, Replace):
-                check_same_structure(self.state(), answer.state, f"the action {task.name}")
-                self._flat, self._state = self.program.layout.split(answer.state), None
+                state = self.state()
+                check_same_structure(state, answer.state, f"the action {task.name}")
+                # What was counted and measured is the run's, also when it goes back to earlier weights.
+                answered = answer.state.replace(step=state.step, window=state.window)
+                self._flat, self._state = self.program.layout.split(answered), None
             elif answer is not None:
                 raise PluginError(f"an action returns None, fg.Stop(reason) or fg.Replace(state), not {answer!r}")
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from fulgurite.discovery import Installed
 from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean
 from fulgurite.ordering import ordered
 
+_MARK = f"{hooks.PROJECT}_impl"
 _ORDER = ("provides", "requires", "after", "before")
 _AUTOLOAD_KINDS = {"event", "sink"}
 # Streams are the one thing that every program needs by name; its `default` has the bits that core alone gives.
@@ -187,15 +189,18 @@ class PluginManager:
             raise PluginError(f"two plugins are called {registered.name!r}: give each its own `instance`") from error
 
     def _marked(self, registered: Registered, where: str) -> dict[str, Callable[..., Any]]:
-        """The bound methods that carry `@hookimpl`, looked up on the class, after checking names and options."""
+        """The methods that carry `@hookimpl`, looked up on the class, bound, after checking names and options."""
         found, cls = {}, type(registered.plugin)
         free = registered.rule != "autoload" or registered.distribution.split()[0] == _AUTOLOAD_ANYTHING
         for name in dir(cls):
-            options = getattr(inspect.getattr_static(cls, name), f"{hooks.PROJECT}_impl", None)
+            member = getattr(cls, name, None)
+            options = _options(inspect.getattr_static(cls, name)) or _options(member)
             if options is None:
-                if name in self.kinds and inspect.isfunction(getattr(cls, name)):
+                if name in self.kinds and inspect.isroutine(member):
                     raise PluginError(f"{where} has a method called like the hook {name!r}: mark it with @fg.hookimpl")
                 continue
+            if not callable(member):
+                raise PluginError(f"{where} marks {name!r}, which is no method: make it one that the hook can call")
             hook, method = options["specname"] or name, getattr(registered.plugin, name)
             if hook not in self.kinds:
                 raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
@@ -203,7 +208,7 @@ class PluginManager:
                 fix = "order plugins by the class attributes `before` and `after`"
                 raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
-            if unknown := [argument for argument in inspect.signature(method).parameters if argument not in known]:
+            if unknown := [argument for argument in signature(method).parameters if argument not in known]:
                 given = ", ".join(known) or "nothing"
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
@@ -212,13 +217,16 @@ class PluginManager:
                 raise PluginError(f"{what}. {why}: its package may autoload event and sink hooks only")
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
-            found[hook] = method
+            found[hook] = _function(method, options)
         return found
 
     def _sorted(self, hook: str) -> tuple[Implementation, ...]:
         caller, place = self._pluggy.hook.__dict__[hook], list(self.plugins)
-        found, gives = caller.get_hookimpls(), caller.spec.function.fulgurite_gives
-        made = [Implementation(one.plugin.registered, hook, one.function, tuple(one.argnames), gives) for one in found]
+        gives = caller.spec.function.fulgurite_gives
+        made = [
+            Implementation(one.plugin.registered, hook, one.function, tuple(signature(one.function).parameters), gives)
+            for one in caller.get_hookimpls()
+        ]
         return tuple(sorted(made, key=lambda one: place.index(one.plugin.name)))
 
 
@@ -228,6 +236,22 @@ class _Proxy:
     def __init__(self, registered: Registered, methods: dict[str, Callable[..., Any]]) -> None:
         self.registered = registered
         self.__dict__.update(methods)
+
+
+def _options(member: Any) -> dict[str, Any] | None:
+    """What `@hookimpl` noted on a member of a class, or on what further decorators wrap."""
+    member = inspect.unwrap(getattr(member, "fget", member), stop=lambda one: hasattr(one, _MARK))
+    return getattr(member, _MARK, None)
+
+
+def _function(method: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """The method as a marked function: pluggy passes over anything else, such as methods of Equinox modules."""
+
+    def function(**arguments: Any) -> Any:
+        return method(**arguments)
+
+    vars(function).update({_MARK: options, "__signature__": signature(method)})
+    return function
 
 
 class blame:

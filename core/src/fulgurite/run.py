@@ -31,7 +31,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Replace:
-    """What an action returns to go on from another state, of the same structure."""
+    """What an action returns to go on from another state, of the same structure, such as one that was kept at an
+    earlier step. The number of updates and the open metric window stay those of the run."""
 
     state: "TrainState"
 
