@@ -40,5 +40,8 @@ def test_the_median_step_is_that_of_the_stretches():
     accounts = Accounts()
     assert math.isnan(accounts.median_step)
     for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):
-        accounts.stretch(steps, seconds)
+        accounts.add("wait", seconds / 2)
+        accounts.add("dispatch", seconds / 2, steps)
+        accounts.add("console.log_scalars", 7.0)
+        accounts.stretch(steps)
     assert accounts.median_step == 0.2

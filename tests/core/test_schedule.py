@@ -389,7 +389,6 @@ def test_accounts_say_where_the_time_went() -> None:
     calls = {
         "data": 8,
         "dispatch": 8,
-        "wait": 8,
         "compile": 1,
         "busy.on_fit_start": 1,
         "busy.look": 4,
@@ -399,10 +398,31 @@ def test_accounts_say_where_the_time_went() -> None:
         "busy.log_scalars": 2,
     }
     assert {name: accounts.calls[name] for name in calls} == calls
-    assert all(accounts.seconds[name] > 0 for name in calls)
+    assert accounts.calls["wait"] >= 8
+    assert all(accounts.seconds[name] > 0 for name in [*calls, "wait"])
     assert sum(accounts.seconds.values()) <= accounts.total
     assert math.isfinite(accounts.median_step) and accounts.median_step > 0
     assert all(name in repr(accounts) for name in calls)
+
+
+class Slow(Linear):
+    """A step of some milliseconds."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        square = jnp.full((256, 256), 1 / 256) + 1e-6 * self.weight[0]
+        return fg.Output(jax.lax.fori_loop(0, 20, lambda _, x: x @ square, square).mean())
+
+
+@pytest.mark.parametrize(("log_every", "reads"), [(1, False), (5, False), (None, True)])
+def test_the_device_is_waited_for_in_an_account_of_its_own(log_every: int | None, reads: bool) -> None:
+    """Wherever that happens: for a record's values, for a finite state that an action asks for, at the end."""
+    slow = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
+    slow.fit(Slow(), regression())  # compiles
+    accounts = slow.fit(Slow(), regression()).accounts
+    training = sum(accounts.seconds[name] for name in ("data", "dispatch", "wait"))
+    assert training > 0.5 * accounts.total
+    assert accounts.seconds["act.act"] < 0.2 * accounts.seconds["wait"]
+    assert 20 * accounts.median_step > 0.5 * training
 
 
 def test_each_fit_has_accounts_of_its_own() -> None:

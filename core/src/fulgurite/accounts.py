@@ -9,7 +9,7 @@ from time import perf_counter
 
 class Accounts:
     """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for
-    the device, with the steps in flight bounded), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do
+    the device: for one of the steps in flight, a record's values, a finite state), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do
     on the host. Time in a nested account counts there alone.
 
     Attributes:
@@ -22,6 +22,7 @@ class Accounts:
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = [0.0]
         self._steps: deque[float] = deque(maxlen=10_000)
+        self._trained = 0.0
         self._begun = perf_counter()
 
     @contextmanager
@@ -43,9 +44,10 @@ class Accounts:
         self.seconds[name] += seconds
         self.calls[name] += calls
 
-    def stretch(self, steps: int, seconds: float) -> None:
-        """Notes that `steps` steps in a row took `seconds`, hooks not included."""
-        self._steps.append(seconds / steps)
+    def stretch(self, steps: int) -> None:
+        """Notes that `steps` steps took what was booked to data, dispatch and wait since the last call."""
+        before, self._trained = self._trained, sum(self.seconds[name] for name in ("data", "dispatch", "wait"))
+        self._steps.append((self._trained - before) / steps)
 
     @property
     def total(self) -> float:

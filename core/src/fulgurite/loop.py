@@ -113,7 +113,9 @@ class Loop:
     def state(self) -> TrainState:
         """The state after the newest step; raises if it is not finite."""
         if self._state is None:
-            self.program.check_finite(self.program.health(self._flat))
+            with self._accounts.time("wait"):
+                health = self.program.health(self._flat)
+            self.program.check_finite(health)
             self._state = self.program.layout.join(self._flat)
         return self._state
 
@@ -193,8 +195,10 @@ class Loop:
         if self._resumed is None or self._pending:
             self._due_point(only=self._pending)
         while self.stopped is None and (self.span.end is None or self.step < self.span.end):
+            first = self.step
             self._stretch()
             self._due_point()
+            self._accounts.stretch(self.step - first)
         self.state()
         self.emitter.flush(wait=True)
         self.save()
@@ -265,7 +269,6 @@ class Loop:
         dispatch -= accounts.seconds["compile"] - compiled
         for name, seconds in (("data", data), ("dispatch", dispatch), ("wait", wait)):
             accounts.add(name, seconds, self.step - first)
-        accounts.stretch(self.step - first, data + dispatch + wait)
         self._epoch_ended = items[-1].epoch_end
         self._newest = results, due
 

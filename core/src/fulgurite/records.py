@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import numpy as np
 
 from fulgurite.errors import FulguriteError, PathError, StateError, did_you_mean
@@ -124,7 +125,10 @@ class Emitter:
     def flush(self, *, wait: bool) -> None:
         """Hands on everything that waits, or with `wait=False` as far as it is computed."""
         while self._waiting and (wait or all(array.is_ready() for array in self._waiting[0][0])):
-            if (record := self._waiting.popleft()[1]()) is not None:
+            arrays, finish = self._waiting.popleft()
+            with self._plugins.accounts.time("wait"):
+                jax.block_until_ready(arrays)
+            if (record := finish()) is not None:
                 self._hand_on(record)
 
     def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
