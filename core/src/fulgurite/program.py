@@ -45,9 +45,9 @@ class Program:
         self.step = TrainStep(engine, self.rule.at(0, Span(0)))
         self._metrics: Any = ({}, {})
         with tracing_on(engine.mesh):
-            shapes = source, source.arrays, key, spec_of(batch), spec_of(resident)
-            self._metrics = eqx.filter_eval_shape(self._step_metrics, *shapes)
-            self.like: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
+            bare: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
+            self._metrics = eqx.filter_eval_shape(self._step_metrics, bare, spec_of(batch), spec_of(resident))
+            self.like = bare.replace(window=eqx.filter_eval_shape(Window.empty, *self._metrics))
         self._shardings = state_shardings(self._plugins, self.like, engine.mesh)
         self.layout = Layout(self.like, self._shardings)
         if self._shardings is not None:
@@ -173,10 +173,10 @@ class Program:
             plugins=slices_of(self._plugins, module, key),
         )
 
-    def _step_metrics(self, source: Source, arrays: Any, key: Key[Array, ""], batch: Any, resident: Any) -> Any:
+    def _step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
         if isinstance(batch, Indexed):
             batch = ArrayData.gather(resident, batch)
-        return self.step.update(self._make(source, arrays, key), batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
+        return self.step.update(state, batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
