@@ -417,8 +417,8 @@ class Slow(Linear):
 def test_the_device_is_waited_for_in_an_account_of_its_own(log_every: int | None, reads: bool) -> None:
     """Wherever that happens: for a record's values, for a finite state that an action asks for, at the end."""
     slow = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
-    slow.fit(Slow(), regression())  # compiles
-    accounts = slow.fit(Slow(), regression()).accounts
+    slow.fit(Slow, regression())  # compiles
+    accounts = slow.fit(Slow, regression()).accounts
     training = sum(accounts.seconds[name] for name in ("data", "dispatch", "wait"))
     assert training > 0.5 * accounts.total
     assert accounts.seconds["act.act"] < 0.2 * accounts.seconds["wait"]
