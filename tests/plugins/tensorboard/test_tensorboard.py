@@ -239,6 +239,14 @@ def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4]
 
 
+def test_a_fit_from_the_state_of_the_one_before_goes_on_behind_it(tmp_path: Path):
+    engine = fg.Engine(steps=4, run=tmp_path, log_every=2, plugins=[TensorBoard(), Showing()], autoload=False)
+    result = engine.fit(Line, fg.Data(BATCHES))
+    result = engine.fit(data=fg.Data(BATCHES), state=result.state)
+    assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4, 6, 8]
+    assert sorted({step for step, *_ in scalars(tmp_path, "test")}) == [4, 8]
+
+
 def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
     memory = Memory()
     fit(tmp_path, memory, steps=6)

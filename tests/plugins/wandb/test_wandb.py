@@ -1,9 +1,11 @@
 """wandb for real, offline: its files are read back and compared record by record."""
 
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +144,28 @@ def test_best_values_are_in_the_summary(tmp_path: Path):
 
 
 class Memory:
-    """A checkpointer that keeps the newest snapshot in memory."""
+    """A checkpointer that keeps the newest snapshot in memory, of this run or of `another`."""
 
     def __init__(self) -> None:
         self.kept: Any = None
+        self.positions: dict[str, Any] = {}
+        self.another = False
 
     @fg.hookimpl
     def save(self, run: fg.Run) -> None:
         snapshot = run.snapshot()
         state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
         self.kept = fg.Snapshot(state, fg.Span(0, 12), snapshot.position, host=snapshot.host)
+        self.positions = {one.name: future.result() for one, future in run.engine.plugins.call("durable", 0, step=0)}
 
     @fg.hookimpl
     def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot:
         return self.kept
+
+    @fg.hookimpl
+    def on_restore(self, run: fg.Run, step: int) -> None:
+        for rewind in () if self.another else run.engine.plugins.implementations("rewind"):
+            rewind(step, position=self.positions[rewind.plugin.name])
 
 
 def resumed_with(tmp_path: Path, steps_there: int, records: list[fg.Record] | None) -> list[tuple[int, Any]]:
@@ -200,6 +210,37 @@ def test_without_records_the_gap_is_told(tmp_path: Path):
     assert [step for step, _ in found] == [2, 4, 10, 12]
 
 
+def test_what_an_online_attempt_has_here_is_not_sent_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    memory, first = Memory(), offline()
+    fit(tmp_path, first, memory)
+    folder = files(tmp_path)[0].parent
+    folder.rename(folder.with_name(folder.name.removeprefix("offline-")))  # as wandb calls one that is online
+    with pytest.warns(UserWarning, match="goes on offline"):
+        fit(tmp_path, WandbLogger("tests", timeout=3), memory, steps=12, resume=fg.Checkpoint(tmp_path, optional=True))
+    assert [step for file in files(tmp_path) for step, _ in rows(file)] == [10, 12]
+
+
+def test_a_fit_from_the_state_of_the_one_before_goes_on_with_its_run(tmp_path: Path):
+    logger = offline()
+    engine = fg.Engine(steps=4, run=tmp_path, log_every=2, plugins=[logger], autoload=False)
+    result = engine.fit(Line, fg.Data(BATCHES))
+    identity = logger.id
+    engine.fit(data=fg.Data(BATCHES), state=result.state)
+    assert logger.id == identity
+    assert [step for file in files(tmp_path) for step, _ in rows(file)] == [2, 4, 6, 8]
+
+
+def test_a_run_that_begins_with_the_checkpoint_of_another_is_a_run_of_its_own(tmp_path: Path):
+    memory, first, second = Memory(), offline(), offline()
+    fit(tmp_path / "a", first, memory)
+    memory.another = True
+    fit(tmp_path / "b", second, memory, steps=12, resume=fg.Checkpoint(tmp_path / "a"))
+    assert second.id != first.id
+    assert [step for file in files(tmp_path / "b") for step, _ in rows(file)] == [10, 12]
+
+
 CANARY = "0123456789abcdef0123456789abcdef01234567"
 
 PROGRAM = """
@@ -212,23 +253,34 @@ print("trained")
 """
 
 
-def run_program(mode: str, run: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
+    """The exit status of a program in a terminal, and what it said."""
     program = PROGRAM.format(folder=os.path.dirname(__file__), mode=mode)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment |= {"HOME": str(run.parent), "WANDB_API_KEY": "", **variables}
+    environment |= {"HOME": str(run.parent), "WANDB_API_KEY": "", "TERM": "xterm", **variables}
     command = [sys.executable, "-c", program, str(run), f"token={CANARY}"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=run.parent)
+    terminal, its = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=its, env=environment, cwd=run.parent, start_new_session=True
+    )
+    os.close(its)
+    said = []
+    with open(terminal, "rb", buffering=0) as screen, suppress(OSError):  # which is how it ends
+        while part := screen.read(65536):
+            said.append(part)
+    return process.wait(300), b"".join(said).decode()
 
 
 @pytest.mark.parametrize("variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}])
 def test_without_a_key_or_a_network_it_goes_on_offline_and_no_secret_is_written(variables: Any, tmp_path: Path):
-    ran = run_program("online", tmp_path / "run", **variables)
-    assert ran.returncode == 0 and "trained" in ran.stdout, ran.stderr
-    assert "goes on offline" in ran.stderr
+    status, said = run_program("online", tmp_path / "run", **variables)
+    assert status == 0 and "trained" in said, said
+    assert "goes on offline" in said and "Enter your choice" not in said
     found = [(step, row) for file in files(tmp_path / "run") for step, row in rows(file)]
     assert [step for step, _ in found] == [2, 4]
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+    assert "requirements.txt" not in {path.name for path in written}
 
 
 WANDB_PROCESS = """

@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,11 @@ class TensorBoard(fg.FileSink):
     def backend(self, run: fg.Run, position: Any) -> fg.Backend:
         """What writes the event files."""
         assert run.directory is not None
-        return _Backend(run.directory.path / FOLDER, position, run.step)
+        folder = run.directory.path / FOLDER
+        whole = _checked(position)
+        if run.step == run.span.origin > 0 and position is None:  # from the state that the former fit left
+            whole = {split: _up_to(run.step, folder / split) for split in _exact_splits(folder)}
+        return _Backend(folder, whole, run.step)
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
@@ -55,16 +60,14 @@ class TensorBoard(fg.FileSink):
 class _Backend:
     """The files of the exact stream have numbers; `position` tells the size of each, by split."""
 
-    def __init__(self, folder: Path, position: Any, step: int) -> None:
-        self._folder, self._open = folder, dict[str, "EventFile"]()
-        self._whole = _checked(position)
+    def __init__(self, folder: Path, whole: dict[str, dict[str, int]], step: int) -> None:
+        self._folder, self._open, self._whole = folder, dict[str, "EventFile"](), whole
         folder.mkdir(exist_ok=True)
-        for split in sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
-            if not split.startswith(_TELEMETRY):
-                _set_aside(folder / split, self._whole.get(split, {}))
+        for split in _exact_splits(folder):
+            _set_aside(folder / split, whole.get(split, {}))
         from fulgurite_tensorboard.events import started
 
-        for split, files in self._whole.items():
+        for split, files in whole.items():
             for name, size in files.items():
                 _cut(folder / split / name, size)
             self._file(split).append(started(step + 1))
@@ -122,6 +125,23 @@ def _checked(position: Any) -> dict[str, dict[str, int]]:
         if len(splits) == len(position) and names and sizes:
             return splits
     raise CheckpointError(f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}")
+
+
+def _exact_splits(folder: Path) -> list[str]:
+    """The directories of the exact stream that are there."""
+    found = [path for path in folder.glob("*") if path.is_dir() and not path.is_symlink()]
+    return sorted(path.name for path in found if not path.name.startswith(_TELEMETRY))
+
+
+def _up_to(step: int, folder: Path) -> dict[str, int]:
+    """The sizes of the event files in `folder` up to the records of `step`."""
+    from fulgurite_tensorboard.events import read_events
+
+    sizes = dict[str, int]()
+    for path in sorted(path for path in folder.iterdir() if _FILE.fullmatch(path.name) and not path.is_symlink()):
+        whole = takewhile(lambda read: read[1].step <= step, read_events(path))
+        sizes[path.name] = max((end for end, _ in whole), default=0)
+    return sizes
 
 
 def _set_aside(folder: Path, known: dict[str, int]) -> None:

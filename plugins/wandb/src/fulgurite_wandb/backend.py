@@ -76,7 +76,7 @@ class Backend:
         from wandb.errors import CommError, UsageError
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = sorted(self._folder.glob(f"wandb/*-run-*-{self._settings['id']}/*.wandb")) if self._resumed else []
+        files = sorted(self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb")) if self._resumed else []
         quiet = wandb.Settings(
             disable_git=True,
             save_code=False,
@@ -86,11 +86,13 @@ class Backend:
             x_disable_meta=True,
             x_disable_stats=True,
             x_disable_machine_info=True,
+            x_save_requirements=False,
         )
         arguments = {"dir": str(self._folder), "resume": "allow", "settings": quiet, **self._settings}
         try:
-            mode: Any = self._mode
-            self._run = wandb.init(mode=mode, **arguments)
+            with _unasked(quiet):
+                mode: Any = self._mode
+                self._run = wandb.init(mode=mode, **arguments)
         except (CommError, UsageError) as error:
             if self._mode == "offline":
                 raise
@@ -103,7 +105,9 @@ class Backend:
             self._mode = "offline"
             self._run = wandb.init(mode="offline", **arguments)
         if self._resumed is not None:
-            arrived = max(map(last_step, files), default=-1)
+            # What an attempt that was online had here may be at the server or not, which that one knows.
+            known = [one for one in files if self._mode == "offline" or one.parent.name.startswith("offline-")]
+            arrived = max(map(last_step, known), default=-1)
             self._arrived = max(arrived, self._run.starting_step - 1) if self._mode == "online" else arrived
             self._fill(self._resumed)
         return self._run
@@ -141,6 +145,19 @@ class Backend:
         values = json.loads(dumps(record.values))
         arguments = values.pop("configuration", None) or {}
         run.config.update({**arguments, record.source: values}, allow_val_change=True)
+
+
+@contextmanager
+def _unasked(quiet: Any) -> Iterator[None]:
+    """Nobody is asked for a key, lest training wait for the answer. What `wandb.init` is given does not see to that."""
+    import wandb
+
+    everywhere = wandb.setup().settings
+    wandb.termsetup(quiet, None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(everywhere, None)
 
 
 @contextmanager

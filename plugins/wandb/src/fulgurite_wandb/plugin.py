@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,9 +20,10 @@ Mode = Literal["online", "offline", "disabled"]
 class WandbLogger:
     """Sends scalars, tables, media, text and configuration to Weights & Biases, on a thread of its own.
 
-    The step there is the step here. A resumed run goes on with the same id: what is missing between the last step that
-    arrived and the checkpoint is taken from `records.jsonl` (of fulgurite-logging), and what arrived already is not
-    sent again. Without a key or a network it goes on offline and says so; `wandb sync` sends that later.
+    The step there is the step here. A resumed run goes on with the same id, and so does a fit from the state of the one
+    before: what is missing between the last step that arrived and the checkpoint is taken from `records.jsonl` (of
+    fulgurite-logging), and what arrived already is not sent again. A run that begins with the checkpoint of another run
+    has an id of its own. Without a key or a network it goes on offline and says so; `wandb sync` sends that later.
 
     Attributes:
         project: of Weights & Biases.
@@ -44,6 +46,7 @@ class WandbLogger:
     after = ("jsonl",)  # its file is cut back to the checkpoint before it is read
     _id: str | None = field(default=None, init=False, repr=False)
     _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _kept: tuple[str, dict[str, float]] | None = field(default=None, init=False, repr=False)
     _resumed: bool = field(default=False, init=False, repr=False)
     _writer: fg.Writer | None = field(default=None, init=False, repr=False)
 
@@ -66,16 +69,17 @@ class WandbLogger:
         self._writer = None
         if self.mode == "disabled":
             return
-        if not self._resumed:
+        # It goes on where its checkpoint was, or from the state that its former fit left.
+        goes_on = self._resumed or (self._id is not None and run.step == run.span.origin > 0)
+        if not goes_on:
             self._id, self._best = secrets.token_hex(4), {}
-        assert self._id is not None
         place = run.directory.path if run.directory is not None else Path()
         folder = Path(self.directory) if self.directory is not None else place
-        records = place / "records.jsonl" if self._resumed and run.directory is not None else None
+        records = place / "records.jsonl" if goes_on and run.directory is not None else None
         resumed = Resumed(run.step, records, records.stat().st_size if records and records.is_file() else 0)
         settings = {"project": self.project, "id": self._id, **self.settings}
-        backend = Backend(settings, self.mode, folder, self.timeout, resumed if self._resumed else None)
-        self._writer, self._resumed = fg.Writer(self.plugin_name, backend), False
+        backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
+        self._writer, self._resumed, self._kept = fg.Writer(self.plugin_name, backend), False, None
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -111,17 +115,30 @@ class WandbLogger:
             self._writer.close()
 
     @fg.hookimpl
+    def durable(self, step: int) -> "Future[Any]":
+        """The run's id. wandb cannot be asked to make anything durable, and is not waited for."""
+        future: Future[Any] = Future()
+        future.set_result(self._id)
+        return future
+
+    @fg.hookimpl
+    def rewind(self, position: Any) -> None:
+        """The checkpoint is one of this run: its id and its best values are gone on with."""
+        if self._kept is not None:
+            (self._id, self._best), self._resumed = self._kept, True
+
+    @fg.hookimpl
     def host_state(self) -> Any:
         """The run's id and the best values."""
         return {"id": self._id, "best": dict(self._best)}
 
     @fg.hookimpl
     def restore_host_state(self, state: Any, version: int) -> None:
-        """Takes them back."""
+        """Notes them, lest the run that they are of be another one: `rewind` takes them back."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
             raise ConfigurationError(f"the checkpoint's id of the wandb run is none: {str(identity)[:100]!r}")
-        self._id, self._best, self._resumed = identity, dict(state.get("best", {})), identity is not None
+        self._kept = None if identity is None else (identity, dict(state.get("best", {})))
 
     def _put(self, record: fg.Record) -> None:
         if self._writer is not None:
