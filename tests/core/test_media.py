@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.errors import ModelError
+from fulgurite.errors import ModelError, PluginError
 from models import Linear, regression
 
 
@@ -95,6 +95,40 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     assert set(result.metrics["test"]) == {"loss", "error"}
 
 
+def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbers():
+    @dataclass(frozen=True, eq=False)
+    class Evaluating(Show):
+        extra: Any = 1.5
+
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            picture = fg.media.Image.of(jnp.ones((2, 3)))
+            made = {"a": self.extra, "enc": {"picture": picture, "later": lambda: NOTE}}
+            return [fg.EvaluatorSpec("test", None, custom=lambda state, step, standard: made)]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [*super().schedule(), fg.Scheduled("evaluate", 2, self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.evaluate("test")
+
+    show = Evaluating(fg.At(4))
+    result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Linear, regression(40, 4))
+    assert result.metrics["test"] == {"a": 1.5}
+    assert [(one.source, one.step) for one in show.records] == [("test", 2), ("test", 4)]  # of training there are none
+    values = show.records[0].values
+    assert values["enc/later"] == NOTE and values["enc/picture"].pixels.tolist() == [[[255]] * 3] * 2
+    with pytest.raises(PluginError, match="metric 'a' of evaluator 'test' is str"):
+        fg.Engine(steps=4, plugins=[Evaluating(4, extra="a")], autoload=False).fit(Linear, regression(40, 4))
+
+
+def test_a_metric_of_an_evaluation_that_is_no_number_is_named():
+    engine = fg.Engine(steps=2, autoload=False)
+    with pytest.raises(ModelError, match="metric 'note' is Text"):
+        engine.evaluate(engine.fit(Linear, regression(40, 4)), regression(8, 4), metrics={"note": lambda p, b: NOTE})
+
+
 def test_without_a_plugin_that_shows_them_media_are_not_made():
     MADE.clear()
     engine = fg.Engine(steps=5, autoload=False)
@@ -121,6 +155,13 @@ def test_a_histogram_leaves_out_what_is_not_finite():
 def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
     pixels = fg.media.Images.of(jnp.full(shape, 2.0)).pixels
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
+
+
+def test_one_picture():
+    assert fg.media.Image.of(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
+    assert fg.media.Image.of(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
+    with pytest.raises(ModelError, match=r"\(1, 2, 3, 3\) are several pictures"):
+        fg.media.Image.of(jnp.zeros((1, 2, 3, 3)))
 
 
 def test_what_is_no_picture_or_no_medium_is_named():

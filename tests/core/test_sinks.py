@@ -63,7 +63,7 @@ class Failing:
     def log_scalars(self, record: fg.Record) -> None:
         self.seen.append(record)
         if len(self.seen) == self.at:
-            raise Trouble("disk full")
+            raise Trouble("disk full, token=abc")
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
@@ -210,11 +210,11 @@ def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
     assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
     assert [record.step for record in sink.exact] == [1, 2, 3, 4, 5, 6]
     assert list(result.failed) == ["failing"]
-    assert result.failed["failing"].startswith("Trouble: disk full (plugin 'failing' (")
+    assert result.failed["failing"].startswith("Trouble: disk full, token=*** (plugin 'failing' (")
     assert result.failed["failing"].endswith("), hook log_scalars, step 2)")
     (told,) = [record for record in sink.records if record.kind == "text"]
     assert (told.stream, told.step) == ("telemetry", 2)
-    assert "disk full" in told.values["notice"]
+    assert "disk full, token=*** (plugin" in told.values["notice"]
 
 
 def test_a_sink_that_fails_changes_no_bit() -> None:

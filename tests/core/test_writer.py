@@ -50,7 +50,7 @@ def stuck(at: int, release: threading.Event) -> Callable[[int], None]:
 def fail_at(at: int) -> Callable[[int], None]:
     def fail(step: int) -> None:
         if step == at:
-            raise OSError(f"no space for {step}")
+            raise OSError(f"no space for {step}, token=abc")
 
     return fail
 
@@ -105,7 +105,7 @@ def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
     writer.put(record(1))
     writer.put(record(2))
     position = writer.durable().result(60)
-    assert position == {"failed": "OSError: no space for 2", "position": 1}
+    assert position == {"failed": "OSError: no space for 2, token=***", "position": 1}
     for call in (lambda: writer.put(record(3)), writer.close, writer.close):
         with pytest.raises(OSError, match="no space for 2"):
             call()

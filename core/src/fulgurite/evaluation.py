@@ -18,7 +18,7 @@ from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.lockstep import together
-from fulgurite.media import SHOW
+from fulgurite.media import SHOW, apart
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
 from fulgurite.module import Output, measured
@@ -57,8 +57,9 @@ class EvaluatorSpec:
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
         required: whether an exception of it ends training; else it is told once and left out from then on.
-        custom: `custom(state, step, standard)`, which gives the metrics itself. The module of `state` has the weights
-            asked for and is in inference mode; `standard(state)` is the evaluation without `custom`.
+        custom: `custom(state, step, standard)`, which gives the metrics itself, and media to show among them. The
+            module of `state` has the weights asked for and is in inference mode; `standard(state)` is the evaluation
+            without `custom`.
     """
 
     name: str
@@ -135,7 +136,14 @@ class Evaluation:
         metrics = spec.custom(state.replace(module=eqx.nn.inference_mode(state.module)), int(state.step), standard)
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise PluginError(f"evaluator {spec.name!r} gave {metrics!r}; an evaluation gives metrics by name")
-        return as_numbers(metrics)
+        metrics, media = apart(flattened(metrics))
+        if media and show:
+            show(media)
+        numbers = as_numbers(metrics)
+        if bad := [name for name, value in numbers.items() if np.asarray(value).dtype.kind not in "biufV"]:
+            gap = f"the metric {bad[0]!r} of evaluator {spec.name!r} is {type(numbers[bad[0]]).__name__}"
+            raise PluginError(f"{gap}: an evaluation gives numbers, arrays of them, and fg.media")
+        return numbers
 
     def predict(
         self, subject: Subject, data: Any, limit: int | None, callback: Callable[[PyTree[np.ndarray]], None] | None

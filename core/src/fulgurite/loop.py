@@ -174,8 +174,10 @@ class Loop:
     def show(self) -> None:
         """Emits the media of the newest step, if it was known beforehand that they are shown."""
         results, due = self._newest
-        if results is not None and due[self.program.step.tasks.index(SHOW)]:
-            step, flat, media = self.step, self._flat, self._compiled.media(results)
+        if results is None or not due[self.program.step.tasks.index(SHOW)]:
+            return
+        if media := self._compiled.media(results):
+            step, flat = self.step, self._flat
 
             def finish() -> Record:
                 self.program.check_finite(self.program.health(flat))

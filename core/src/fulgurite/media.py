@@ -27,6 +27,20 @@ class Media(eqx.Module):
     """Something to be shown. Its arrays are on the device in a step and NumPy arrays in a record."""
 
 
+class Image(Media):
+    """A picture, `(height, width, channels)` with 1, 3 or 4 channels, uint8."""
+
+    pixels: UInt8[Array, "height width channels"]
+
+    @staticmethod
+    def of(pixels: Shaped[Array, "..."]) -> "Image":
+        """Of `(height, width)` or `(height, width, channels)`: numbers as for `Images.of`."""
+        pictures = Images.of(pixels).pixels
+        if jnp.ndim(pixels) == 4:
+            raise ModelError(f"fg.media.Image: {jnp.shape(pixels)} are several pictures; give fg.media.Images.of(...)")
+        return Image(pictures[0])
+
+
 class Images(Media):
     """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8; one picture is `n = 1`."""
 
@@ -88,6 +102,13 @@ class Figure(Media):
 
     draw: Callable[[Any], Any] = eqx.field(static=True)
     values: PyTree[Shaped[Array, "..."]]
+
+
+def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
+    """Values by name without the media among them, and those; functions without arguments are called."""
+    made = {name: one() if callable(one) else one for name, one in values.items()}
+    media = {name: one for name, one in made.items() if isinstance(one, Media)}
+    return {name: one for name, one in made.items() if name not in media}, media
 
 
 def shown(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:

@@ -131,7 +131,11 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
             gap = f"metric {name!r} is a {kind} of a padded batch, made without its mask"
             raise ModelError(f"{gap}: take it, as in `lambda preds, batch, mask: {kind}.of(..., mask)`")
         return value
-    value = jnp.asarray(value)
+    try:
+        value = jnp.asarray(value)
+    except TypeError as error:
+        gap = f"metric {name!r} is {type(value).__name__}, which is no number and no array of them"
+        raise ModelError(f"{gap}; what is to be shown is for fg.Output(media=...)") from error
     return Mean.of(value, None if value.ndim == 0 else mask)
 
 

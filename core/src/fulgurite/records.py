@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fulgurite.errors import FulguriteError, PathError, StateError, did_you_mean
+from fulgurite.masking import masked
 
 if TYPE_CHECKING:
     from fulgurite.plugins import Implementation, PluginManager
@@ -134,7 +135,7 @@ class Emitter:
     def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
         """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
         notes = "; ".join(getattr(error, "__notes__", []))
-        self.failed[name] = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+        self.failed[name] = masked(f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
         notice = f"{what}: {self.failed[name]}"
         warnings.warn(notice, stacklevel=2)
         self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
+from fulgurite.masking import masked
 from fulgurite.records import Record
 
 
@@ -113,7 +114,7 @@ class Writer:
     def _answer(self, future: "Future[Any]") -> None:
         position = self._backend.position()
         if self.failure is not None:
-            position = {"failed": f"{type(self.failure).__name__}: {self.failure}", "position": position}
+            position = {"failed": masked(f"{type(self.failure).__name__}: {self.failure}"), "position": position}
         future.set_result(position)
 
     def _run(self) -> None:

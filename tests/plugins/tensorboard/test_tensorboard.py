@@ -129,18 +129,21 @@ def test_media(tmp_path: Path):
     assert values["figure"].image.width == 20
 
 
-def test_a_metric_that_is_an_array_gives_a_series_for_each_element(tmp_path: Path):
+def test_what_a_plugin_tells(tmp_path: Path):
     @dataclass(frozen=True)
     class Telling:
         @fg.hookimpl
         def on_fit_start(self, run: fg.Run) -> None:
             run.emit("scalars", "../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")})
+            run.emit("media", "shown", {"picture": fg.media.Image.of(jnp.ones((2, 3)))})
             run.emit("config", "setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
 
     fit(tmp_path, Telling(), steps=1)
     told = scalars(tmp_path, "_up")
     assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(told[3][2])
     assert not list(tmp_path.parent.glob("up*"))
+    (shown,) = [value for event in events(tmp_path, "shown") for value in event.summary.value]
+    assert (shown.tag, shown.image.height, shown.image.width) == ("picture", 2, 3)
     tags = [value.tag for event in events(tmp_path, "setting") for value in event.summary.value]
     assert tags == [
         "setting/text_summary",

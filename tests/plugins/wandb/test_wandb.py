@@ -31,6 +31,7 @@ class Line(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         media = {
             "pictures": lambda: fg.media.Images.of(jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])),
+            "picture": lambda: fg.media.Image.of(jnp.ones((2, 3))),
             "weight": lambda: fg.media.Histogram.of(self.weight, bins=2),
             "note": fg.media.Text("a note"),
         }
@@ -110,7 +111,7 @@ def test_media_tables_and_configuration(tmp_path: Path):
     fit(tmp_path, offline(), Telling(*told, show=2), steps=2)
     row = dict(rows(files(tmp_path)[0]))[2]
     pictures = [row[f"train/pictures/{name}"] for name in ("_type", "count", "width", "height")]
-    assert pictures == ["images/separated", 2, 3, 2]
+    assert pictures == ["images/separated", 2, 3, 2] and row["train/picture/_type"] == "image-file"
     assert row["train/weight/_type"] == "histogram" and sum(row["train/weight/values"]) == 4
     for name in ("train/note", "test/confusion", "note/said"):
         assert row[f"{name}/_type"] == "table-file"

@@ -83,7 +83,8 @@ class Evaluator:
         return self.name
 
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
-        """The metrics by name: numbers, arrays, or dictionaries of these. Subclasses override it.
+        """The metrics by name: numbers, arrays, or dictionaries of these; `fg.media` among them are shown, or functions
+        that make them. Subclasses override it.
 
         `state.module` has the weights that were asked for and is in inference mode. A copy of the state's arrays is
         needed only to keep them for longer than the call.

@@ -43,6 +43,10 @@ def _config(record: fg.Record) -> Iterator[Any]:
         yield from summary.hparams(plain, {})
 
 
+def _image(name: str, image: fg.media.Image) -> Iterator[Any]:
+    yield summary.image(name, np.asarray(image.pixels), dataformats="HWC")
+
+
 def _images(name: str, images: fg.media.Images) -> Iterator[Any]:
     several = len(images.pixels) > 1
     for index, pixels in enumerate(np.asarray(images.pixels)):
@@ -72,6 +76,7 @@ def _figure(name: str, figure: fg.media.Figure) -> Iterator[Any]:
 
 
 _MEDIA: dict[type, Callable[[str, Any], Iterator[Any]]] = {
+    fg.media.Image: _image,
     fg.media.Images: _images,
     fg.media.Histogram: _histogram,
     fg.media.Text: _text,

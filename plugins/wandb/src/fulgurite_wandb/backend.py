@@ -202,11 +202,15 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     return {"/".join([name, *map(str, index)]): array[index].item() for index in np.ndindex(array.shape)}
 
 
-def _images(images: fg.media.Images) -> Any:
+def _image(image: fg.media.Image) -> Any:
     import wandb
 
-    pixels = np.asarray(images.pixels)
-    return [wandb.Image(one[..., 0] if one.shape[-1] == 1 else one) for one in pixels]
+    pixels = np.asarray(image.pixels)
+    return wandb.Image(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def _images(images: fg.media.Images) -> Any:
+    return [_image(fg.media.Image(one)) for one in np.asarray(images.pixels)]
 
 
 def _histogram(histogram: fg.media.Histogram) -> Any:
@@ -228,6 +232,7 @@ def _figure(figure: fg.media.Figure) -> Any:
 
 
 _MEDIA: dict[type, Callable[[Any], Any]] = {
+    fg.media.Image: _image,
     fg.media.Images: _images,
     fg.media.Histogram: _histogram,
     fg.media.Text: _text,
