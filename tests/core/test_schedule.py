@@ -420,9 +420,9 @@ def test_the_device_is_waited_for_in_an_account_of_its_own(log_every: int | None
     slow.fit(Slow, regression())  # compiles
     accounts = slow.fit(Slow, regression()).accounts
     training = sum(accounts.seconds[name] for name in ("data", "dispatch", "wait"))
-    assert training > 0.5 * accounts.total
+    assert training > 0.2 * accounts.total
     assert accounts.seconds["act.act"] < 0.2 * accounts.seconds["wait"]
-    assert 20 * accounts.median_step > 0.5 * training
+    assert 20 * accounts.median_step > 0.1 * training  # of all dispatches a hundredth
 
 
 def test_each_fit_has_accounts_of_its_own() -> None:
