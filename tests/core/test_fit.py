@@ -90,6 +90,10 @@ def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
     assert whole.metrics["train"]["batch_loss"] == outputs[-1].loss.item()
     correct = sum(float(output.metrics["accuracy"].mean.total.compute()) for output in outputs)
     assert whole.metrics["train"]["accuracy"] == pytest.approx(correct / (2 * 50 + 3 * 16))
+    later = fg.Engine(steps=6, seed=5).fit(data=data, state=whole.state)
+    for batch in engine.batches(data, steps=6, origin=11):
+        state, _ = engine.step(state, batch)
+    assert_same_bits(trained(later.state), trained(state))
 
 
 def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:

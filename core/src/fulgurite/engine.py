@@ -219,13 +219,16 @@ class Engine:
         elif self.nonfinite == "raise" and state.health.step >= 0:
             raise NonFiniteError(int(state.health.step), "an update that another engine made")
 
-    def batches(self, data: Any, *, steps: int | None = None, epochs: int | None = None) -> Iterator[Any]:
-        """The batches that `fit` would take, in its order: for the engine's steps or epochs, else for one epoch."""
+    def batches(
+        self, data: Any, *, steps: int | None = None, epochs: int | None = None, origin: int = 0
+    ) -> Iterator[Any]:
+        """The batches that `fit` would take, in its order: for the engine's steps or epochs, else for one epoch; with
+        `origin` those of a fit that goes on from a state of that step."""
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
             epochs = 1
         steps, epochs = self._length(steps, epochs)
         data = part_of(data, "train")
-        with self._feed(data, 0, epochs=epochs) as feed:
+        with self._feed(data, origin, epochs=epochs) as feed:
             for item in islice(feed, steps):
                 yield ArrayData.gather(resident_of(data), item.batch) if isinstance(item.batch, Indexed) else item.batch
 
