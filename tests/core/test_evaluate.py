@@ -152,6 +152,56 @@ def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> 
     assert fg.Engine().evaluate(result, numbers([0]))["step"] == 5
 
 
+def test_running_metrics_of_any_shape_are_averaged_element_by_element() -> None:
+    class Norms(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"last": fg.metrics.Last.of(jnp.arange(6.0).reshape(2, 3) * batch.mean())})
+
+    found = fg.Engine().evaluate(made(Norms), numbers([1, 3], [8]))
+    np.testing.assert_allclose(found["last"], 4 * np.arange(6).reshape(2, 3), rtol=1e-6)
+
+
+METRICS = {
+    "an array of shape": lambda batch: {"v": batch},
+    "of type str": lambda batch: {"v": "x"},
+    r"'updates' is both a term of the loss, .* and a metric": lambda batch: {"updates": batch.mean()},
+    r"metrics of .* are of type list: return a dictionary": lambda batch: [batch.mean()],
+}
+
+
+@pytest.mark.parametrize("message", METRICS)
+def test_metrics_that_are_none_are_errors_in_training_and_in_evaluation(message: str) -> None:
+    class Wrong(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(losses={"updates": self.weight}, metrics=METRICS[message](batch))
+
+        validation_step = training_step
+
+    for use in (fg.Engine(steps=1).fit, fg.Engine().evaluate):
+        with pytest.raises(ModelError, match=message):
+            use(made(Wrong), numbers([0, 1]))
+
+
+def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_for_padding() -> None:
+    def mean(preds: Any, batch: Any) -> Any:
+        return jnp.mean(preds)
+
+    def masked(preds: Any, batch: Any, mask: Any) -> Any:
+        return jnp.mean(preds, where=mask)
+
+    for function in (mean, masked):
+        task = fg.Task(lambda x: x, loss=function, metrics={"mean": function})
+        found = fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function})
+        assert found == {"loss": 4, "own": 4, "mean": 4}
+        assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {"loss": 4, "mean": 4}
+    padded = [fg.Masked((np.float32([1, 3, 0]),), np.asarray([True, True, False]))]
+    assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
+    for loss, metric in ((mean, masked), (masked, mean)):
+        task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
+        with pytest.raises(ModelError, match=r"is one number for a padded batch, made without its mask: give an array"):
+            fg.Engine().evaluate(task, padded)
+
+
 def test_metrics_of_the_caller() -> None:
     def both(preds: Any, batch: Any) -> Any:
         return Kept(jnp.ones(len(preds), bool), jnp.stack([preds, batch["y"]], -1))

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +21,12 @@ from fulgurite.lockstep import together
 from fulgurite.media import SHOW, apart
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
-from fulgurite.module import Output, measured
+from fulgurite.module import Output, computed, measured
 from fulgurite.placing import everywhere, replicated, share_of, shared, spread, tracing_on
 from fulgurite.state import TrainState
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.weights import Subject, subject_of, view_of
-from fulgurite.window import as_number, flattened
+from fulgurite.window import as_metric, as_number, by_name, flattened
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -133,7 +133,8 @@ class Evaluation:
 
         if spec.custom is None:
             return standard(state)
-        metrics = spec.custom(state.replace(module=eqx.nn.inference_mode(state.module)), int(state.step), standard)
+        with training_mode(False, state.module) as module:
+            metrics = spec.custom(state.replace(module=module), int(state.step), standard)
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise PluginError(f"evaluator {spec.name!r} gave {metrics!r}; an evaluation gives metrics by name")
         metrics, media = apart(flattened(metrics))
@@ -210,16 +211,14 @@ class Evaluation:
         total, terms = output.loss, output.losses
         if spec.losses is not None:
             terms = self._of_preds(spec.losses, output, batch, ctx)
-            total = sum(jnp.asarray(term.compute()) for term in terms.values())
+            total = sum(computed(term) for term in terms.values())
         metrics = output.metrics if spec.metrics is None else self._of_preds(spec.metrics, output, batch, ctx)
-        given: dict[str, Any] = {} if total is None else {"loss": total}
-        given |= {name: value for name, value in terms.items() if name != "loss"} | dict(metrics)
+        given = by_name(total, terms, metrics)
         gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}
-        latest = {name: value.compute() if isinstance(value, Running) else value for name, value in given.items()}
         examples = examples_in(batch, ctx.mask)
         metrics = {
-            name: value if isinstance(value, Metric) else Mean.of(value, weight=examples)
-            for name, value in latest.items()
+            name: _mean(value.compute(), examples) if isinstance(value, Running) else as_metric(name, value, examples)
+            for name, value in given.items()
             if name not in gathered
         }
         return metrics, gathered
@@ -233,6 +232,14 @@ class Evaluation:
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its keys."""
     return {name: as_number(value) for name, value in flattened(values).items()}
+
+
+def _mean(value: Any, examples: Any) -> Metric:
+    """The mean over so many examples, element by element."""
+    mean = partial(Mean.of, weight=examples)
+    for _ in range(jnp.ndim(value)):
+        mean = jax.vmap(mean)
+    return mean(value)
 
 
 def _unpadded(preds: Any, mask: Any) -> Any:

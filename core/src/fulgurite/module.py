@@ -107,7 +107,7 @@ class Task(Module):
         made = (self.forward or _mapped)(self.model, batch, ctx)
         output = made if isinstance(made, Output) else Output(preds=made)
         weight = self.weight(ctx.step) if callable(self.weight) else self.weight
-        loss = weight * measured("loss", self.loss, output.preds, batch, ctx.mask).compute()
+        loss = weight * computed(measured("loss", self.loss, output.preds, batch, ctx.mask))
         metrics = {name: measured(name, metric, output.preds, batch, ctx.mask) for name, metric in self.metrics.items()}
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 
@@ -119,7 +119,8 @@ class Task(Module):
 
 
 def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
-    """What `function(preds, batch)` gives, as a metric; an array with an example axis is averaged where `mask` is True.
+    """What `function(preds, batch)` gives: a metric, a bare scalar, or of an array with an example axis the mean where
+    `mask` is True.
 
     A function with a parameter `mask` gets it. One without must not make a metric of a padded batch, padding and all.
     """
@@ -136,7 +137,15 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
     except TypeError as error:
         gap = f"metric {name!r} is {type(value).__name__}, which is no number and no array of them"
         raise ModelError(f"{gap}; what is to be shown is for fg.Output(media=...)") from error
-    return Mean.of(value, None if value.ndim == 0 else mask)
+    if mask is not None and not masks and value.ndim == 0:
+        gap = f"{name!r} is one number for a padded batch, made without its mask"
+        raise ModelError(f"{gap}: give an array with the example axis, or take it: `lambda preds, batch, mask: ...`")
+    return Mean.of(value, mask) if value.ndim else value
+
+
+def computed(measured: Any) -> Any:
+    """The number that `measured` gives."""
+    return measured.compute() if isinstance(measured, Metric | Running | Gathered) else measured
 
 
 def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:

@@ -1,6 +1,6 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -19,7 +19,7 @@ from fulgurite.placing import constrained
 from fulgurite.plugins import Implementation, PluginManager, merge
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.update import UpdateRule
-from fulgurite.window import metrics_of
+from fulgurite.window import by_name, metrics_of
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -129,6 +129,9 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     output = function(module, batch, ctx)
     if not isinstance(output, Output):
         raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
+    for kind in ("losses", "metrics", "media"):
+        if not isinstance(given := getattr(output, kind), Mapping):
+            raise ModelError(f"the {kind} of {where} are of type {type(given).__name__}: return a dictionary, by name")
     output = constrained(plugins, "output_sharding", output=output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
     added = [
@@ -147,6 +150,7 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     if not terms and ctx.training:
         raise ModelError(f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)")
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
+    by_name(total, terms, output.metrics)
     model_state = ctx.model_state if output.model_state is None else output.model_state
     media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)
     return output.replace(loss=total, losses=terms, model_state=model_state, media=media)

@@ -1,5 +1,6 @@
 """The open metric window: what the steps since the last log trigger have merged, on the device."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -100,16 +101,27 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
             raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
         if isinstance(value, Running):
             running[name] = value
-        elif isinstance(value, Metric):
-            metrics[name] = value
-        elif jnp.ndim(value) == 0:
-            metrics[name] = Mean.of(value, weight=weight)
         else:
-            raise ModelError(
-                f"metric {name!r} is an array of shape {jnp.shape(value)}: return a scalar, or "
-                "fg.metrics.Mean.of(array, ctx.mask)"
-            )
+            metrics[name] = as_metric(name, value, weight)
     return metrics, running
+
+
+def by_name(total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The total loss, if any, its terms and the metrics, all by name; a name twice is an error."""
+    given = {} if total is None else {**terms, "loss": total}
+    if twice := sorted(given.keys() & metrics.keys()):
+        raise ModelError(f"{twice[0]!r} is both a term of the loss, which is recorded too, and a metric; rename one")
+    return given | dict(metrics)
+
+
+def as_metric(name: str, value: Any, weight: Array) -> Metric:
+    """What a step gave as the metric `name`; a bare scalar is the mean of so many examples."""
+    if isinstance(value, Metric):
+        return value
+    if eqx.is_array_like(value) and jnp.ndim(value) == 0:
+        return Mean.of(value, weight=weight)
+    kind = f"an array of shape {jnp.shape(value)}" if eqx.is_array_like(value) else f"of type {type(value).__name__}"
+    raise ModelError(f"metric {name!r} is {kind}: return a scalar, or fg.metrics.Mean.of(array, ctx.mask)")
 
 
 def _where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:

@@ -240,6 +240,7 @@ def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> Non
 
 def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
     def probe(state: fg.TrainState, step: int) -> dict[str, Any]:
+        assert not fg.is_training() and not jax.jit(fg.is_training)()
         assert state.module.drop.inference and not state.module.drop(jnp.ones(9), key=None).max() > 1
         return {"step": step, "updates": -state.module.weight, "row": np.arange(3)}
 
