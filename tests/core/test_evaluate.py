@@ -194,7 +194,7 @@ def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_fo
         found = fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function})
         assert found == {"loss": 4, "own": 4, "mean": 4}
         assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {"loss": 4, "mean": 4}
-    padded = [fg.Masked((np.float32([1, 3, 0]),), np.asarray([True, True, False]))]
+    padded = [fg.Masked((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
     for loss, metric in ((mean, masked), (masked, mean)):
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
