@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,7 +116,7 @@ def settings(
 
 def counting(steps: int = 3) -> fg.Experiment:
     """Counts."""
-    return fg.Experiment(engine=fg.Engine(steps=steps), model=Net, data=lambda: [np.ones((2, 1), np.float32)])
+    return fg.Experiment(engine=fg.Engine(steps=steps), model=Net, data=partial(list, [np.ones((2, 1), np.float32)]))
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,14 @@ def test_mistakes_on_the_command_line_end_with_2(capsys: pytest.CaptureFixture[s
         assert stopped.value.code == 2
         out, err = capsys.readouterr()
         assert message in err and not out
+
+
+def test_an_unknown_plugin_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("FULGURITE_PLUGINS", "progres")
+    with pytest.raises(SystemExit) as stopped:
+        fg.main(counting, [])
+    assert stopped.value.code == 2
+    assert "error: no plugin 'progres'" in capsys.readouterr().err
 
 
 def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.CaptureFixture[str]):

@@ -75,7 +75,7 @@ class Engine:
         max_compilations: int = 8,
         dev_run: int | None = None,
         limit: int | None = None,
-        compilation_cache: str | None = None,
+        compilation_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             fix = "override train_step(self, state, batch, ctx), which fit, step and fused steps all use"
@@ -84,6 +84,8 @@ class Engine:
         _check_counts(**counts, max_compilations=max_compilations)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigurationError(f"seed is {seed!r}; it must be an integer that is not negative")
         if steps is not None and epochs is not None:
             raise ConfigurationError("give steps or epochs, not both")
         self.steps, self.epochs, self.seed, self.fuse, self.limit = steps, epochs, seed, fuse, limit
@@ -94,7 +96,7 @@ class Engine:
         if run is not None:
             self.set_run(run)
         if compilation_cache is not None:
-            jax.config.update("jax_compilation_cache_dir", compilation_cache)
+            jax.config.update("jax_compilation_cache_dir", os.fspath(compilation_cache))
         self.plugins = PluginManager(plugins, autoload=autoload)
         for hook in ("save", "restore"):
             self.plugins.the_one(hook)
@@ -345,6 +347,7 @@ class Engine:
         return jax.random.key(self.seed)
 
     def _limit(self, limit: int | None) -> int | None:
+        _check_counts(limit=limit)
         return min((count for count in (limit, self.dev_run) if count is not None), default=None)
 
     def _length(self, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fulgurite.errors import ConfigurationError, ProcessError, did_you_mean
+from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
 from fulgurite.masking import MASK
 from fulgurite.processes import connect
 
@@ -70,9 +70,9 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
         made = build(experiment, options.overrides, run=options.run)
         if options.run is not None:
             made.engine.set_run(options.run)
-    except (ConfigurationError, ProcessError) as error:
+    except (ConfigurationError, PluginError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
-    engine, data = made.engine, made.data() if inspect.isfunction(made.data) else made.data
+    engine, data = made.engine, made.data() if callable(made.data) else made.data
     resumes = engine.run is not None and engine.plugins.the_one("restore") is not None
     with _second_interrupt_ends_it():
         result = engine.fit(made.model, data, resume="auto" if resumes else None)
