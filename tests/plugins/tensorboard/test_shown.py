@@ -23,10 +23,11 @@ pytest.importorskip("tensorboard", reason="no server: `pip install tensorboard`"
 
 
 class Server:
-    """A real server of the event files in `folder`."""
+    """A real server of the event files in `folder`, with the reader in Rust, or with that in Python if not `fast`."""
 
-    def __init__(self, folder: Path) -> None:
-        options = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
+    def __init__(self, folder: Path, *, fast: bool) -> None:
+        reader = ["--load_fast", "auto" if fast else "false"]
+        options = [*reader, "--logdir", str(folder), "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
         command = [sys.executable, "-m", "tensorboard.main", *options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
@@ -53,24 +54,29 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, fg.Result, dict[int, float]]]:
-    """A server that has watched a run that was killed at step 7 and resumed from step 3; what the run logged over its
-    whole length, as a run tells that nothing happened to; and the curve that the server had before the kill."""
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], fg.Result]]:
+    """Servers with either reader that have watched a run that was killed at step 7 and resumed from step 3; and what
+    the run logged over its whole length, as a run tells that nothing happened to."""
     folder = tmp_path_factory.mktemp("shown")
-    run, memory = folder / "run", Memory()
+    run, memory, servers = folder / "run", Memory(), list[Server]()
     (run / "tensorboard").mkdir(parents=True)
-    server = Server(run / "tensorboard")
     try:
+        servers += [Server(run / "tensorboard", fast=fast) for fast in (True, False)]
         with pytest.raises(Killed):
             fit(run, Showing(), memory, Kill(7), steps=12)
-        until(lambda: max(server.curve("loss"), default=0) == 6)
-        before = server.curve("loss")
+        for one in servers:
+            until(lambda one=one: (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4]))
         fit(run, Showing(), memory, steps=12, resume=fg.Checkpoint(run, 3))
-        until(lambda: max(server.curve("loss")) == 12)
-        until(lambda: max(server.curve("loss", "test")) == 12)
-        yield server, fit(folder / "whole", Showing(), steps=12), before
+        for one in servers:
+            until(
+                lambda one=one: (
+                    (max(one.curve("loss"), default=0), max(one.curve("loss", "test"), default=0)) == (12, 12)
+                )
+            )
+        yield servers, fit(folder / "whole", Showing(), steps=12)
     finally:
-        server.close()
+        for server in servers:
+            server.close()
 
 
 def until(so: Callable[[], bool]) -> None:
@@ -81,9 +87,10 @@ def until(so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed(shown: Any):
-    server, whole, before = shown
-    assert list(before) == [2, 4, 6]
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed(reader: int, shown: Any):
+    servers, whole = shown
+    server = servers[reader]
     for tag in ("loss", "double"):
         expected = dict(zip(whole.history.steps(f"train/{tag}").tolist(), whole.history[f"train/{tag}"], strict=True))
         assert server.curve(tag) == expected and list(expected) == [2, 4, 6, 8, 10, 12]
@@ -91,7 +98,7 @@ def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed
 
 
 def test_a_server_gives_pictures_histograms_and_text(shown: Any):
-    server, whole, _ = shown
+    (server, _), whole = shown
     steps = [4, 8, 12]
     pictures = server.data("images", "images", tag="pictures/1", run="train", sample=0)
     assert [picture["step"] for picture in pictures] == steps
@@ -109,7 +116,7 @@ def test_a_browser_shows_them(shown: Any, tmp_path: Path):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium: `apt-get install chromium`")
-    server, whole, _ = shown
+    (server, _), whole = shown
 
     def browse(page: str, *do: str) -> str:
         options = [

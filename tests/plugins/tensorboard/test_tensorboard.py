@@ -15,6 +15,7 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_tensorboard import EventFile, TensorBoard, read_events
 from fulgurite_tensorboard.events import started
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -83,9 +84,12 @@ def events(run: Path, split: str) -> list[Any]:
     files = sorted((run / "tensorboard" / split).glob("*tfevents*"))
     found = []
     for file in files:
-        found += [(end, event) for end, event in read_events(file)]
-        assert found[-1][0] == file.stat().st_size
-    return [event for _, event in found]
+        ends = [0]
+        for end, event in read_events(file):
+            ends.append(end)
+            found.append(event)
+        assert ends[-1] == file.stat().st_size
+    return found
 
 
 def scalars(run: Path, split: str) -> list[tuple[int, str, float]]:
@@ -153,6 +157,56 @@ def test_what_a_plugin_tells(tmp_path: Path):
     ]
 
 
+@dataclass(frozen=True)
+class Emitting:
+    """Emits what it is given at steps 1 and 2."""
+
+    kind: Any
+    values: dict[str, Any]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("emit", 1, lambda run: run.emit(self.kind, "told", self.values))]
+
+
+def by_pyplot(values: Any) -> Figure:
+    figure, axes = pyplot.subplots(figsize=(1, 1), dpi=20)
+    axes.plot(values)
+    return figure
+
+
+def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
+    class Own(fg.media.Text):
+        pass
+
+    class Unknown(fg.media.Media):
+        pass
+
+    values = np.arange(3.0)
+    media = {
+        "broken": fg.media.Figure(lambda values: 1 / 0, values),
+        "none": fg.media.Figure(lambda values: None, values),
+        "unknown": Unknown(),
+        "own": Own("so"),
+        "figure": fg.media.Figure(by_pyplot, values),
+    }
+    with pytest.warns(UserWarning, match="leaves 'told/") as warned:
+        result = fit(tmp_path, Emitting("media", media), steps=2)
+    told = sorted(str(one.message) for one in warned)
+    assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
+    assert "NoneType and no matplotlib" in told[1] and "type Unknown" in told[2]
+    assert not result.failed and not pyplot.get_fignums()
+    tags = [(event.step, value.tag) for event in events(tmp_path, "told") for value in event.summary.value]
+    assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
+
+
+def test_texts_that_are_none_are_shown_as_such(tmp_path: Path):
+    assert not fit(tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1).failed
+    values = {value.tag: value for event in events(tmp_path, "told") for value in event.summary.value}
+    assert values["list/text_summary"].tensor.string_val[0] == b"['a', 1]"
+    assert values["name/text_summary"].tensor.string_val[0] == b"caf\\udce9"
+
+
 @dataclass(eq=False)
 class Memory:
     """A checkpointer that keeps what it is told in memory."""
@@ -216,7 +270,7 @@ def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
         whole = [[v.tag for v in e.summary.value] for e in events(tmp_path / "whole", split) if e.HasField("summary")]
         assert tags == whole
     starts = [event.step for event in events(run, "train") if event.session_log.status == 1]  # START
-    assert starts == [4, 7]  # a server drops the steps from there on
+    assert starts == [0, 4, 7]  # a server drops the steps from there on, unless it is the first START
     files = sorted(path.name for path in (run / "tensorboard" / "train").iterdir())
     assert files == [f"events.out.tfevents.{number:010d}.fulgurite" for number in (1, 2, 3)]
 
@@ -231,9 +285,13 @@ def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
     names = sorted(path.name for path in (tmp_path / "tensorboard" / "train").iterdir())
     assert names == [
         "events.out.tfevents.0000000001.fulgurite",
+        "events.out.tfevents.0000000002.fulgurite",
         "events.out.tfevents.0000000003.fulgurite",
         "set-aside.0000000002",
     ]
+    assert (tmp_path / "tensorboard" / "train" / names[1]).stat().st_size == 0  # it stays for a server that reads it
+    aside = [event.step for _, event in read_events(tmp_path / "tensorboard" / "train" / names[3])]
+    assert aside == [0, 4, 4, 6]  # header, START, and the two records
 
 
 def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):

@@ -18,6 +18,7 @@ import pytest
 from fulgurite.encoding import dumps, loads
 from fulgurite.errors import ConfigurationError
 from fulgurite_wandb import WandbLogger, read_run
+from matplotlib import pyplot
 
 
 class Line(fg.Module):
@@ -124,6 +125,37 @@ def test_media_tables_and_configuration(tmp_path: Path):
     ]
     configured = dict(updates)
     assert configured["lr"] == 0.5 and configured["fulgurite"] == {"versions": {"jax": "1"}}
+
+
+def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
+    class Own(fg.media.Text):
+        pass
+
+    class Unknown(fg.media.Media):
+        pass
+
+    def by_pyplot(values: Any) -> Any:
+        return pyplot.subplots(figsize=(1, 1), dpi=20)[0]
+
+    values, counts = np.arange(3.0), np.arange(1025)
+    media = {
+        "broken": fg.media.Figure(lambda values: 1 / 0, values),
+        "unknown": Unknown(),
+        "own": Own("so"),
+        "figure": fg.media.Figure(by_pyplot, values),
+        "fine": fg.media.Histogram(counts, np.arange(1026.0)),  # pyright: ignore[reportArgumentType]
+    }
+    with pytest.warns(UserWarning, match="leaves 'told/") as warned:
+        result = fit(tmp_path, offline(), Telling(*[(step, "media", "told", media) for step in (1, 2)]), steps=2)
+    told = sorted(str(one.message) for one in warned)
+    assert len(told) == 2 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
+    assert "type Unknown" in told[1] and not result.failed and not pyplot.get_fignums()
+    row = dict(rows(files(tmp_path)[0]))[2]
+    kinds = [row[f"told/{name}/_type"] for name in ("own", "figure", "fine")]
+    assert kinds == ["table-file", "image-file", "histogram"] and "train/loss" in row
+    together = row["told/fine/values"]
+    assert together == [3 * (3 * number + 1) for number in range(341)] + [1023 + 1024]
+    assert row["told/fine/bins"] == [*range(0, 1025, 3), 1025]
 
 
 def test_best_values_are_in_the_summary(tmp_path: Path):

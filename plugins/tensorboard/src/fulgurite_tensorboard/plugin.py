@@ -1,14 +1,19 @@
 """The plugin and what it writes: one directory of event files for each source of records."""
 
+import os
 import re
+import shutil
 import time
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
+from fulgurite.runs import sync_folder
 
 if TYPE_CHECKING:
     from fulgurite_tensorboard.events import EventFile
@@ -26,8 +31,9 @@ class TensorBoard(fg.FileSink):
     event files for each source: `train`, an evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
 
     Each record of the exact stream is there once: a resumed run cuts the files back to where its checkpoint was, sets
-    later files aside, and begins a new file with a `SessionLog.START` event, by which a server that runs drops what it
-    has read of later steps. Telemetry is in directories of its own, `telemetry=train`, and there at least once.
+    what is in later files aside, and begins a new file with a `SessionLog.START` event, by which a server that runs
+    drops what it has read of later steps. Telemetry is in directories of its own, `telemetry=train`, and there at least
+    once. A value that cannot be shown, such as a figure that fails to be drawn, is left out and told once.
     """
 
     plugin_name = FOLDER
@@ -62,6 +68,7 @@ class _Backend:
 
     def __init__(self, folder: Path, whole: dict[str, dict[str, int]], step: int) -> None:
         self._folder, self._open, self._whole = folder, dict[str, "EventFile"](), whole
+        self._refused = set[str]()
         folder.mkdir(exist_ok=True)
         for split in _exact_splits(folder):
             _set_aside(folder / split, whole.get(split, {}))
@@ -76,8 +83,8 @@ class _Backend:
         from fulgurite_tensorboard.events import recorded
         from fulgurite_tensorboard.summaries import summary_of
 
-        event = recorded(record.step, record.wall or time.time(), summary_of(record))
-        self._file(split_of(record)).append(event)
+        summary = summary_of(record, partial(self._refuse, record))
+        self._file(split_of(record)).append(recorded(record.step, record.wall or time.time(), summary))
 
     def sync(self) -> None:
         for file in self._open.values():
@@ -92,9 +99,17 @@ class _Backend:
         for file in self._open.values():
             file.close()
 
+    def _refuse(self, record: fg.Record, name: str, error: Exception) -> None:
+        """Says once that a value is not shown."""
+        where = f"{record.source}/{name}"
+        if where not in self._refused:
+            self._refused.add(where)
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(f"tensorboard leaves {where!r} out, of step {record.step} first: {why}", stacklevel=2)
+
     def _file(self, split: str) -> "EventFile":
         """This attempt's file of a split."""
-        from fulgurite_tensorboard.events import EventFile
+        from fulgurite_tensorboard.events import EventFile, started
 
         if split not in self._open:
             folder = self._folder / split
@@ -105,6 +120,9 @@ class _Backend:
             ]
             name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
             self._open[split] = EventFile(folder / name)
+            if split not in self._whole and not split.startswith(_TELEMETRY):
+                # TensorBoard's reader in Python takes the first START of a run for its begin, and no later one.
+                self._open[split].append(started(0))
         return self._open[split]
 
 
@@ -145,10 +163,20 @@ def _up_to(step: int, folder: Path) -> dict[str, int]:
 
 
 def _set_aside(folder: Path, known: dict[str, int]) -> None:
-    """Renames event files that are not `known`, so that TensorBoard does not see them."""
+    """Moves what is in event files that are not `known` to files that TensorBoard does not see. They stay, empty, for a
+    server that reads them: it would stop where one is gone."""
     for path in sorted(folder.iterdir()):
-        if (match := _FILE.fullmatch(path.name)) and path.name not in known and not path.is_symlink():
-            path.rename(folder / f"set-aside.{match[1]}")
+        match = _FILE.fullmatch(path.name)
+        if match is None or path.name in known or path.is_symlink() or not path.stat().st_size:
+            continue
+        aside = folder / f"set-aside.{match[1]}"
+        aside.unlink(missing_ok=True)  # what was copied of it before a kill
+        with open(path, "rb") as whole, open(aside, "xb") as copy:
+            shutil.copyfileobj(whole, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        sync_folder(folder)
+        os.truncate(path, 0)
 
 
 def _cut(path: Path, size: int) -> None:

@@ -1,6 +1,7 @@
 """What TensorBoard is told of a record."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,25 +12,43 @@ from tensorboardX import summary
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def summary_of(record: fg.Record) -> Any:
-    """The one summary of a record."""
+def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
+    """The one summary of a record. A value that cannot be shown is left out; `refuse` is told its name and why."""
     whole = Summary()
     if record.kind == "config":
         for part in _config(record):
             whole.MergeFrom(part)
-    for name, value in record.values.items() if record.kind != "config" else ():
-        if isinstance(value, int | float):
-            whole.value.add(tag=name, simple_value=value)
-        elif isinstance(value, fg.media.Media):
-            for part in _MEDIA[type(value)](name, value):
-                whole.MergeFrom(part)
-        elif isinstance(value, str) or value is None:
-            whole.MergeFrom(summary.text(name, str(value)))
+        return whole
+    for name, value in record.values.items():
+        try:
+            parts = list(_text(name, fg.media.Text(str(value))) if record.kind == "text" else _shown(name, value))
+        except Exception as error:  # of a figure's own code, too: the rest of the record does not depend on it
+            refuse(name, error)
         else:
-            array = np.asarray(value)
-            for index in np.ndindex(array.shape):
-                whole.value.add(tag="/".join([name, *map(str, index)]), simple_value=float(array[index]))
+            for part in parts:
+                whole.MergeFrom(part)
     return whole
+
+
+def _shown(name: str, value: Any) -> Iterator[Any]:
+    """What one value looks like."""
+    if isinstance(value, int | float):
+        yield _scalar(name, value)
+    elif isinstance(value, fg.media.Media):
+        show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
+        if show is None:
+            raise TypeError(f"nothing here shows fg.media.Media of the type {type(value).__name__}")
+        yield from show(name, value)
+    elif isinstance(value, str) or value is None:
+        yield from _text(name, fg.media.Text(str(value)))
+    else:
+        array = np.asarray(value)
+        for index in np.ndindex(array.shape):
+            yield _scalar("/".join([name, *map(str, index)]), float(array[index]))
+
+
+def _scalar(tag: str, value: float) -> Any:
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
 
 
 def _config(record: fg.Record) -> Iterator[Any]:
@@ -38,7 +57,8 @@ def _config(record: fg.Record) -> Iterator[Any]:
     yield summary.text(record.source, "\n".join("    " + line for line in text.splitlines()))
     if arguments := record.values.get("configuration"):
         plain = {
-            name: one if isinstance(one, bool | int | float | str) else str(one) for name, one in arguments.items()
+            name: one if isinstance(one, bool | int | float) else _encodable(str(one))
+            for name, one in arguments.items()
         }
         yield from summary.hparams(plain, {})
 
@@ -64,15 +84,28 @@ def _histogram(name: str, histogram: fg.media.Histogram) -> Iterator[Any]:
 
 
 def _text(name: str, text: fg.media.Text) -> Iterator[Any]:
-    yield summary.text(name, text.text)
+    yield summary.text(name, _encodable(text.text))
+
+
+def _encodable(text: str) -> str:
+    """A text without lone surrogates, which UTF-8 does not have: file names of other encodings hold them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _figure(name: str, figure: fg.media.Figure) -> Iterator[Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    canvas = FigureCanvasAgg(figure.draw(figure.values))
-    canvas.draw()
-    yield summary.image(name, np.asarray(canvas.buffer_rgba()), dataformats="HWC")
+    drawn = figure.draw(figure.values)
+    if not isinstance(drawn, Figure):
+        raise TypeError(f"`draw` gave {type(drawn).__name__} and no matplotlib.figure.Figure")
+    try:
+        canvas = FigureCanvasAgg(drawn)
+        canvas.draw()
+        yield summary.image(name, np.asarray(canvas.buffer_rgba()), dataformats="HWC")
+    finally:
+        if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+            pyplot.close(drawn)  # which keeps each figure that it made
 
 
 _MEDIA: dict[type, Callable[[str, Any], Iterator[Any]]] = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ class Backend:
         self._settings, self._mode, self._folder, self._timeout = settings, mode, folder, timeout
         self._resumed, self._run, self._arrived, self._step = resumed, None, -1, -1
         self._values: dict[str, Any] = {}
+        self._refused = set[str]()
 
     def write(self, record: fg.Record) -> None:
         """Takes one record. Those of one step become one row, which is handed over with the next step."""
@@ -131,7 +133,14 @@ class Backend:
             self._hand_over()
             self._step = record.step
         for name, value in record.values.items():
-            self._values.update(_shown(f"{record.source}/{name}", value))
+            where = f"{record.source}/{name}"
+            try:
+                self._values.update(_shown(where, value))
+            except Exception as error:  # of a figure's own code, too: the rest of the row does not depend on it
+                if where not in self._refused:
+                    self._refused.add(where)
+                    why = f"{type(error).__name__}: {error}"
+                    warnings.warn(f"wandb leaves {where!r} out, of step {record.step} first: {why}", stacklevel=2)
 
     def _hand_over(self) -> None:
         if self._values and self._run is not None:
@@ -190,7 +199,10 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     if value is None or isinstance(value, int | float):
         return {name: value}
     if isinstance(value, fg.media.Media):
-        return {name: _MEDIA[type(value)](value)}
+        show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
+        if show is None:
+            raise TypeError(f"nothing here shows fg.media.Media of the type {type(value).__name__}")
+        return {name: show(value)}
     if isinstance(value, str):
         return {name: _text(fg.media.Text(value))}
     array = np.asarray(value)
@@ -216,7 +228,10 @@ def _images(images: fg.media.Images) -> Any:
 def _histogram(histogram: fg.media.Histogram) -> Any:
     import wandb
 
-    return wandb.Histogram(np_histogram=(np.asarray(histogram.counts), np.asarray(histogram.edges)))
+    counts, edges = np.asarray(histogram.counts), np.asarray(histogram.edges)
+    # More bins than wandb takes are put together, so many each.
+    begins = np.arange(0, len(counts), -(-len(counts) // wandb.Histogram.MAX_LENGTH))
+    return wandb.Histogram(np_histogram=(np.add.reduceat(counts, begins), np.append(edges[begins], edges[-1])))
 
 
 def _text(text: fg.media.Text) -> Any:
@@ -227,8 +242,16 @@ def _text(text: fg.media.Text) -> Any:
 
 def _figure(figure: fg.media.Figure) -> Any:
     import wandb
+    from matplotlib.figure import Figure
 
-    return wandb.Image(figure.draw(figure.values))
+    drawn = figure.draw(figure.values)
+    if not isinstance(drawn, Figure):
+        raise TypeError(f"`draw` gave {type(drawn).__name__} and no matplotlib.figure.Figure")
+    try:
+        return wandb.Image(drawn)
+    finally:
+        if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+            pyplot.close(drawn)  # which keeps each figure that it made
 
 
 _MEDIA: dict[type, Callable[[Any], Any]] = {
