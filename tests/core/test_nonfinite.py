@@ -318,6 +318,16 @@ def test_skip_counts_in_the_step_loop_too() -> None:
     assert_same_bits(state.module, engine.fit(Root, batches()).module)
 
 
+def test_a_step_that_was_skipped_fails_no_later_one() -> None:
+    state = fg.Engine(steps=6, nonfinite="skip").fit(Root, batches()).state
+    engine = fg.Engine(steps=2)
+    engine.check_finite(state)
+    state = engine.fit(data=batches()[:2], state=state).state
+    assert (int(state.step), int(state.health.skipped)) == (8, 1)
+    with pytest.raises(NonFiniteError, match="step 9"):
+        engine.fit(data=batches()[BAD - 1 :], state=state)
+
+
 # --- ignore, and what is not finite from the beginning ----------------------------------------------------------------
 
 

@@ -105,6 +105,9 @@ def test_two_actions_of_one_name_are_an_error() -> None:
     [
         (("a", 1, None, "act"), "no action; only phase 'log'"),
         (("a", 0, print, "act"), "must be a positive integer"),
+        (("a", 1, "stop"), "an action is called with the run; not 'stop'"),
+        (("a", 1, print, "act", "bb"), "after must be a tuple of names, not 'bb'"),
+        (("a", 1, print, "act", (), "bb"), "before must be a tuple of names, not 'bb'"),
     ],
 )
 def test_an_action_that_cannot_be_meant_is_an_error(arguments: Any, expected: str) -> None:

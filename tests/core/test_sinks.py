@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import fulgurite as fg
 import numpy as np
 import pytest
-from fulgurite.errors import PathError
+from fulgurite.errors import PathError, PluginError
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
 
 
@@ -95,6 +95,13 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
     for record, (kind, value) in zip(sink.records[1:], values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
         assert record.values is value
+
+
+@pytest.mark.parametrize(("kind", "stream"), [("scalar", "exact"), ("scalars", "telemetri")])
+def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: Any) -> None:
+    act = Act(fg.At(1), lambda run: run.emit(kind, "tester", {"a": 1}, stream=stream))
+    with pytest.raises(PluginError, match=r"no records of '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'"):
+        engine(act, steps=1).fit(Counting(), numbers([0]))
 
 
 def test_only_telemetry_tells_of_attempt_and_clock() -> None:

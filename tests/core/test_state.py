@@ -125,6 +125,57 @@ def test_a_consumed_state_says_so() -> None:
         engine.step(kept, batch)
 
 
+class Copying:
+    """Keeps the weights after each update in its slice, and gives them as a view."""
+
+    @fg.hookimpl
+    def plugin_state(self, module: Any) -> Any:
+        return module
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any) -> Any:
+        return module, jax.tree.map(lambda old, new: new + 0 * old, own, module)
+
+    @fg.hookimpl
+    def module_views(self, state: fg.TrainState) -> Any:
+        return {"copy": state.plugins["copying"]}
+
+
+class Many(Counting):
+    """Counts in so many vectors."""
+
+    many: list[jax.Array]
+
+    def __init__(self, size: int, *, key: Any = None) -> None:
+        super().__init__()
+        self.many = [jnp.zeros(3) for _ in range(size)]
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight + sum(one.sum() for one in self.many))
+
+
+def view_in_place(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
+    return state.replace(module=engine.view(state, "copy"))
+
+
+def on_host(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
+    module = jax.device_get(state.module)
+    return state.replace(module=module, plugins={"copying": module})
+
+
+@pytest.mark.parametrize(("change", "size"), [(view_in_place, 2), (on_host, 2), (on_host, 120)])
+def test_a_state_may_hold_an_array_twice_and_arrays_of_the_host(change: Any, size: int) -> None:
+    """In `Replace`, `fit` and `step`; 120 vectors travel end to end."""
+    replace = Act(fg.At(2), lambda run: fg.Replace(change(run.engine, run.state)))
+    engine, data = fg.Engine(steps=3, plugins=[Copying(), replace], autoload=False), numbers([0])
+    state = engine.fit(lambda key: Many(size, key=key), data).state
+    state = engine.fit(data=data, state=change(engine, state)).state
+    for _ in range(2):
+        state, _ = engine.step(change(engine, state), data[0])
+    for module in (state.module, state.plugins["copying"]):
+        assert float(module.weight) == -8 and all((one == -8).all() for one in module.many)
+
+
 def test_a_consumed_model_says_so() -> None:
     engine, data = fg.Engine(steps=1), regression()
     result = engine.fit(Linear, data)

@@ -1,5 +1,6 @@
 """Whether a step was finite: losses, gradients as the optimizer receives them, and the parameters it updated."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ Terms = list[tuple[str, Array]]
 
 
 class Health(eqx.Module):
-    """Sticky: the first step whose update was not finite, and what of it.
+    """Sticky: the first step whose update was not finite and was not skipped, and what of it.
 
     NaN gradients under a finite loss are the common case, so that looking at the loss is not enough.
 
@@ -57,10 +58,11 @@ class Health(eqx.Module):
         return culprit < len(names), culprit, names
 
     def after(self, step: Int[Array, ""], bad: Bool[Array, ""], culprit: Int[Array, ""], skip: bool) -> "Health":
-        """The health after update number `step`."""
+        """The health after update number `step`, which was skipped if it was bad and `skip` holds."""
+        if skip:
+            return replace(self, skipped=self.skipped + bad)
         first = bad & (self.step < 0)
-        skipped = self.skipped + bad if skip else self.skipped
-        return Health(jnp.where(first, step, self.step), jnp.where(first, culprit, self.culprit), skipped, self.exempt)
+        return replace(self, step=jnp.where(first, step, self.step), culprit=jnp.where(first, culprit, self.culprit))
 
 
 def _floating(tree: Any) -> Terms:

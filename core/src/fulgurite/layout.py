@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from fulgurite.errors import StateError
 from fulgurite.paths import from_keys
-from fulgurite.state import TrainState, check_not_consumed, key_of
+from fulgurite.state import TrainState, check_not_consumed, key_of, unshared
 
 Vectors = tuple[Array | np.ndarray, ...]
 # Elements of a small array by platform, and how many arrays are many. With 588 end to end a residual network of 48
@@ -119,11 +119,14 @@ class Layout:
         return key_of(state) == self._key
 
     def split(self, state: TrainState) -> Flat:
-        """The flat form of a state, outside of a trace, with its arrays where they belong. A state that was consumed is
-        an error."""
+        """The flat form of a state, outside of a trace, with its arrays where they belong, as arrays on the device that
+        no other is the same as. A state that was consumed is an error."""
         leaves = self._flattened(state)
-        if any(leaves[index].is_deleted() for index in self._arrays):
+        arrays = [leaves[index] for index in self._arrays]
+        host = any(issubclass(kind, np.ndarray | np.generic) for kind in {*map(type, leaves)})
+        if host or len({*map(id, arrays)}) < len(arrays) or any(array.is_deleted() for array in arrays):
             check_not_consumed(state)
+            leaves = jax.tree.leaves(state := unshared(state))
         for index, place in self._places.items():
             if leaves[index].sharding != place:
                 leaves[index] = jax.device_put(leaves[index], place)

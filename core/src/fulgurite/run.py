@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import equinox as eqx
 import jax
 
 from fulgurite.accounts import Accounts
-from fulgurite.errors import ConfigurationError, StateError
+from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
 from fulgurite.feed import Feed
 from fulgurite.records import History, Record, RecordKind, RecordStream
 from fulgurite.runs import Snapshot
@@ -65,6 +65,11 @@ class Scheduled:
             raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; there are {', '.join(PHASES)}")
         if self.action is None and self.phase != "log":
             raise ConfigurationError(f"Scheduled {self.name!r} has no action; only phase 'log' can do without one")
+        if self.action is not None and not callable(self.action):
+            raise ConfigurationError(f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}")
+        for key, value in (("after", self.after), ("before", self.before)):
+            if not isinstance(value, tuple):
+                raise ConfigurationError(f"Scheduled {self.name!r}: {key} must be a tuple of names, not {value!r}")
 
 
 @dataclass
@@ -167,6 +172,9 @@ class Run:
     def emit(self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
         """Hands a record of this step to the sinks, behind those already emitted; `exact` only for what follows from
         program, configuration, seed and data. Device arrays in it are copied to the host in the background."""
+        for given, known in ((kind, get_args(RecordKind)), (stream, get_args(RecordStream))):
+            if given not in known:
+                raise PluginError(f"run.emit knows no records of {given!r}. {did_you_mean(given, known)}")
         step, arrays = self.step, [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
         self._loop.emitter.later(
             arrays, lambda: Record(kind, source, step, jax.device_get(values) if arrays else values, stream)

@@ -94,6 +94,15 @@ def owned(tree: PyTree) -> PyTree:
     return jax.tree.map(own, tree)
 
 
+def unshared(state: "TrainState") -> "TrainState":
+    """The state with a copy of every array that comes a second time, such as an average put in the module's place, and
+    of every NumPy array."""
+    leaves, treedef = jax.tree.flatten(state)
+    first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
+    own = [isinstance(leaf, jax.Array) and first[id(leaf)] == place for place, leaf in enumerate(leaves)]
+    return treedef.unflatten([leaf if mine else owned(leaf) for leaf, mine in zip(leaves, own, strict=True)])
+
+
 def check_aliases(module: PyTree) -> None:
     """One array at two paths would be donated twice and updated as two: an error that names both."""
     seen: dict[int, int] = {}
