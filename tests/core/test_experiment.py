@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -280,6 +280,25 @@ def test_a_signal_ends_the_program_between_steps_with_its_code(
     assert out.splitlines()[-1] == f"end {number.name} {tmp_path / 'run'}"
     assert f"stopped by {number.name} at step " in err
     assert not fg.RunDirectory(tmp_path / "run").complete
+
+
+def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch):
+    def batches() -> Iterator[Any]:
+        yield np.ones((1, 1), np.float32)
+        while True:
+            signal.raise_signal(signal.SIGINT)
+            yield np.ones((1, 1), np.float32)
+
+    def experiment() -> fg.Experiment:
+        return fg.Experiment(fg.Engine(steps=10**6, autoload=False), model=Net, data=fg.Data(batches(), prefetch=0))
+
+    full = open("/dev/full", "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", full)
+    with pytest.raises(SystemExit) as stopped:
+        fg.main(experiment, [])
+    assert stopped.value.code == 130
+    with suppress(OSError):
+        full.close()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

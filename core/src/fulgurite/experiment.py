@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -78,7 +78,8 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
         result = engine.fit(made.model, data, resume="auto" if resumes else None)
     codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stopped in codes:
-        print(f"stopped by {result.stopped} at step {int(result.state.step)}", file=sys.stderr)
+        with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C
+            print(f"stopped by {result.stopped} at step {int(result.state.step)}", file=sys.stderr)
         sys.exit(codes[result.stopped])
     return result
 

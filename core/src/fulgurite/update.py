@@ -62,6 +62,10 @@ class UpdateRule:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
+    def trained(self, module: PyTree) -> PyTree[bool]:
+        """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
+        return jax.tree.map(_is_floating, module)
+
     def at(self, step: int, span: Span) -> "UpdateRule":
         """The rule that holds from the update after `step` on, for states of the same structure. Asked wherever
         something was due; another object than before is compiled anew."""
@@ -81,6 +85,9 @@ class GradientUpdate(UpdateRule):
     def init(self, module: PyTree) -> PyTree:
         params = eqx.filter(module, self.phase.chosen(module))
         return self.phase.before.init(params), self.phase.optimizer.init(params)
+
+    def trained(self, module: PyTree) -> PyTree[bool]:
+        return self.phase.chosen(module)
 
     def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
         return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))

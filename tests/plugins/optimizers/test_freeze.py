@@ -114,14 +114,25 @@ def test_phases_may_be_frozen_too() -> None:
     phases: dict[str, Any] = {"min": Phase(optax.sgd(0.5), fg.select("x", "z")), "max": Phase(optax.sgd(0.25), "y")}
     start = three(jnp.float32(1), jnp.float32(2), jnp.float32(3))
 
+    trained: list[tuple[bool, ...]] = []
+
     class Pull:
         @fg.hookimpl
         def loss_terms(self, module: Any) -> dict[str, Any]:
             return {"min/z": module.z**2}
 
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("look", fg.AtStart() | fg.At(1), self.look)]
+
+        def look(self, run: fg.Run) -> None:
+            chosen = run.rule.at(run.step, run.span).trained(run.state.module)
+            trained.append((chosen.x, chosen.y, chosen.z))
+
     result = engine(Phases(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1).fit(start, ONE)
     assert played(result) == (1 - 2.75 / 2, 1.75 - (1.75 + 0.375) / 4)
     assert float(result.module.z) == 0
+    assert trained == [(False, True, True), (True, True, True)]
     whole = engine(Phases(**sgd(0.5, 0.25)), frozen("x"), steps=1).fit(game(), ONE)
     assert played(whole) == (1, 1.75)
 

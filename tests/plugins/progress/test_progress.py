@@ -5,10 +5,13 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_progress import Progress, summary, times
+from fulgurite_progress import Progress, parameters, summary, times
+from fulgurite_progress.display import activity, intervals
 from fulgurite_progress.line import Line
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -36,12 +40,14 @@ class Net(fg.Module):
         self.first, self.second = eqx.nn.Linear(3, 4, key=one), eqx.nn.Linear(4, 2, key=two)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output((jax.vmap(lambda x: self.second(self.first(x)))(batch) ** 2).mean())
+        loss = (jax.vmap(lambda x: self.second(self.first(x)))(batch) ** 2).mean()
+        return fg.Output(loss, metrics={LONG: loss})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-3)
 
 
+LONG = "a metric with a name that takes almost the whole width of a terminal"
 BATCHES = [np.ones((2, 3), np.float32)] * 10
 
 
@@ -72,6 +78,11 @@ LINE = Line(1200, 2000, 812.3, {"batch_loss": 0.5, "loss": 0.25, "test/error": 0
 )
 def test_a_line_holds_what_fits_and_the_most_telling_first(width: int, expected: str):
     assert LINE.text(width).plain == expected
+
+
+def test_without_a_width_everything_is_there_but_the_bar():
+    everything = "step 1,200/2,000  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  batch_loss 0.5  compiling"
+    assert LINE.text().plain == everything
 
 
 @given(
@@ -105,9 +116,67 @@ def test_a_run_is_shown_on_standard_error_twice_in_one_process(capsys: pytest.Ca
         assert out == ""
         assert re.search(r"first +16 +64 B +128 B +float32", err) and re.search(r"second +10 +40 B +80 B", err)
         assert "Net: 26 parameters, 104 B; optimizer 212 B" in err  # and adam's count
-        assert re.search(r"step 20/20 .*loss .*done", err)
+        assert re.search(rf"step 20/20 .*loss .*{LONG} .*done", err)
         assert re.search(r"total +\d", err)
         assert not [one for one in threading.enumerate() if one.name == "fulgurite progress"]
+
+
+def test_plain_lines_come_at_growing_intervals():
+    assert list(islice(intervals(), 9)) == [2, 4, 8, 16, 32, 64, 120, 120, 120]
+
+
+def test_only_the_first_process_shows_anything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    engine(Progress(), steps=2).fit(Net, fg.Data(BATCHES))
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("variable, colored", [("IRRELEVANT", True), ("NO_COLOR", False)])
+def test_colors_are_left_out_on_request(variable: str, colored: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    engine(Progress(), steps=2).fit(Net, fg.Data(BATCHES))
+    assert bool(re.search(r"\x1b\[3[0-9]m", sys.stderr.getvalue())) is colored  # type: ignore[attr-defined]
+    assert "\x1b[1m" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_terminal_that_can_do_nothing_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    threads: list[str] = []
+
+    def batches() -> Iterator[Any]:
+        for batch in BATCHES:
+            threads.extend(one.name for one in threading.enumerate())
+            yield batch
+
+    engine(Progress(), steps=10).fit(Net, fg.Data(batches(), prefetch=0))
+    assert "fulgurite progress" in threads
+    text = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text and f"{LONG} " in text and re.search("step 10/10 .*done", text)
+
+
+@pytest.mark.parametrize("where", ["a pipe that nobody reads", "a full disk", "a file that is closed"])
+def test_an_output_that_cannot_be_written_to_is_not_the_end_of_the_run(where: str, monkeypatch: pytest.MonkeyPatch):
+    file = open(os.devnull if "closed" in where else "/dev/full", "w")
+    if "pipe" in where:
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, file.fileno())
+        os.close(writer)
+    if "closed" in where:
+        file.close()
+    monkeypatch.setattr(sys, "stderr", file)
+    assert engine(Progress(), steps=20).fit(Net, fg.Data(BATCHES)).state.step == 20
+    with suppress(OSError):
+        file.close()
 
 
 def test_each_executable_is_reported(capsys: pytest.CaptureFixture[str]):
@@ -165,6 +234,16 @@ def test_the_line_says_what_is_going_on():
     assert "test/loss" in [*engine(progress, watching, steps=20).fit(Net, fg.Data(BATCHES)).history]
 
 
+def test_what_is_going_on_may_end_while_it_is_looked_at():
+    class Fleeting(list[str]):
+        def __getitem__(self, place: Any) -> Any:
+            found = super().__getitem__(place)
+            self.clear()
+            return found
+
+    assert activity(Fleeting(["evaluate.test"])) == "evaluating test"
+
+
 def test_the_end_of_a_run_in_epochs_is_that_known_so_far():
     progress = Progress()
     watching = Watching(progress)
@@ -198,7 +277,8 @@ from test_progress import BATCHES, Net, engine, fg, Progress
 def batches():
     for number in range(10**9):
         if number == 15:
-            print("said by the program", flush=True)
+            print({said!r}, end="", flush=True)
+            print()
             {act}
         yield BATCHES[0]
 
@@ -207,31 +287,42 @@ print("stopped", result.stopped)
 """
 
 
-@pytest.mark.parametrize("act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "pass"])
+SAID = "said [red] by :smile: [/program]"
+
+
+@pytest.mark.parametrize("act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"])
 def test_a_terminal_is_left_as_it_was(act: str):
-    """In a terminal of 40 columns: the cursor is shown in the end, and no line is longer than the terminal."""
+    """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end, no line is longer
+    than the terminal, and what the program prints is there as it is."""
     mine, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": "40", "LINES": "24", "TERM": "xterm"}
-    program = PROGRAM.format(folder=os.path.dirname(__file__), act=act)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=environment)
+    termios.tcsetwinsize(theirs, (24, 40))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    program = [sys.executable, "-c", PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act=act)]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen(program, **streams, env=environment | {"TERM": "xterm"})  # type: ignore[call-overload]
+    written, narrow = b"", False
     os.close(theirs)
-    written = b""
     while chunk := _read(mine):
         written += chunk
+        if act == "input()" and not narrow and SAID.encode() in written:
+            narrow = True
+            termios.tcsetwinsize(mine, (24, 30))
+            os.write(mine, b"\n")
     process.wait(60)
     text = written.decode()
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
-    assert "said by the program" in text
+    assert SAID in text
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     lines = [line for line in re.split(r"[\r\n]+", plain) if line.startswith("step ")]
-    assert lines and all(len(line) <= 40 for line in lines)
-    expected = {"os": "stopped: SIGINT", "raise": "ended by ValueError", "pass": "done"}[re.split(r"\W", act)[0]]
+    assert 30 < len(lines[0]) <= 40 and all(len(line) <= 40 for line in lines)
+    assert not narrow or len(lines[-1]) <= 30
+    expected = {"os": "stopped: SIGINT", "raise": "ended by ValueError", "input": "done"}[re.split(r"\W", act)[0]]
     assert lines[-1].rstrip().endswith(expected)
 
 
 def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_terminal(tmp_path: Path):
     mine, theirs = pty.openpty()
-    program = PROGRAM.format(folder=os.path.dirname(__file__), act="pass").replace("1_000", "30")
+    program = PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act="pass").replace("1_000", "30")
     with open(tmp_path / "output", "wb") as output:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=theirs)
     os.close(theirs)
@@ -239,7 +330,7 @@ def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_termina
     while chunk := _read(mine):
         written += chunk
     process.wait(60)
-    assert (tmp_path / "output").read_text().splitlines() == ["said by the program", "stopped None"]
+    assert (tmp_path / "output").read_text().splitlines() == [SAID, "stopped None"]
     assert b"step 30" in written and b"said" not in written
 
 
@@ -280,6 +371,39 @@ def test_a_deep_model_is_summed_up_to_the_rows_there_are():
     assert any(row.startswith("many[2].layers[1]") for row in rows)
     rows = text_of(summary(state, rows=4)).splitlines()
     assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[1] == "54"
+
+
+def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: pytest.CaptureFixture[str]):
+    class Inner(eqx.Module):
+        first: eqx.nn.Linear
+
+    class Outer(Net):
+        encoder: Inner  # whose path `encoder.first.weight` ends like `first.weight`
+
+        def __init__(self, *, key: Any) -> None:
+            super().__init__(key=key)
+            self.encoder = Inner(eqx.nn.Linear(10, 10, key=key))
+
+        def configure_optimizers(self) -> Any:
+            return {"default": fg.Phase(optax.adam(1e-3), fg.exclude("second", "encoder.first.bias"))}
+
+    engine(Progress(), steps=1).fit(Outer, fg.Data(BATCHES))
+    rows = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
+    assert [row for row in rows if re.match(r"(first|second|encoder|Outer)", row)] == [
+        "first 16 64 B 128 B float32",
+        "second 10 40 B 0 B float32 yes",
+        "encoder.first 110 440 B 800 B float32 partly",
+        "Outer: 136 parameters, 544 B; optimizer 932 B; frozen 20",
+    ]
+
+
+def test_a_table_of_all_arrays():
+    rows = [row.rstrip() for row in text_of(parameters(Net(key=jax.random.key(0)))).splitlines()]
+    assert rows[1:3] == [
+        "first.weight   4×3    float32  -                 12   48 B",
+        "first.bias     4      float32  -                  4   16 B",
+    ]
+    assert len(rows) == 5
 
 
 @pytest.mark.parametrize("refresh", [0, -1, 61, "often"])

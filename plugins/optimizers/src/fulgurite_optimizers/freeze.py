@@ -102,6 +102,9 @@ class FrozenUpdate(Wrapped):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(self.freeze.parted(module)[0])
 
+    def trained(self, module: PyTree) -> PyTree[bool]:
+        return self.rule.trained(self.freeze.parted(module)[0])
+
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:

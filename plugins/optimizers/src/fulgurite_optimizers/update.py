@@ -55,6 +55,10 @@ class PhasedUpdate(fg.UpdateRule):
             states[name] = PhaseState(phase.before.init(params), phase.optimizer.init(params), jnp.int32(0))
         return states
 
+    def trained(self, module: PyTree) -> PyTree[bool]:
+        chosen = [phase.chosen(module) for phase in self._phases.values()]
+        return jax.tree.map(lambda *yes: any(yes), *chosen)
+
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:

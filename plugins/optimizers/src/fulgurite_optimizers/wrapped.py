@@ -16,6 +16,9 @@ class Wrapped(fg.UpdateRule):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
+    def trained(self, module: PyTree) -> PyTree[bool]:
+        return self.rule.trained(module)
+
     def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
         rule = self.rule.at(step, span)
         if rule is self.rule:

@@ -1,5 +1,5 @@
 """What a run is doing, in the terminal: `Engine(plugins=["progress"])`, or active once it is installed."""
 
 from fulgurite_progress.plugin import Progress as Progress
-from fulgurite_progress.summary import summary as summary
+from fulgurite_progress.summary import parameters as parameters, summary as summary
 from fulgurite_progress.times import times as times

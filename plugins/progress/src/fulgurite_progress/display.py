@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from time import monotonic
 
 import fulgurite as fg
@@ -27,7 +28,7 @@ class Display:
         self._ended = threading.Event()
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
-        if console.is_terminal:
+        if console.is_interactive:
             # What is printed goes above the line, through rich, unless it goes somewhere else, such as into a file.
             above, line = sys.stdout.isatty(), self.line
             self._live = Live(get_renderable=line, console=console, refresh_per_second=refresh, redirect_stdout=above)
@@ -50,7 +51,7 @@ class Display:
             self._live.stop()
         elif self._thread is not None:
             self._thread.join()
-            self.console.print(self.line(), soft_wrap=True)
+            self._print()
 
     def log(self, record: fg.Record) -> None:
         """Takes the numbers of an exact record into the line."""
@@ -70,18 +71,31 @@ class Display:
                 self._seen.popleft()
         (begun, first), (last, newest) = self._seen[0], self._seen[-1]
         rate = (newest - first) / (last - begun) if newest > first and last > begun else None
-        doing = self._how or _activity(self._run.accounts.open)
+        doing = self._how or activity(self._run.accounts.open)
         return Line(step, end, rate, dict(self._metrics), doing, ended=self._how is not None)
 
     def _print_at_times(self) -> None:
-        interval = FIRST_INTERVAL
-        while not self._ended.wait(interval):
-            self.console.print(self.line(), soft_wrap=True)
-            interval = min(2 * interval, LONGEST_INTERVAL)
+        for interval in intervals():
+            if self._ended.wait(interval):
+                break
+            self._print()
+
+    def _print(self) -> None:
+        self.console.print(self.line().text(), soft_wrap=True)
 
 
-def _activity(accounts: list[str]) -> str:
-    name = next(iter(accounts[:1]), "")
+def intervals() -> Iterator[float]:
+    """The seconds before each plain line."""
+    interval = FIRST_INTERVAL
+    while True:
+        yield interval
+        interval = min(2 * interval, LONGEST_INTERVAL)
+
+
+def activity(accounts: list[str]) -> str:
+    """What is going on besides steps, of the accounts that are open; another thread may change them meanwhile."""
+    accounts = list(accounts)
+    name = next(iter(accounts), "")
     if name == "compile":
         return "compiling"
     if name.startswith("evaluate.") or ".evaluate" in name:

@@ -36,19 +36,20 @@ class Line:
         """One line of at most the console's width."""
         yield self.text(options.max_width)
 
-    def text(self, width: int) -> Text:
-        """The line in at most `width` columns."""
+    def text(self, width: int | None = None) -> Text:
+        """The line in at most `width` columns, or without a width the whole of it but for the bar."""
         chosen: list[tuple[int, str, str]] = []
-        for place, (text, style) in self._parts():
+        for place, (text, style) in self._parts(bar=width is not None):
             used = sum(len(one) + 2 for _, one, _ in chosen)
-            if used + len(text) <= width:
+            if width is None or used + len(text) <= width:
                 chosen.append((place, text, style))
         line = Text("  ").join(Text(text, style) for _, text, style in sorted(chosen, key=itemgetter(0)))
-        line.truncate(width)
+        if width is not None:
+            line.truncate(width)
         line.no_wrap = True
         return line
 
-    def _parts(self) -> list[tuple[int, tuple[str, str]]]:
+    def _parts(self, *, bar: bool) -> list[tuple[int, tuple[str, str]]]:
         """Texts with their styles and places in the line, the most telling first."""
         of = "" if self.end is None else f"/{self.end:,}"
         parts = [(0, (f"step {self.step:,}{of}", "bold"))]
@@ -62,7 +63,7 @@ class Line:
         parts += metrics[:1]
         if self.rate:
             parts.append((2, (_speed(self.rate), "magenta")))
-        if self.end and not self.ended:
+        if bar and self.end and not self.ended:
             done = min(BAR, BAR * self.step // self.end)
             parts.append((1, ("━" * done + "╌" * (BAR - done), "blue")))
         return parts + metrics[1:]

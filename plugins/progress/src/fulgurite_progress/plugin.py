@@ -37,16 +37,15 @@ class Progress:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Prints the summary and begins the line."""
-        if jax.process_index() > 0:
+        if jax.process_index() > 0 or sys.stderr is None:
             return
-        from rich.console import Console
-
         from fulgurite_progress.display import Display
+        from fulgurite_progress.screen import Screen
         from fulgurite_progress.summary import summary
 
-        console = Console(file=sys.stderr)
+        console = Screen(file=sys.stderr)
         if self.summary:
-            console.print(summary(run.state))
+            console.print(summary(run.state, rule=run.rule.at(run.step, run.span)))
         display = Display(run, console, self.refresh)
         self._shown.append(display)
         display.start()

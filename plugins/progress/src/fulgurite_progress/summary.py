@@ -13,34 +13,46 @@ from rich.text import Text
 ROWS = 24
 
 
-def summary(state: fg.TrainState, rows: int = ROWS) -> RenderableType:
-    """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer; below it the
-    totals. Modules are listed as deep as fits into `rows` rows. Only shapes are looked at."""
-    arrays = [(path, leaf) for path, leaf in leaves_with_paths(state.module) if _is_array(leaf)]
-    kept = [(path, leaf) for path, leaf in leaves_with_paths(state.opt_state) if _is_array(leaf)]
+def summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None) -> RenderableType:
+    """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer, and whether they
+    are frozen, which is what `rule` never updates; below it the totals. Modules are listed as deep as fits into `rows`
+    rows. Only shapes are looked at."""
+    arrays, kept = _arrays(state.module), _arrays(state.opt_state)
     groups = _grouped(arrays, rows)
     sharded = any(_spec(leaf) != "-" for _, leaf in arrays)
-    columns = ["parameters", "bytes", "optimizer", "dtype", *["sharding"] * sharded]
+    frozen = set() if rule is None else _frozen(state.module, rule)
+    owned = _owned(kept, {path for path, _ in arrays})
+    columns = ["parameters", "bytes", "optimizer", "dtype", *["sharding"] * sharded, *["frozen"] * bool(frozen)]
     table = Table("module", box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in ("parameters", "bytes", "optimizer") else "left")
-    owned = 0
     for name, members in groups.items():
-        optimizer = sum(
-            _bytes(leaf) for path, leaf in kept if any(path.endswith(f".{one}") or path == one for one, _ in members)
-        )
-        owned += optimizer
-        leaves = [leaf for _, leaf in members]
+        leaves, optimizer = [leaf for _, leaf in members], sum(owned[path] for path, _ in members)
         cells = [name, f"{sum(leaf.size for leaf in leaves):,}", _size(sum(map(_bytes, leaves))), _size(optimizer)]
         cells.append(_several(str(leaf.dtype) for leaf in leaves))
-        table.add_row(*cells, *[_several(map(_spec, leaves))] * sharded)
+        cells += [_several(map(_spec, leaves))] * sharded
+        still = [path in frozen for path, _ in members]
+        table.add_row(*cells, *["yes" if all(still) else "partly" if any(still) else ""] * bool(frozen))
     parameters, size = sum(leaf.size for _, leaf in arrays), sum(_bytes(leaf) for _, leaf in arrays)
     optimizer = sum(_bytes(leaf) for _, leaf in kept)
     plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugins) if _is_array(leaf))
     total = f"{type(state.module).__name__}: {parameters:,} parameters, {_size(size)}; optimizer {_size(optimizer)}"
+    if frozen:
+        total += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
     if plugins:
         total += f"; plugins {_size(plugins)}"
     return Group(table, Text(total, "bold"))
+
+
+def parameters(module: Any) -> Table:
+    """A table of the arrays of a module, or of another tree: path, shape, dtype, sharding, parameters, bytes."""
+    table = Table("path", "shape", "dtype", "sharding", box=None, pad_edge=False)
+    for name in ("parameters", "bytes"):
+        table.add_column(name, justify="right")
+    for path, leaf in _arrays(module):
+        shape = "×".join(map(str, leaf.shape))
+        table.add_row(path, shape, str(leaf.dtype), _spec(leaf), f"{leaf.size:,}", _size(_bytes(leaf)))
+    return table
 
 
 def costs(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
@@ -66,6 +78,26 @@ def _grouped(arrays: list[tuple[str, Any]], rows: int) -> dict[str, list[tuple[s
         if len(groups) <= rows or depth == 1:
             return groups
     return {path: [(path, leaf)] for path, leaf in arrays}
+
+
+def _arrays(tree: Any) -> list[tuple[str, Any]]:
+    return [(path, leaf) for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
+
+
+def _frozen(module: Any, rule: fg.UpdateRule) -> set[str]:
+    """The paths of the floating-point arrays that a rule leaves alone."""
+    floating = {path for path, leaf in _arrays(module) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)}
+    return floating - {path for path, yes in leaves_with_paths(rule.trained(module)) if yes}
+
+
+def _owned(kept: list[tuple[str, Any]], paths: set[str]) -> dict[str, int]:
+    """The bytes that an optimizer keeps for the array at each of `paths`, which is the longest one that ends a path."""
+    owned = dict.fromkeys(paths, 0)
+    for path, leaf in kept:
+        ends = [path, *(path[place + 1 :] for place, letter in enumerate(path) if letter == ".")]
+        if owner := next((end for end in ends if end in paths), None):
+            owned[owner] += _bytes(leaf)
+    return owned
 
 
 def _is_array(leaf: Any) -> bool:
