@@ -139,7 +139,11 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
         writer.put(record(step))
     future = writer.durable()
     try:
-        with pytest.raises(TimeoutError, match=r"it did nothing for 0\.2 s; 3 records are not written"):
+        told = "training has ended and waits for sink 'hung': 3 records are not written"
+        with (
+            pytest.warns(UserWarning, match=told),
+            pytest.raises(TimeoutError, match=r"it did nothing for 0\.2 s; 3 records are not written"),
+        ):
             writer.close()
         assert future.result(0) == {"failed": f"TimeoutError: {writer.failure}", "position": 1}
     finally:

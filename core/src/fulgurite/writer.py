@@ -5,7 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from fulgurite.masking import masked
 from fulgurite.records import Record
@@ -43,8 +43,8 @@ class Writer:
         before: called before each write; if it raises, nothing is written.
     """
 
-    patience: ClassVar[float] = 30.0
-    rest: ClassVar[float] = 0.2
+    patience: float = 30.0
+    rest: float = 0.2
 
     def __init__(
         self, name: str, backend: Backend, *, size: int = 1000, before: Callable[[], None] = lambda: None
@@ -84,10 +84,13 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Returns when everything is written. Raises what writing failed with."""
+        """Returns when everything is written, and says so if that takes long. Raises what writing failed with."""
         with self._changed:
             self._closing = True
             self._wake(hurry=True)
+            if not self._changed.wait_for(lambda: self._ended or self.failure, self.patience / 3):
+                left = f"{self._left()} records are not written"
+                warnings.warn(f"training has ended and waits for sink {self._name!r}: {left}", stacklevel=2)
             self._wait(lambda: self._ended)
         if self.failure is not None:
             raise self.failure
@@ -101,8 +104,11 @@ class Writer:
         while not until() and self.failure is None:
             done = self._done
             if not self._changed.wait(self.patience) and self._done == done:
-                left = sum(isinstance(work, Record) for work in self._work)
-                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {left} records are not written"))
+                left = f"{self._left()} records are not written"
+                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {left}"))
+
+    def _left(self) -> int:
+        return sum(isinstance(work, Record) for work in self._work)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

@@ -331,7 +331,10 @@ def test_the_process_ends_when_the_disk_hangs(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(fg.Writer, "patience", 0.5)
     gate = threading.Event()
     try:
-        with pytest.warns(UserWarning, match=r"it did nothing for 0\.5 s; \d+ records are not written"):
+        with (
+            pytest.warns(UserWarning, match="waits for sink 'jsonl'"),
+            pytest.warns(UserWarning, match=r"it did nothing for 0\.5 s; \d+ records are not written"),
+        ):
             result = engine(tmp_path, Gated(gate), Growing(), steps=6).fit(Line, data())
     finally:
         gate.set()

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import fulgurite as fg
 import numpy as np
 import pytest
 from PIL import Image
-from test_tensorboard import Kill, Killed, Memory, Showing, fit
+from test_tensorboard import Emitting, Kill, Killed, Memory, Showing, fit
 
 pytest.importorskip("tensorboard", reason="no server: `pip install tensorboard`")
 
 
 class Server:
-    """A real server of the event files in `folder`, with the reader in Rust, or with that in Python if not `fast`."""
+    """A real server of the event files below `folder`, with the reader in Rust, or that in Python if not `fast`."""
 
     def __init__(self, folder: Path, *, fast: bool) -> None:
         reader = ["--load_fast", "auto" if fast else "false"]
@@ -36,15 +36,23 @@ class Server:
 
     def data(self, plugin: str, what: str, **query: Any) -> Any:
         """What the page would be given."""
-        with urlopen(f"{self.address}data/plugin/{plugin}/{what}?{urlencode(query)}", timeout=60) as answer:
+        return self._answer(f"{plugin}/{what}?{urlencode(query)}")
+
+    def asked(self, plugin: str, what: str, question: Any) -> Any:
+        """What the page would be given for a question in JSON."""
+        headers = {"Content-Type": "application/json"}
+        return self._answer(f"{plugin}/{what}", data=json.dumps(question).encode(), headers=headers)
+
+    def _answer(self, path: str, **request: Any) -> Any:
+        with urlopen(Request(f"{self.address}data/plugin/{path}", **request), timeout=60) as answer:
             content = answer.read()
         return json.loads(content) if answer.headers.get_content_type() == "application/json" else content
 
     def curve(self, tag: str, run: str = "train") -> dict[int, float]:
         """Values by step; a step that is there twice is an error. Empty before the server has read any."""
-        if tag not in self.data("scalars", "tags").get(run, {}):
+        if tag not in self.data("scalars", "tags").get(f"tensorboard/{run}", {}):
             return {}
-        points = self.data("scalars", "scalars", tag=tag, run=run)
+        points = self.data("scalars", "scalars", tag=tag, run=f"tensorboard/{run}")
         assert len({step for _, step, _ in points}) == len(points)
         return {step: value for _, step, value in points}
 
@@ -61,12 +69,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Serve
     run, memory, servers = folder / "run", Memory(), list[Server]()
     (run / "tensorboard").mkdir(parents=True)
     try:
-        servers += [Server(run / "tensorboard", fast=fast) for fast in (True, False)]
+        servers += [Server(run, fast=fast) for fast in (True, False)]
         with pytest.raises(Killed):
             fit(run, Showing(), memory, Kill(7), steps=12)
         for one in servers:
             until(lambda one=one: (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4]))
-        fit(run, Showing(), memory, steps=12, resume=fg.Checkpoint(run, 3))
+        arguments = Emitting("config", {"configuration": {"rate": 0.5}})
+        fit(run, Showing(), memory, arguments, steps=12, resume=fg.Checkpoint(run, 3))
         for one in servers:
             until(
                 lambda one=one: (
@@ -100,16 +109,29 @@ def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed
 def test_a_server_gives_pictures_histograms_and_text(shown: Any):
     (server, _), whole = shown
     steps = [4, 8, 12]
-    pictures = server.data("images", "images", tag="pictures/1", run="train", sample=0)
+    pictures = server.data("images", "images", tag="pictures/1", run="tensorboard/train", sample=0)
     assert [picture["step"] for picture in pictures] == steps
     blob = server.data("images", "individualImage", **dict(p.split("=") for p in pictures[0]["query"].split("&")))
     assert (np.asarray(Image.open(io.BytesIO(blob))) == 255).all()
-    histograms = server.data("histograms", "histograms", tag="weight", run="train")
+    histograms = server.data("histograms", "histograms", tag="weight", run="tensorboard/train")
     assert [step for _, step, _ in histograms] == steps
     weight = np.asarray(whole.module.weight)
     assert sum(count for _, _, count in histograms[-1][2]) == len(weight)
-    texts = server.data("text", "text", tag="note/text_summary", run="train")
+    texts = server.data("text", "text", tag="note/text_summary", run="tensorboard/train")
     assert [text["step"] for text in texts] == steps and "a note" in texts[0]["text"]
+
+
+def test_a_server_compares_metrics_by_hyperparameters(shown: Any):
+    (server, _), whole = shown
+    name = {"group": "train", "tag": "loss"}
+    experiment = server.asked("hparams", "experiment", {"experimentName": ""})
+    assert name in [metric["name"] for metric in experiment["metricInfos"]]
+    statuses = [f"STATUS_{status}" for status in ("UNKNOWN", "SUCCESS", "FAILURE", "RUNNING")]
+    question = {"allowedStatuses": statuses, "colParams": [{"metric": name}], "startIndex": 0, "sliceSize": 10}
+    (group,) = server.asked("hparams", "session_groups", question)["sessionGroups"]
+    assert group["hparams"] == {"rate": 0.5}
+    (value,) = [metric["value"] for metric in group["metricValues"] if metric["name"] == name]
+    assert value == whole.history["train/loss"][-1]
 
 
 def test_a_browser_shows_them(shown: Any, tmp_path: Path):
@@ -130,7 +152,8 @@ def test_a_browser_shows_them(shown: Any, tmp_path: Path):
         return subprocess.run([chromium, *options, *do, *where], capture_output=True, text=True, timeout=120).stdout
 
     page = browse("timeseries", "--dump-dom")
-    assert {"train", "test", "telemetry=train"} <= set(re.findall(r">\s*([\w=]+)\s*<", page))
+    splits = {f"tensorboard/{name}" for name in ("train", "test", "telemetry=train")}
+    assert splits <= set(re.findall(r">\s*([\w=/]+)\s*<", page))
     numbers = [float(number) for number in re.findall(r">\s*(-?\d+\.\d+)\s*<", page)]
     for one in (whole.history["train/batch_loss"][-1], whole.history["train/double"][-1]):
         assert np.isclose(numbers, one, rtol=1e-4).any()

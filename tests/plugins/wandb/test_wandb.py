@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -158,6 +159,22 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert row["told/fine/bins"] == [*range(0, 1025, 3), 1025]
 
 
+def test_what_is_left_of_a_lost_network_can_be_sent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate = threading.Event()
+    figure = fg.media.Figure(lambda values: gate.wait(60), np.arange(3.0))  # stands for wandb, which waits for a server
+    monkeypatch.setattr("fulgurite_wandb.plugin.PATIENCE", 5.0)
+    try:
+        with (
+            pytest.warns(UserWarning, match="waits for sink 'wandb'"),
+            pytest.warns(UserWarning, match="did nothing for 5.1 s"),
+        ):
+            told = Telling((2, "media", "told", {"hangs": figure}))
+            result = fit(tmp_path, offline(timeout=0.1), told, steps=2)
+    finally:
+        gate.set()
+    assert f"`wandb sync {tmp_path / 'wandb'}" in result.failed["wandb"]
+
+
 def test_best_values_are_in_the_summary(tmp_path: Path):
     values = [0.3, float("nan"), 0.7, 0.5]
     told = [(step, "scalars", "test", {"accuracy": value}) for step, value in enumerate(values, 1)]
@@ -246,6 +263,7 @@ def test_without_records_the_gap_is_told(tmp_path: Path):
 def test_what_an_online_attempt_has_here_is_not_sent_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "http://127.0.0.1:9"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(fg.Writer, "patience", 0.1)  # wandb gets what a connection may take besides
     memory, first = Memory(), offline()
     fit(tmp_path, first, memory)
     folder = files(tmp_path)[0].parent
@@ -366,7 +384,10 @@ def test_disabled_writes_nothing(tmp_path: Path):
     [
         ({"mode": "on"}, "mode is 'on'"),
         ({"best": {"test/loss": "least"}}, "'min' or 'max'"),
+        ({"best": "test/loss"}, "best is 'test/loss'; give 'min' or 'max' by name"),
         ({"settings": {"id": "a"}}, "sets 'id' by itself"),
+        ({"timeout": "a"}, "timeout is 'a'; give a positive number"),
+        ({"timeout": 0}, "timeout is 0"),
     ],
 )
 def test_arguments_that_cannot_be_meant(arguments: Any, message: str):

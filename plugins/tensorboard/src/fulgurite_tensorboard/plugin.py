@@ -70,7 +70,7 @@ class _Backend:
         self._folder, self._open, self._whole = folder, dict[str, "EventFile"](), whole
         self._refused = set[str]()
         folder.mkdir(exist_ok=True)
-        for split in _exact_splits(folder):
+        for split in ("", *_exact_splits(folder)):
             _set_aside(folder / split, whole.get(split, {}))
         from fulgurite_tensorboard.events import started
 
@@ -81,10 +81,14 @@ class _Backend:
 
     def write(self, record: fg.Record) -> None:
         from fulgurite_tensorboard.events import recorded
-        from fulgurite_tensorboard.summaries import summary_of
+        from fulgurite_tensorboard.summaries import hyperparameters, summary_of
 
+        wall = record.wall or time.time()
+        if (start := hyperparameters(record)) is not None:
+            # Beside the splits, because they belong to what is in directories below them.
+            self._file("").append(recorded(record.step, wall, start))
         summary = summary_of(record, partial(self._refuse, record))
-        self._file(split_of(record)).append(recorded(record.step, record.wall or time.time(), summary))
+        self._file(split_of(record)).append(recorded(record.step, wall, summary))
 
     def sync(self) -> None:
         for file in self._open.values():
@@ -92,7 +96,7 @@ class _Backend:
 
     def position(self) -> Any:
         now = {split: {file.path.name: file.size} for split, file in self._open.items()}
-        splits = sorted(one for one in self._whole.keys() | now.keys() if not one.startswith(_TELEMETRY))
+        splits = sorted(one for one in self._whole.keys() | now.keys() if _is_exact(one))
         return {split: self._whole.get(split, {}) | now.get(split, {}) for split in splits}
 
     def close(self) -> None:
@@ -120,7 +124,7 @@ class _Backend:
             ]
             name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
             self._open[split] = EventFile(folder / name)
-            if split not in self._whole and not split.startswith(_TELEMETRY):
+            if split not in self._whole and _is_exact(split):
                 # TensorBoard's reader in Python takes the first START of a run for its begin, and no later one.
                 self._open[split].append(started(0))
         return self._open[split]
@@ -145,10 +149,14 @@ def _checked(position: Any) -> dict[str, dict[str, int]]:
     raise CheckpointError(f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}")
 
 
+def _is_exact(split: str) -> bool:
+    return split != "" and not split.startswith(_TELEMETRY)
+
+
 def _exact_splits(folder: Path) -> list[str]:
     """The directories of the exact stream that are there."""
     found = [path for path in folder.glob("*") if path.is_dir() and not path.is_symlink()]
-    return sorted(path.name for path in found if not path.name.startswith(_TELEMETRY))
+    return sorted(path.name for path in found if _is_exact(path.name))
 
 
 def _up_to(step: int, folder: Path) -> dict[str, int]:

@@ -52,15 +52,22 @@ def _scalar(tag: str, value: float) -> Any:
 
 
 def _config(record: fg.Record) -> Iterator[Any]:
-    """The whole as a text, and a program's arguments as hyper-parameters."""
+    """The whole as a text."""
     text = json.dumps(json.loads(dumps(record.values)), indent=2)
     yield summary.text(record.source, "\n".join("    " + line for line in text.splitlines()))
-    if arguments := record.values.get("configuration"):
-        plain = {
-            name: one if isinstance(one, bool | int | float) else _encodable(str(one))
-            for name, one in arguments.items()
-        }
-        yield from summary.hparams(plain, {})
+
+
+def hyperparameters(record: fg.Record) -> Any:
+    """The arguments of a program, if the record has them, as hyper-parameters of the run."""
+    arguments = record.values.get("configuration") if record.kind == "config" else None
+    if not arguments:
+        return None
+    plain = {
+        name: one if isinstance(one, bool | int | float) else _encodable(str(one)) for name, one in arguments.items()
+    }
+    # Which metrics there are to compare TensorBoard finds out by itself if it is told of none.
+    _, start, _ = summary.hparams(plain, {})
+    return start
 
 
 def _image(name: str, image: fg.media.Image) -> Iterator[Any]:

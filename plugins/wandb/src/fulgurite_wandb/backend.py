@@ -58,6 +58,11 @@ class Backend:
     def position(self) -> None:
         """None: what wandb has got cannot be taken back."""
 
+    @property
+    def place(self) -> str:
+        """Where wandb keeps the run until it is sent."""
+        return str(self._folder / "wandb") if self._run is None else self._run.settings.sync_dir
+
     def close(self) -> None:
         """Hands over the last row and ends the run."""
         if self._run is not None:

@@ -13,6 +13,9 @@ from fulgurite.errors import ConfigurationError
 
 from fulgurite_wandb.backend import Backend, Resumed
 
+PATIENCE = 30.0
+"""Seconds for which wandb may do nothing beyond what a connection may take."""
+
 Mode = Literal["online", "offline", "disabled"]
 
 
@@ -49,10 +52,16 @@ class WandbLogger:
     _kept: tuple[str, dict[str, float]] | None = field(default=None, init=False, repr=False)
     _resumed: bool = field(default=False, init=False, repr=False)
     _writer: fg.Writer | None = field(default=None, init=False, repr=False)
+    _backend: Backend | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ConfigurationError(f"WandbLogger: mode is {self.mode!r}; choose one of {', '.join(get_args(Mode))}")
+        if not isinstance(self.best, Mapping):
+            example = 'WandbLogger(best={"test/accuracy": "max"})'
+            raise ConfigurationError(f"WandbLogger: best is {self.best!r}; give 'min' or 'max' by name: {example}")
+        if not (type(self.timeout) in (int, float) and 0 < self.timeout < math.inf):
+            raise ConfigurationError(f"WandbLogger: timeout is {self.timeout!r}; give a positive number of seconds")
         if bad := [name for name, how in self.best.items() if how not in ("min", "max")]:
             raise ConfigurationError(f"WandbLogger: best[{bad[0]!r}] is {self.best[bad[0]]!r}; it is 'min' or 'max'")
         if ours := sorted({"project", "mode", "dir", "id", "resume", "config"} & self.settings.keys()):
@@ -79,7 +88,9 @@ class WandbLogger:
         resumed = Resumed(run.step, records, records.stat().st_size if records and records.is_file() else 0)
         settings = {"project": self.project, "id": self._id, **self.settings}
         backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
-        self._writer, self._resumed, self._kept = fg.Writer(self.plugin_name, backend), False, None
+        self._writer, self._backend = fg.Writer(self.plugin_name, backend), backend
+        self._writer.patience = self.timeout + PATIENCE
+        self._resumed, self._kept = False, None
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -111,8 +122,14 @@ class WandbLogger:
     @fg.hookimpl
     def close_log(self) -> None:
         """Waits until everything is handed over."""
-        if self._writer is not None:
+        if self._writer is None or self._backend is None:
+            return
+        try:
             self._writer.close()
+        except TimeoutError as error:
+            place = self._backend.place
+            error.add_note(f"what wandb was given is in {place}, and `wandb sync {place}` sends it")
+            raise
 
     @fg.hookimpl
     def durable(self, step: int) -> "Future[Any]":
