@@ -220,7 +220,7 @@ def test_case_17_in_the_step_loop() -> None:
     engine = fg.Engine(steps=3, max_compilations=1)
     state = engine.init(Counting, numbers([0]))
     state, _ = engine.step(state, numbers([0])[0])
-    with pytest.raises(CompilationError, match=r"float32\[2\], would be shape number 2"):
+    with pytest.raises(CompilationError, match=r"for step 2, float32\[2\], would be shape number 2"):
         engine.step(state, numbers([0, 0])[0])
 
 
@@ -294,7 +294,7 @@ def test_a_changed_structure_names_the_step() -> None:
     assert "x float32[2,4], not label int32[2], x float32[2,4]" in str(caught.value)
     engine = fg.Engine(steps=2)
     state, _ = engine.step(engine.init(Classifier, [labelled]), labelled)
-    with pytest.raises(DataError, match="another structure"):
+    with pytest.raises(DataError, match="the batch for step 2 has another structure"):
         engine.step(state, {**labelled, "more": x})
 
 

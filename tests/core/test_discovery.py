@@ -141,6 +141,14 @@ def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pyte
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
+def test_the_environment_adds_nothing_that_the_program_gives(install: Install, monkeypatch: pytest.MonkeyPatch):
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    sink = importlib.import_module("acme_sinks").Sink()
+    monkeypatch.setenv("FULGURITE_PLUGINS", "acme, acme")
+    assert active(fg.Engine(plugins=[sink])) == {"acme": "given"}
+    assert active(fg.Engine(plugins=[{"acme": {}}])) == active(fg.Engine()) == {"acme": "named"}
+
+
 def test_a_name_from_the_environment_must_be_installed(install: Install, monkeypatch: pytest.MonkeyPatch):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     monkeypatch.setenv("FULGURITE_PLUGINS", "amce")

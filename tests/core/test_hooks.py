@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite import hooks
-from fulgurite.errors import ModelError, PathError
+from fulgurite.errors import ModelError, PathError, PluginError
 from models import Act, Counting, Events, Linear, assert_close, assert_same_bits, numbers, regression, trained
 
 HERE = Path(__file__).parent
@@ -480,6 +480,13 @@ def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: st
         engine(changing, steps=1).fit(Counting(), numbers([0]))
 
 
+@pytest.mark.parametrize("leaf", [1.0, "text", jnp.tanh])
+def test_a_slice_has_arrays_alone(leaf: Any) -> None:
+    one = plugin("careless", plugin_state=lambda self: {"average": leaf, "none": None})
+    with pytest.raises(PluginError, match="plugin 'careless', hook plugin_state: average is .*; a slice has arrays"):
+        engine(one, steps=1).fit(Counting(), numbers([0]))
+
+
 def test_a_module_keeps_its_shapes_too() -> None:
     changing = plugin("changing", after_update=lambda self, module, own: (jax.tree.map(lambda x: x[None], module), own))
     with pytest.raises(ModelError, match=r"plugin 'changing'.*after_update.*weight from float32\[\] to float32\[1\]"):
@@ -578,6 +585,11 @@ def test_transform_batch_is_folded_in_training_alone() -> None:
     assert both.predict(result, data).tolist() == [1, 3, 5, 7]
 
 
+def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
+    with pytest.raises(PluginError, match="plugin 'careless', hook transform_batch: return the batch, not None"):
+        engine(plugin("careless", transform_batch=lambda self, batch: None), steps=1).fit(Counting(), numbers([0]))
+
+
 def test_loss_terms_are_part_of_the_loss() -> None:
     decay = plugin("decay", loss_terms=lambda self, module: {"l2": 0.5 * jnp.sum(module.weight**2)})
     pull = plugin("pull", loss_terms=lambda self, module, output: {"pull": module.weight[0] + 0 * output.loss})
@@ -631,6 +643,16 @@ def test_step_metrics_stand_under_the_plugins_name() -> None:
     assert result.history["train/norms/update"].tolist() == [-3, -3]
     assert result.history["train/norms/step"].tolist() == [1, 3]
     assert result.history["train/norms/loss"].tolist() == [0 - 3, -6 - 9]
+
+
+def test_step_metrics_see_no_slice_of_another_plugin() -> None:
+    seen: list[list[str]] = []
+    looking = {
+        "plugin_state": lambda self: jnp.zeros(1),
+        "step_metrics": lambda self, state: seen.append(list(state.plugins)),
+    }
+    engine(plugin("a", **looking), plugin("b", **looking), steps=1).fit(Counting(), numbers([0]))
+    assert seen[:2] == [["a"], ["b"]]
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

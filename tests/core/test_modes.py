@@ -365,6 +365,17 @@ def test_an_error_in_a_step_notes_the_batch() -> None:
     assert any("x float32[2,3], y int32[2]" in note for note in caught.value.__notes__)
 
 
+def test_an_error_in_a_step_notes_the_step() -> None:
+    good, wide = np.ones((1, 3), np.float32), np.ones((1, 4), np.float32)
+    engine = fg.Engine(steps=4)
+    module = step_of(lambda module, batch, ctx: fg.Output(module.weight + (batch @ jnp.ones(3)).sum()))
+    state, _ = engine.step(engine.init(module, [good]), good)
+    for wrong, step in ((lambda: engine.fit(module, [good, good, wide]), 3), (lambda: engine.step(state, wide), 2)):
+        with pytest.raises(TypeError) as caught:
+            wrong()
+        assert f"while tracing training step {step} on a batch of float32[1,4]" in caught.value.__notes__
+
+
 INSIDE: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
     "vmap": lambda f, x: jax.vmap(f)(x),
     "scan": lambda f, x: jax.lax.scan(lambda carry, one: (carry, f(one)), 0, x),

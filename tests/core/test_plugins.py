@@ -90,6 +90,18 @@ def test_a_class_is_not_an_instance() -> None:
         engine(Weights)
 
 
+@pytest.mark.parametrize("one", [42, None, print, ["rng"]])
+def test_what_cannot_be_a_plugin_is_an_error(one: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"a plugin is an instance of a class with hooks.*, not "):
+        engine(one)
+
+
+@pytest.mark.parametrize("plugins", ["rng", {"rng": {}}, Weights(np.ones(1)), 42])
+def test_plugins_are_a_list(plugins: Any) -> None:
+    with pytest.raises(ConfigurationError, match="plugins is a list such as"):
+        fg.Engine(plugins=plugins)
+
+
 def test_a_misspelt_hook_is_an_error_with_a_hint() -> None:
     with pytest.raises(PluginError, match=r"plugin 'careless'.*'on_fit_strat'.*Did you mean 'on_fit_start'\?"):
         engine(plugin("careless", on_fit_strat=lambda self, run: None))

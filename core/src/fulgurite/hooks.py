@@ -158,8 +158,8 @@ def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") 
 def step_metrics(
     state: "TrainState", output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
 ) -> "dict[str, Metric | Running | Array]":  # type: ignore[return]
-    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer state and plugins'
-    slices of `state` are those after the update."""
+    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer state and the plugin's
+    own slice, the only one in `state`, are those after the update."""
 
 
 @hookspec("event")

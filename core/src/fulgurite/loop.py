@@ -247,7 +247,7 @@ class Loop:
             items = self._take(target)
             self._torn = True
             taken = perf_counter()
-            self.program.step.at = self.step + 1
+            self.program.step.done = self.step
             self.step += len(items)
             self._position = items[-1].position
             if items[-1].epoch_end:

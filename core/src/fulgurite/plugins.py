@@ -44,7 +44,7 @@ class Registered:
 
     @property
     def known_as(self) -> set[str]:
-        """What `after`, `before`, `requires` and `-name` may call it."""
+        """What `after`, `before` and `requires` may call it."""
         return {self.name, self.name.partition(":")[0], *self.order.get("provides", ())}
 
 
@@ -76,6 +76,8 @@ class PluginManager:
     """
 
     def __init__(self, plugins: Iterable[Any] = (), *, autoload: bool = True) -> None:
+        if isinstance(plugins, str | dict) or not isinstance(plugins, Iterable):
+            raise ConfigurationError(f"plugins is a list such as ['wandb', Checkpoints()], not {plugins!r}")
         self.accounts = Accounts()
         self.notices: list[str] = []
         self.kinds: dict[str, str] = {}
@@ -150,7 +152,8 @@ class PluginManager:
 
     def _select(self, wanted: list[Any], autoload: bool) -> list[Registered]:
         available, environment = discovery.installed(), discovery.selection_from_environment()
-        wanted += [name for name in environment if name not in wanted]
+        given = {_named(one)[0] or _base_name(one, available) for one in wanted}
+        wanted += [name for name in dict.fromkeys(environment) if name not in given]
         removed = {one[1:] for one in wanted if isinstance(one, str) and one.startswith("-")}
         chosen: list[Registered] = []
         asked: set[str] = set()
@@ -289,6 +292,10 @@ def _named(one: Any) -> tuple[str | None, dict[str, Any]]:
         return next(iter(one.items()))
     if isinstance(one, type):
         raise ConfigurationError(f"{one.__name__} is a class: pass an instance, {one.__name__}(...)")
+    if type(one).__module__ == "builtins":
+        raise ConfigurationError(
+            f"a plugin is an instance of a class with hooks, a name or {{name: {{}}}}, not {one!r}"
+        )
     return None, {}
 
 

@@ -17,9 +17,10 @@ from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
+from fulgurite.paths import leaves_with_paths
 from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
-from fulgurite.state import Source, TrainState, check_same_structure, owned
+from fulgurite.state import Source, TrainState, check_same_structure, is_array, owned
 from fulgurite.step import TrainStep
 from fulgurite.streams import fold_name
 from fulgurite.triggers import Span
@@ -76,7 +77,7 @@ class Program:
 
     def enter(self, step: Any, span: Span) -> None:
         """Takes the update rule that holds from the update after `step` on."""
-        self.step.rule = self.rule.at(step, span)
+        self.step.done, self.step.rule = step, self.rule.at(step, span)
 
     def check(self, state: TrainState) -> None:
         """A state of another structure than this engine's module and plugins give is an error that names the place."""
@@ -189,6 +190,10 @@ def slices_of(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[
         hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
         for hook in plugins.implementations("plugin_state")
     }
+    for name, own in made.items():
+        if bad := [f"{path} is {leaf!r}" for path, leaf in leaves_with_paths(own) if not is_array(leaf)]:
+            fix = "a slice has arrays alone; make some of numbers, and leave others out: eqx.filter(tree, eqx.is_array)"
+            raise PluginError(f"plugin {name!r}, hook plugin_state: {bad[0]}; {fix}")
     return owned({name: own for name, own in made.items() if own is not None})
 
 

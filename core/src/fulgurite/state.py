@@ -61,7 +61,7 @@ def source_of(model: Any) -> Source:
         pair: Any = model if isinstance(model, tuple) else (model, None)
         check_aliases(pair[0])
         check_not_consumed({"module": pair[0], "model_state": pair[1]})
-        arrays, static = eqx.partition(pair, _is_array)
+        arrays, static = eqx.partition(pair, is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)), pair)
     if not callable(model):
         kinds = (
@@ -85,7 +85,7 @@ def owned(tree: PyTree) -> PyTree:
     """
 
     def own(leaf: Any) -> Any:
-        if not _is_array(leaf):
+        if not is_array(leaf):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
@@ -107,7 +107,7 @@ def check_aliases(module: PyTree) -> None:
     """One array at two paths would be donated twice and updated as two: an error that names both."""
     seen: dict[int, int] = {}
     for place, leaf in enumerate(jax.tree.leaves(module)):
-        if _is_array(leaf) and (former := seen.setdefault(id(leaf), place)) != place:
+        if is_array(leaf) and (former := seen.setdefault(id(leaf), place)) != place:
             (one, _), (other, _) = (leaves_with_paths(module)[at] for at in (former, place))
             fix = "Training would update them as two: copy one of them, or tie them with eqx.nn.Shared"
             raise ModelError(f"{one} and {other} of {type(module).__name__} are the same array. {fix}")
@@ -157,7 +157,8 @@ def hashable(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, on the device, traced, or of NumPy."""
     return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool
 from fulgurite.annotations import check_batch, described
 from fulgurite.context import Context
 from fulgurite.data import Masked
-from fulgurite.errors import ModelError
+from fulgurite.errors import ModelError, PluginError
 from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
 from fulgurite.module import Output
@@ -34,7 +34,7 @@ class TrainStep:
     Attributes:
         tasks: the names that `ctx.due` knows; the flags come in this order.
         terms: what health looked at, by the index of a culprit; known once the step was traced.
-        at: the step that is being traced, for notes on errors.
+        done: the number of updates before the next step; it may be on the device still.
         rule: the update rule that holds; another one is another executable.
     """
 
@@ -42,7 +42,12 @@ class TrainStep:
         self._engine, self._plugins, self.rule = engine, engine.plugins, rule
         self.tasks = [*(task.name for task in engine.tasks if task.name != "log"), "log"]
         self.terms: list[str] = []
-        self.at = 1
+        self.done: Any = 0
+
+    @property
+    def at(self) -> int:
+        """The number of the step that is being traced, for notes on errors. Waits for the device if `done` is there."""
+        return int(self.done) + 1
 
     def __call__(self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]) -> tuple[TrainState, Output]:
         """The state after one more update and the step's output."""
@@ -78,7 +83,9 @@ class TrainStep:
         )
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
-        with described("the training step", batch):
+            if batch is None:
+                raise PluginError(f"plugin {hook.plugin.name!r}, hook transform_batch: return the batch, not None")
+        with described(f"training step {self.at}", batch):
             answer = self._engine.train_step(state, batch, ctx)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
                 name = self._engine.train_step.__qualname__
@@ -88,12 +95,11 @@ class TrainStep:
         few = 256 if self._engine.mesh is None else 0  # where arrays are divided, elements would have to be gathered
         bad, culprit, self.terms = state.health.examine(output, new.module, few)
         new = self._after_update(new, output, ctx)
-        given = {"grads": output.grads, "updates": output.updates}
-        extra = {
-            f"{hook.plugin.name}/{name}": value
-            for hook in self._plugins.implementations("step_metrics")
-            for name, value in (self._call(hook, ctx, state=new, output=output, **given) or {}).items()
-        }
+        extra, given = dict[str, Any](), {"output": output, "grads": output.grads, "updates": output.updates}
+        for hook in self._plugins.implementations("step_metrics"):
+            name = hook.plugin.name
+            seen = new.replace(plugins={key: own for key, own in new.plugins.items() if key == name})
+            extra |= {f"{name}/{key}": one for key, one in (self._call(hook, ctx, state=seen, **given) or {}).items()}
         metrics, running = metrics_of(output, extra, examples_in(batch, mask))
         return new, output, metrics, running, bad, culprit
 
