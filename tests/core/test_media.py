@@ -42,6 +42,7 @@ class Showing(Linear):
 
 
 MADE: list[Any] = []
+GIVEN: list[Any] = []
 NOTE = fg.media.Text("a note")
 
 
@@ -147,6 +148,10 @@ def test_media_do_not_change_the_training():
 def test_a_histogram_leaves_out_what_is_not_finite():
     histogram = fg.media.Histogram.of([jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2)
     assert histogram.counts.tolist() == [2, 2] and histogram.edges.tolist() == [0, 2, 4]
+    tree = {"a": np.array([0, 1]), "f": jnp.tanh, "key": jax.random.key(0), "n": 7}
+    assert fg.media.Histogram.of(tree, bins=2).counts.tolist() == [1, 1]
+    with pytest.raises(ModelError, match="no array of numbers in dict"):
+        fg.media.Histogram.of({})
     empty = fg.media.Histogram.of(jnp.array([jnp.nan]), bins=2)
     assert empty.counts.tolist() == [0, 0] and np.isfinite(empty.edges).all()
 
@@ -155,6 +160,21 @@ def test_a_histogram_leaves_out_what_is_not_finite():
 def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
     pixels = fg.media.Images.of(jnp.full(shape, 2.0)).pixels
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fuse: int):
+    class Drawing(Linear):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            def figure() -> fg.media.Figure:
+                return fg.media.Figure(lambda values: values.tolist(), batch["x"][0])
+
+            return super().training_step(batch, ctx).replace(media={"figure": figure})
+
+    show, batches = Show(2), list(regression(40, 4))
+    fg.Engine(steps=4, plugins=[show], autoload=False, fuse=fuse).fit(Drawing, fg.Data(batches))
+    drawn = [one.values["figure"].draw(one.values["figure"].values) for one in show.records]
+    assert drawn == [batches[step - 1]["x"][0].tolist() for step in (2, 4)]
 
 
 def test_one_picture():
@@ -167,10 +187,14 @@ def test_one_picture():
 def test_what_is_no_picture_or_no_medium_is_named():
     with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
         fg.media.Images.of(jnp.zeros((2, 3, 5)))
+    with pytest.raises(ModelError, match="pixels are int32; give uint8"):
+        fg.media.Images.of(jnp.zeros((2, 3), jnp.int32))
 
     class Wrong(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(media={"x": lambda: jnp.zeros(3)})
+            return super().training_step(batch, ctx).replace(media={"x": GIVEN[-1]})
 
-    with pytest.raises(ModelError, match="media 'x'"):
-        fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.Data(regression(20, 4)))
+    for given, kind in ((lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"), ({"y": NOTE}, "dict")):
+        GIVEN.append(given)
+        with pytest.raises(ModelError, match=f"media 'x' is ({kind}); give fg.media"):
+            fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.Data(regression(20, 4)))

@@ -62,6 +62,9 @@ class Images(Media):
             )
             raise ModelError(f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}")
         if pixels.dtype != jnp.uint8:
+            if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
+                kinds = "uint8, which goes to 255, or floats or booleans, which go to 1"
+                raise ModelError(f"fg.media.Images: pixels are {pixels.dtype}; give {kinds}")
             unit = jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
             pixels = jnp.round(255 * unit).astype(jnp.uint8)
         return Images(pixels)
@@ -75,9 +78,12 @@ class Histogram(Media):
 
     @staticmethod
     def of(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
-        """Of all finite numbers in an array or a tree of arrays, in `bins` equal bins between the least and the
-        greatest."""
-        flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(values)])
+        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins between the
+        least and the greatest."""
+        arrays = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype") and not _is_key(leaf)]
+        if not arrays:
+            raise ModelError(f"fg.media.Histogram: there is no array of numbers in {type(values).__name__}")
+        flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
         finite = jnp.isfinite(flat)
         low = jnp.min(flat, where=finite, initial=jnp.inf)
         high = jnp.max(flat, where=finite, initial=-jnp.inf)
@@ -104,6 +110,10 @@ class Figure(Media):
     values: PyTree[Shaped[Array, "..."]]
 
 
+def _is_key(leaf: Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
     """Values by name without the media among them, and those; functions without arguments are called."""
     made = {name: one() if callable(one) else one for name, one in values.items()}
@@ -113,13 +123,17 @@ def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
 
 def shown(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:
     """The media of a step where `due`, else the same structure of zeros; traced."""
+    structures = []
 
-    def make() -> dict[str, Media]:
-        made = {name: one if isinstance(one, Media) else one() for name, one in given.items()}
-        for name, one in made.items():
-            if not isinstance(one, Media):
-                raise ModelError(f"media {name!r} is {type(one).__name__}; give fg.media, or a function that does")
-        return jax.tree.map(jax.lax.stop_gradient, made)
+    def make() -> list[Array]:
+        others, made = apart(given)
+        if wrong := [f"{name!r} is {type(one).__name__}" for name, one in others.items()]:
+            raise ModelError(f"media {wrong[0]}; give fg.media, or a function that does")
+        leaves, structure = jax.tree.flatten(made)
+        structures.append(structure)
+        return [jax.lax.stop_gradient(leaf) for leaf in leaves]
 
     like = jax.eval_shape(make)
-    return jax.lax.cond(due, make, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
+    leaves = jax.lax.cond(due, make, lambda: [jnp.zeros(leaf.shape, leaf.dtype) for leaf in like])
+    # Each time that it is made a figure may have another `draw`, so that its structure is another one to jax.
+    return structures[0].unflatten(leaves)

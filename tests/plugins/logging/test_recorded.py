@@ -281,6 +281,12 @@ def test_media_are_shown_at_their_trigger() -> None:
     assert [int(one.values["weights"].counts.sum()) for one in shown] == [3, 3]
 
 
+@pytest.mark.parametrize("every", [fg.Period(60), fg.FirstOfProcess(2), fg.AtStart(), fg.Every(3) | fg.AtStart()])
+def test_media_at_times_at_which_nothing_could_be_shown_are_an_error(every: fg.Trigger) -> None:
+    with pytest.raises(ConfigurationError, match="nothing would be shown"):
+        Media(every=every)
+
+
 def test_everything_goes_into_one_file(tmp_path: Path) -> None:
     engine("jsonl", "csv", "environment", "compilations", "norms", run=tmp_path).fit(Line, data())
     lines = [loads(line) for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()]

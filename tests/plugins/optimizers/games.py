@@ -120,6 +120,39 @@ class Compiled:
         return self.made[-1].cost_analysis()["flops"]
 
 
+@dataclass(frozen=True, eq=False)
+class Show:
+    """Shows media at every step and keeps them; called `media`."""
+
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    plugin_name = "media"
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("show", 1, fg.Run.show)]
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        self.shown.append(record.values)
+
+    def numbers(self, name: str) -> list[float]:
+        """What the figure `name` was given at each step."""
+        assert all(list(one) == [name] for one in self.shown)
+        return [float(one[name].draw(one[name].values)) for one in self.shown]
+
+
+def picture(value: Any) -> Any:
+    """A figure that is made where it is shown, `draw` and all."""
+
+    def make() -> fg.media.Figure:
+        def draw(values: Any) -> Any:
+            return values
+
+        return fg.media.Figure(draw, value)
+
+    return make
+
+
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
     return fg.Engine(plugins=plugins, autoload=False, **settings)
 

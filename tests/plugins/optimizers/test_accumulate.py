@@ -12,7 +12,7 @@ import pytest
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_optimizers import Accumulate, Clip, Phase, Phases
 from fulgurite_testing import assert_same_bits
-from games import Compiled, engine, game, played, points
+from games import Compiled, Show, engine, game, picture, played, points
 
 
 class Distance(fg.Module):
@@ -175,3 +175,14 @@ def test_one_microbatch_is_the_plain_step() -> None:
     plain, one = (engine(*plugins, steps=5).fit(start, points()) for plugins in ((), (Accumulate(1, "steps"),)))
     np.testing.assert_allclose(one.module.weight, plain.module.weight, rtol=1e-6)
     assert_same_bits(one.state.key, plain.state.key)
+
+
+@pytest.mark.parametrize("how, expected", [("microbatch", 2.0), ("steps", 3.0)])
+def test_media_are_those_of_the_first_microbatch_or_of_the_step(how: Any, expected: float) -> None:
+    class Shown(Linear):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(media={"mean": picture(batch.mean())})
+
+    show, batch = Show(), np.array([[1], [2], [3], [6]], np.float32)  # the examples 1 and 3 are a microbatch
+    engine(Accumulate(2, how), show, steps=2).fit(Shown(jnp.ones(1), optax.sgd(0.0)), [batch])
+    assert show.numbers("mean") == [expected] * 2

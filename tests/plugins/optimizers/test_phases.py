@@ -19,9 +19,11 @@ from games import (
     HeadsApart,
     Pair,
     PairApart,
+    Show,
     engine,
     fooled,
     game,
+    picture,
     played,
     points,
     sgd,
@@ -287,3 +289,34 @@ def test_a_phase_computes_only_what_it_needs() -> None:
         engine(Phases(**only), compiled, steps=1).fit(make(Some, 64), points())
         flops[names] = compiled.flops
     assert flops["a", "b"] < 1.05 * (flops["a",] + flops["b",]), flops
+
+
+class Shown(Game):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return super().training_step(batch, ctx).replace(media={"x": picture(self.x)})
+
+
+class ShownApart(Apart):
+    def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+        shown = fg.Output(self.y**2 / 2 - self.x * self.y, media={"y": picture(self.y)})
+        return {**super().losses(batch, ctx), "max": lambda: shown}
+
+
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+def test_media_are_those_of_a_phase_that_runs_at_every_step(order: Any) -> None:
+    show, x, y, expected = Show(), 1.0, 2.0, []
+    for _ in range(3):
+        expected.append(x)
+        new = x - 0.5 * (x + y)
+        y -= 0.25 * (y - (new if order == "alternating" else x))
+        x = new
+    engine(Phases(order=order, **sgd(0.5, 0.25)), show, steps=3).fit(game(kind=Shown), ONE)
+    np.testing.assert_allclose(show.numbers("x"), expected)
+
+
+def test_a_phase_shows_its_media_at_steps_at_which_it_does_nothing_as_well() -> None:
+    """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 + 0.75)."""
+    show = Show()
+    engine(Phases(**sgd(0.5, 0.25, every=2)), show, steps=3).fit(game(kind=ShownApart), ONE)
+    x = (1 - 0.5 * 3) - 0.5 * (1 - 0.5 * 3 + 2)
+    np.testing.assert_allclose(show.numbers("max/y"), [2, 2, 2 - 0.25 * (2 - x)])

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import fulgurite as fg
+from fulgurite.errors import ConfigurationError
+from fulgurite.triggers import Or, as_trigger, is_exact
 
 
 @dataclass(frozen=True)
@@ -11,10 +13,20 @@ class Media:
     is computed.
 
     Attributes:
-        every: a trigger, or every so many steps.
+        every: a trigger, or every so many steps. It is known before a step whether that is shown, so that no clock has
+            a say in it, and at the start of a run there is nothing to show.
     """
 
     every: int | fg.Trigger = 500
+
+    def __post_init__(self) -> None:
+        trigger = as_trigger(self.every)
+        for part in trigger.parts if isinstance(trigger, Or) else (trigger,):
+            if isinstance(part, fg.AtStart) or not is_exact(part):
+                raise ConfigurationError(
+                    f"Media: at {part} nothing would be shown, because what a step shows is made in the step: give a "
+                    "trigger by steps or epochs that follow from the program alone, such as fg.Every(500)"
+                )
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:

@@ -24,13 +24,15 @@ Terms = dict[str, Float[Array, ""]]
 
 
 class Part(NamedTuple):
-    """What a phase needs of one forward and backward pass; `terms` are those of its loss."""
+    """What a phase needs of one forward and backward pass; `terms` are those of its loss, `media` the arrays of what it
+    shows, for `Gradients.media`."""
 
     grads: PyTree
     terms: Terms
     metrics: Metrics
     model_state: Any
     preds: PyTree
+    media: list[Array]
 
 
 Gradient = Callable[[str, Any, Any, fg.Context], Part]
@@ -43,9 +45,10 @@ class Gradients:
 
     def __init__(self, phases: dict[str, Phase]) -> None:
         self._phases = phases
-        # It runs in every step, so the metrics of `training_step` are from its forward pass.
+        # It runs in every step, so the metrics and media of `training_step` are from its forward pass.
         self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
         self._unchecked = set(phases)
+        self._shown: dict[str, Any] = {}
 
     def separate(self, forward: Forward) -> Gradient:
         """One forward pass for each phase, by microbatches if it says so."""
@@ -53,23 +56,23 @@ class Gradients:
         def gradient(name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
             params, rest = eqx.partition(module, self._phases[name].chosen(module))
 
-            def compute(batch: Any, ctx: fg.Context) -> tuple[Any, Metrics, Any, Any]:
+            def compute(batch: Any, ctx: fg.Context) -> tuple[Any, Metrics, Any, list[Array], Any]:
                 def loss(params: Any) -> Any:
                     part = self._forward(forward, name, eqx.combine(params, rest), batch, ctx)
                     return total(part.terms), part
 
                 self._warn(name, jax.grad(loss, has_aux=True), params)
                 grads, part = jax.grad(loss, has_aux=True)(params)
-                return (grads, part.terms), part.metrics, part.model_state, part.preds
+                return (grads, part.terms), part.metrics, part.model_state, part.media, part.preds
 
             accumulate = self._phases[name].accumulate
             if accumulate is not None and accumulate.how == "microbatch":
-                (grads, terms), metrics, model_state = over_microbatches(
-                    lambda batch, ctx: compute(batch, ctx)[:3], batch, ctx, accumulate.n
+                (grads, terms), metrics, model_state, media = over_microbatches(
+                    lambda batch, ctx: compute(batch, ctx)[:4], batch, ctx, accumulate.n
                 )
-                return Part(grads, terms, metrics, model_state, None)
-            (grads, terms), metrics, model_state, preds = compute(batch, ctx)
-            return Part(grads, terms, metrics, model_state, preds)
+                return Part(grads, terms, metrics, model_state, None, media)
+            (grads, terms), metrics, model_state, media, preds = compute(batch, ctx)
+            return Part(grads, terms, metrics, model_state, preds, media)
 
         return gradient
 
@@ -96,6 +99,11 @@ class Gradients:
 
         return gradient
 
+    def media(self, shown: dict[str, list[Array]]) -> dict[str, Any]:
+        """The media of the phases, of their arrays by phase."""
+        made = [jax.tree.unflatten(self._shown[name], arrays) for name, arrays in shown.items()]
+        return {key: one for media in made for key, one in media.items()}
+
     @staticmethod
     def apart(module: Any) -> bool:
         """Whether a module gives its losses as functions."""
@@ -113,21 +121,25 @@ class Gradients:
             output = made if isinstance(made, fg.Output) else fg.Output(made)
             terms = {name: output.loss} if output.loss is not None else {}
             metrics = {f"{name}/{key}": value for key, value in output.metrics.items()}
-            return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics)
+            media = {f"{name}/{key}": one for key, one in output.media.items()}
+            return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media)
 
         output = forward(module, batch, ctx, losses)
         # The loss terms of plugins are there for all phases.
         own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
-        return self._made(own, output, output.metrics, batch, ctx)
+        return self._made(name, own, output, batch, ctx)
 
     def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
         self._check({self._owner(key): None for key in output.losses})
         own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
-        return self._made(own, output, output.metrics if name == self._metrics_of else {}, batch, ctx)
+        if name != self._metrics_of:
+            output = output.replace(metrics={}, media={})
+        return self._made(name, own, output, batch, ctx)
 
-    def _made(self, terms: Terms, output: fg.Output, metrics: Metrics, batch: Any, ctx: fg.Context) -> Part:
-        metrics = as_metrics(metrics, examples_in(batch, ctx.mask))
-        return Part(None, terms, metrics, output.model_state, output.preds)
+    def _made(self, name: str, terms: Terms, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
+        metrics = as_metrics(output.metrics, examples_in(batch, ctx.mask))
+        media, self._shown[name] = jax.tree.flatten(output.media)
+        return Part(None, terms, metrics, output.model_state, output.preds, media)
 
     def _owner(self, term: str) -> str:
         return next(iter(self._phases)) if len(self._phases) == 1 else term.partition("/")[0]

@@ -12,8 +12,8 @@ from jaxtyping import Array, PyTree
 
 from fulgurite_optimizers.metrics import joined, zeros
 
-Computed = tuple[Any, dict[str, Any], Any]
-"""Numbers that are means over the examples; metrics by name; the new model state."""
+Computed = tuple[Any, dict[str, Any], Any, list[Array]]
+"""Numbers that are means over the examples; metrics by name; the new model state; arrays of the first microbatch."""
 
 
 def over_microbatches(
@@ -28,19 +28,19 @@ def over_microbatches(
         return examples_in(batch, mask), made
 
     def body(index: Any, carry: Any) -> Any:
-        total, sums, merged, model_state = carry
-        weight, (means, metrics, model_state) = one(index, model_state)
+        total, sums, merged, model_state, first = carry
+        weight, (means, metrics, model_state, arrays) = one(index, model_state)
         # A microbatch of nothing but padding may give NaN.
         sums = jax.tree.map(lambda sum, x: sum + jnp.where(weight > 0, weight.astype(x.dtype) * x, 0), sums, means)
         both = joined(merged, metrics)
-        merged = jax.tree.map(lambda new, both: jnp.where(index == 0, new, both), metrics, both)
-        return total + weight, sums, merged, model_state
+        merged, first = jax.tree.map(lambda new, old: jnp.where(index == 0, new, old), (metrics, arrays), (both, first))
+        return total + weight, sums, merged, model_state, first
 
     like = jax.eval_shape(one, jnp.int32(0), ctx.model_state)[1]
-    sums, merged = jax.tree.map(zeros, like[:2])
-    carry = (jnp.float32(0), sums, merged, ctx.model_state)
-    total, sums, merged, model_state = jax.lax.fori_loop(0, n, body, carry)
-    return jax.tree.map(lambda sum: sum / total.astype(sum.dtype), sums), merged, model_state
+    sums, merged, first = jax.tree.map(zeros, (*like[:2], like[3]))
+    carry = (jnp.float32(0), sums, merged, ctx.model_state, first)
+    total, sums, merged, model_state, first = jax.lax.fori_loop(0, n, body, carry)
+    return jax.tree.map(lambda sum: sum / total.astype(sum.dtype), sums), merged, model_state, first
 
 
 def split(batch: PyTree, n: int) -> PyTree:

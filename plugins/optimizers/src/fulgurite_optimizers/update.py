@@ -39,6 +39,7 @@ class Done(NamedTuple):
     losses: Terms
     metrics: Metrics
     preds: PyTree
+    media: list[Array]
 
 
 class PhasedUpdate(fg.UpdateRule):
@@ -78,7 +79,9 @@ class PhasedUpdate(fg.UpdateRule):
                 done[name] = run(*given)
             else:
                 due = (state.step + 1) % phase.every == 0
-                done[name] = jax.lax.cond(due, run, lambda *given, name=name, run=run: _skip(name, run, *given), *given)
+                done[name] = jax.lax.cond(
+                    due, run, lambda *given, name=name, run=run: _skip(name, run, ctx, *given), *given
+                )
             module, model_state = eqx.combine(done[name].params, module), done[name].model_state
         opt_state = {name: one.state for name, one in done.items()}
         return state.replace(module=module, model_state=model_state, opt_state=opt_state), self._output(done)
@@ -130,9 +133,8 @@ class PhasedUpdate(fg.UpdateRule):
         logged = {**(losses if len(self._phases) > 1 else {}), f"{name}/gradient_norm": optax.tree.norm(part.grads)}
         metrics = part.metrics | as_metrics(logged, examples_in(batch, ctx.mask))
         preds = part.preds if phase.every == 1 else None
-        return Done(
-            params, PhaseState(before, optimizer, count), part.model_state, grads, updates, losses, metrics, preds
-        )
+        after = PhaseState(before, optimizer, count)
+        return Done(params, after, part.model_state, grads, updates, losses, metrics, preds, part.media)
 
     def _named(self, name: str, part: Part) -> Terms:
         """The losses of a phase as they are logged; of several phases the whole is `PHASE/loss`."""
@@ -153,6 +155,7 @@ class PhasedUpdate(fg.UpdateRule):
             loss=total(losses) if len(done) == 1 else None,
             metrics=metrics,
             losses=losses,
+            media=self._gradients.media({name: one.media for name, one in done.items()}),
             preds=next((one.preds for one in done.values() if one.preds is not None), None),
             grads=_summed([one.grads for one in done.values()]),
             updates=_summed([one.updates for one in done.values()]),
@@ -175,11 +178,13 @@ def _shares(phase: Phase, batch: Any, mask: Any) -> list[tuple[Any, Any]]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i], (parts, masks)) for i in range(phase.repeat)]
 
 
-def _skip(name: str, run: Any, params: PyTree, own: PhaseState, model_state: Any) -> Done:
-    """What is left of `run` at a step at which the phase `name` does nothing."""
+def _skip(name: str, run: Any, ctx: fg.Context, params: PyTree, own: PhaseState, model_state: Any) -> Done:
+    """What is left of `run` at a step at which the phase `name` does nothing: what it shows, where it is to show it."""
     like: Done = jax.eval_shape(run, params, own, model_state)
-    grads, updates, losses = jax.tree.map(zeros, (like.grads, like.updates, like.losses))
-    return Done(params, own, model_state, grads, updates, losses, emptied(like.metrics, name), None)
+    grads, updates, losses, media = jax.tree.map(zeros, (like.grads, like.updates, like.losses, like.media))
+    if media:
+        media = jax.lax.cond(ctx.showing, lambda: run(params, own, model_state).media, lambda: media)
+    return Done(params, own, model_state, grads, updates, losses, emptied(like.metrics, name), None, media)
 
 
 def _summed(trees: list[PyTree]) -> PyTree:
