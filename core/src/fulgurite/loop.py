@@ -174,9 +174,8 @@ class Loop:
     def show(self) -> None:
         """Emits the media of the newest step, if it was known beforehand that they are shown."""
         results, due = self._newest
-        if results is None or not due[self.program.step.tasks.index(SHOW)]:
-            return
-        if media := self._compiled.media(results):
+        due = results is not None and due[self.program.step.tasks.index(SHOW)]
+        if results and due and (media := self._compiled.media(results)):
             step, flat = self.step, self._flat
 
             def finish() -> Record:

@@ -80,7 +80,8 @@ class Histogram(Media):
     def of(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
         """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins between the
         least and the greatest."""
-        arrays = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype") and not _is_key(leaf)]
+        leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
+        arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
             raise ModelError(f"fg.media.Histogram: there is no array of numbers in {type(values).__name__}")
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
@@ -108,10 +109,6 @@ class Figure(Media):
 
     draw: Callable[[Any], Any] = eqx.field(static=True)
     values: PyTree[Shaped[Array, "..."]]
-
-
-def _is_key(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
