@@ -143,7 +143,7 @@ def test_what_a_plugin_tells(tmp_path: Path):
             run.emit("config", "setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
 
     fit(tmp_path, Telling(), steps=1)
-    told = scalars(tmp_path, "_up")
+    told = scalars(tmp_path, "%2E.%2Fup")
     assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(told[3][2])
     assert not list(tmp_path.parent.glob("up*"))
     (shown,) = [value for event in events(tmp_path, "shown") for value in event.summary.value]
@@ -194,6 +194,28 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert not result.failed and not pyplot.get_fignums()
     tags = [(event.step, value.tag) for event in events(tmp_path, "told") for value in event.summary.value]
     assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
+
+
+def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
+    sources = ["a/b", "a b", "a_b", "", "%", "x" * 81, "x" * 82, "語" * 90, "é", ".é", "\udce9", "telemetry=a"]
+
+    @dataclass(frozen=True)
+    class Telling:
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("tell", 1, self.tell)]
+
+        def tell(self, run: fg.Run) -> None:
+            for number, source in enumerate(sources):
+                run.emit("scalars", source, {"number": number})
+
+    memory = Memory()
+    fit(tmp_path, Telling(), memory, steps=4)
+    assert not fit(tmp_path, Telling(), memory, steps=4, resume=fg.Checkpoint(tmp_path, 3)).failed
+    splits = {path.name for path in (tmp_path / "tensorboard").iterdir()} - {"train"}
+    found = [scalars(tmp_path, split) for split in splits if not split.startswith("telemetry=")]
+    expected = [[(step, "number", number) for step in (1, 2, 3, 4)] for number in range(len(sources))]
+    assert sorted(found, key=lambda one: one[0][2]) == expected and {"a%2Fb", "a%20b", "a_b", "é"} <= splits
 
 
 def test_texts_that_are_none_are_shown_as_such(tmp_path: Path):

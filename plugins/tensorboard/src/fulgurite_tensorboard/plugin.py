@@ -5,11 +5,13 @@ import re
 import shutil
 import time
 import warnings
+import zlib
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 _FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.fulgurite")
 _SET_ASIDE = re.compile(r"set-aside\.([0-9]{10})")
-_SPLIT = re.compile(r"(?!\.)[\w.=+-]{1,100}")
+_SPLIT = re.compile(r"(?!\.)[\w.=+%-]{1,100}")
 _TELEMETRY = "telemetry="
 
 
@@ -131,9 +133,15 @@ class _Backend:
 
 
 def split_of(record: fg.Record) -> str:
-    """The directory that a record is written to."""
-    name = re.sub(r"[^\w.+-]", "_", record.source).lstrip(".")[:80] or "_"
+    """The directory that a record is written to: another one for each source."""
+    name = re.sub(r"[^\w.+-]|^\.", _escaped, record.source) or "%"
+    if len(name.encode()) > 80:
+        name = f"{name[:40]}%{zlib.crc32(name.encode()):08x}"
     return name if record.stream == "exact" else _TELEMETRY + name
+
+
+def _escaped(odd: re.Match[str]) -> str:
+    return "%2E" if odd[0] == "." else quote(odd[0], safe="", errors="surrogatepass")
 
 
 def _checked(position: Any) -> dict[str, dict[str, int]]:

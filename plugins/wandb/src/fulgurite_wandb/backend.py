@@ -59,6 +59,11 @@ class Backend:
         """None: what wandb has got cannot be taken back."""
 
     @property
+    def connected(self) -> bool:
+        """Whether the run has begun, at the server or here."""
+        return self._run is not None
+
+    @property
     def place(self) -> str:
         """Where wandb keeps the run until it is sent."""
         return str(self._folder / "wandb") if self._run is None else self._run.settings.sync_dir

@@ -124,6 +124,8 @@ class WandbLogger:
         """Waits until everything is handed over."""
         if self._writer is None or self._backend is None:
             return
+        if self._backend.connected:
+            self._writer.patience = PATIENCE
         try:
             self._writer.close()
         except TimeoutError as error:
