@@ -287,7 +287,7 @@ print("stopped", result.stopped)
 """
 
 
-SAID = "said [red] by :smile: [/program]"
+SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 
 @pytest.mark.parametrize("act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"])

@@ -81,7 +81,7 @@ class Display:
             self._print()
 
     def _print(self) -> None:
-        self.console.print(self.line().text(), soft_wrap=True)
+        self.console.print(self.line().text())
 
 
 def intervals() -> Iterator[float]:

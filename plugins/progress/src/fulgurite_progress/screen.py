@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 
 class Screen(Console):
@@ -12,6 +13,11 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         # What the program prints while there is a line goes through here as well.
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Leaves it to the terminal to break the lines of texts."""
+        plain = all(isinstance(one, str | Text) for one in objects)
+        super().print(*objects, **{"soft_wrap": plain, **options})
 
     def __exit__(self, *details: Any) -> None:
         self.quiet = self.quiet or self.file.closed
