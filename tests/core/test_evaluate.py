@@ -1,6 +1,7 @@
 """Evaluation and prediction, against NumPy over all examples at once."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -249,6 +250,111 @@ def test_metrics_without_predictions_say_what_to_return() -> None:
         fg.Engine().predict(made(Silent), numbers([0]))
 
 
+class Plain(eqx.Module):
+    """No module of ours."""
+
+    weight: jax.Array
+
+
+class Trainable(Plain):
+    """A training step, and no more."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "call", "missing"),
+    [
+        (Plain, "evaluate", "validation_step"),
+        (Trainable, "evaluate", "validation_step"),
+        (Trainable, "predict", "predict_step"),
+        (Trainable, "fit", "configure_optimizers"),
+    ],
+)
+def test_a_module_without_the_step_is_told_what_to_be(model: Any, call: str, missing: str) -> None:
+    with pytest.raises(
+        ModelError, match=rf"{model.__name__} has no {missing}: subclass fg\.Module, or wrap .* fg\.Task"
+    ):
+        getattr(fg.Engine(steps=1), call)(model(jnp.zeros(())), numbers([0]))
+
+
+PREDICTIONS = {
+    "nothing": lambda batch: None,
+    r"float32\[\]": lambda batch: batch.mean(),
+    r"float32\[1\]": lambda batch: batch[:1],
+}
+
+
+@pytest.mark.parametrize("given", PREDICTIONS)
+def test_predictions_without_an_example_axis(given: str) -> None:
+    class Predicting(Counting):
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return PREDICTIONS[given](batch)
+
+    with pytest.raises(ModelError, match=rf"Predicting\.predict_step gave {given}: return arrays that begin") as caught:
+        fg.Engine().predict(made(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad"))
+    assert caught.value.__notes__[0].startswith("while tracing batch 0 of 'predict' on a batch of float32[4]")
+
+
+def test_batches_and_metrics_that_change_on_the_way_name_the_batch() -> None:
+    class Changing(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            late = len(batch["x"]) > 1
+            kept = {"kept": Kept(jnp.ones(len(batch["x"]), bool), batch["x"])}
+            return fg.Output(metrics=kept if late and "k" in batch else {"mean": batch["x"].mean()} if late else {})
+
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return batch["x"][:, None] * jnp.ones(len(batch["x"]))
+
+    engine, module, data = fg.Engine(), made(Changing), [{"x": batch} for batch in numbers([1], [2], [3, 4])]
+    with pytest.raises(ModelError, match="the metrics of batch 2 of 'test' changed .* at mean"):
+        engine.evaluate(module, data)
+    with pytest.raises(ModelError, match="the metrics of batch 2 of 'test' changed the structure"):
+        engine.evaluate(module, [{**batch, "k": batch["x"]} for batch in data])
+    with pytest.raises(ModelError, match=r"float32\[2,2\] for batch 2, and float32\[1,1\] for batch 0"):
+        engine.predict(module, data)
+    for call in (engine.evaluate, engine.predict):
+        with pytest.raises(DataError, match=r"batch 1 of '\w+' has another structure .*: y float32\[1\], not x"):
+            call(module, [data[0], {"y": data[1]["x"]}])
+
+
+def test_the_last_batch_alone_may_be_padded() -> None:
+    data = [*numbers([1, 2]), fg.Masked(np.asarray([3, 0], np.float32), np.asarray([True, False]))]
+    assert fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"] == 2
+
+
+@pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
+def test_a_mask_that_does_not_fit_its_batch(mask: Any) -> None:
+    data = [fg.Masked(np.zeros(2, np.float32), mask)]
+    engine = fg.Engine(steps=1)
+    for call in (engine.fit, engine.evaluate, engine.predict):
+        with pytest.raises(DataError, match=r"the mask is .*, not bool with one value an example of float32\[2\]"):
+            call(Counting(), data)
+
+
+def test_a_state_that_was_left_out_says_how_to_make_it() -> None:
+    class Normed(Counting):
+        norm: eqx.nn.BatchNorm
+
+        def __init__(self, *, key: Any) -> None:
+            super().__init__()
+            self.norm = eqx.nn.BatchNorm(1, "batch", mode="batch")
+
+    engine = fg.Engine(steps=1)
+    module, state = eqx.nn.make_with_state(Normed)(key=jax.random.key(0))
+    for use in (
+        engine.fit,
+        lambda model, data: engine.fit(module, data),
+        lambda model, data: engine.evaluate(module, data),
+    ):
+        with pytest.raises(
+            ModelError, match=r"Normed has layers that keep state, .* eqx\.nn\.make_with_state\(Normed\)"
+        ):
+            use(Normed, numbers([0]))
+    assert engine.evaluate((module, state), numbers([0])) == {"updates": 0}
+
+
 def test_limits() -> None:
     data = numbers([1], [2], [3], [4])
     mean = {"mean": lambda preds, batch: preds}
@@ -334,6 +440,20 @@ def test_a_data_module_has_the_data_for_everything() -> None:
     assert engine.predict(result, data).tolist() == [7, 8]
     with pytest.raises(DataError, match=r"Parts has no evaluation 'eassy'\. Did you mean 'easy'"):
         engine.evaluate(result, data, name="eassy")
+
+
+def test_a_data_module_may_lack_what_is_not_asked_for() -> None:
+    engine, data = fg.Engine(steps=1), SimpleNamespace(train=numbers([1]))
+    assert float(engine.fit(Counting, data).module.weight) == -1
+    assert engine.evaluate(Counting(), SimpleNamespace(evaluations={"test": numbers([1])})) == {"updates": 0}
+    for call, part in ((engine.predict, "predict"), (engine.evaluate, "evaluations")):
+        with pytest.raises(DataError, match=f"SimpleNamespace has no {part}: give it the attribute, or pass the data"):
+            call(Counting(), data)
+
+
+def test_no_evaluator_may_be_called_as_training_s_own_records() -> None:
+    with pytest.raises(PluginError, match="an evaluator is called 'train'"):
+        fg.Engine(plugins=[Evaluating(fg.EvaluatorSpec("train", numbers([0])), trigger=1)])
 
 
 def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:

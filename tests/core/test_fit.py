@@ -445,6 +445,14 @@ def test_a_task_trains_a_plain_model_with_metrics() -> None:
     assert fg.Engine(steps=1).evaluate(result, data)["off"] < 1e-3
 
 
+def test_a_task_gives_each_example_a_key_where_the_model_takes_one() -> None:
+    model = eqx.nn.Sequential([eqx.nn.Identity(), eqx.nn.Dropout(0.5)])
+    task = fg.Task(model, lambda preds, batch: preds, optax.sgd(0.0), {"all": lambda preds, batch: (preds != 0) * 1.0})
+    data = [(np.ones(64, np.float32),)]
+    dropped = fg.Engine(steps=1).fit(task, data).metrics["train"]["all"]
+    assert 0.2 < dropped < 0.8 and fg.Engine().evaluate(task, data)["all"] == 1
+
+
 def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
     with pytest.raises(ModelError, match="forward=lambda"):
         fg.Engine(steps=1).fit(task(), [{"x": np.ones((2, 3), np.float32)}])

@@ -13,12 +13,9 @@ from fulgurite.paths import leaves_with_paths
 
 
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
-    """Checks a batch against the annotation of the step's parameter `batch`.
-
-    The annotation is a jaxtyping array type, or a `TypedDict`, `NamedTuple` or dataclass whose fields are; named
-    dimensions must agree across the batch. A mismatch is an error that names the leaf and describes the batch.
-    Anything else that the annotation may be is left alone.
-    """
+    """Checks a batch against the annotation of the step's parameter `batch`: a jaxtyping array type, or a `TypedDict`,
+    `NamedTuple` or dataclass whose fields are; named dimensions must agree across the batch. A mismatch is an error
+    that names the leaf and describes the batch. Anything else that the annotation may be is left alone."""
     try:
         hint = get_type_hints(step).get("batch")
     except NameError:  # names imported for type checkers only: nothing to check against

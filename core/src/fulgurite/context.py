@@ -117,8 +117,7 @@ class Context:
         model_state: Any = _KEEP,
         mask: Any = _KEEP,
     ) -> "Context":
-        """A context for another forward pass in the same step, or for number `index` of several, with keys and loss
-        terms of its own."""
+        """A context for another forward pass in the step, or number `index` of several, with its own keys and terms."""
         return replace(
             self,
             training=self.training if training is None else training,

@@ -159,9 +159,11 @@ def part_of(data: Any, part: str, name: str | None = None) -> Any:
     """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
     if data is None:
         raise ConfigurationError("no data was given")
-    if not hasattr(data, "train") or not hasattr(data, "evaluations"):
+    both = hasattr(data, "train") + hasattr(data, "evaluations")
+    if both < 2 and (not both or hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         return data
-    found = getattr(data, part)
+    if (found := getattr(data, part, None)) is None:
+        raise DataError(f"{type(data).__name__} has no {part}: give it the attribute, or pass the data itself")
     if name is not None and name not in found:
         raise DataError(f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}")
     return found if name is None else found[name]

@@ -54,7 +54,7 @@ class Engine:
             never.
         nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step
             counts, nothing else of it stays); or `ignore`.
-        max_compilations: the largest number of batch shapes.
+        max_compilations: the largest number of batch shapes in training; evaluations may have any.
         dev_run: a trial of so many steps and as many batches in each evaluation, with nothing written.
         limit: at most so many batches of each epoch.
         compilation_cache: a directory in which compiled programs stay for the next process.
@@ -107,6 +107,8 @@ class Engine:
         streams = self.plugins.named("rng_streams", "random stream")
         self._streams = {stream.name: stream for stream in (PARAMS, DEFAULT)} | streams
         self.evaluators: dict[str, EvaluatorSpec] = self.plugins.named("evaluators", "evaluator")
+        if "train" in self.evaluators:
+            raise PluginError("an evaluator is called 'train', which is the source of training's records; rename it")
         self._programs: dict[Any, Program] = {}
         self._stepping: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}

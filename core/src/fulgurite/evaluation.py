@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fulgurite.annotations import described
+from fulgurite.annotations import describe, described, spec_of
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
-from fulgurite.errors import ModelError, PluginError
+from fulgurite.errors import DataError, ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.lockstep import together
 from fulgurite.media import SHOW, apart
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
-from fulgurite.module import Output, computed, measured
+from fulgurite.module import Output, computed, measured, method_of
 from fulgurite.placing import everywhere, replicated, share_of, shared, spread, tracing_on
-from fulgurite.state import TrainState
+from fulgurite.state import TrainState, check_same_structure
 from fulgurite.step import examples_in, forward, unmasked
 from fulgurite.weights import Subject, subject_of, view_of
 from fulgurite.window import as_metric, as_number, by_name, flattened
@@ -57,9 +57,8 @@ class EvaluatorSpec:
         fresh: whether each evaluation draws other random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
         required: whether an exception of it ends training; else it is told once and left out from then on.
-        custom: `custom(state, step, standard)`, which gives the metrics itself, and media to show among them. The
-            module of `state` has the weights asked for and is in inference mode; `standard(state)` is the evaluation
-            without `custom`.
+        custom: `custom(state, step, standard)`, which gives the metrics itself, and media to show among them; `state`
+            has the weights asked for, in inference mode; `standard(state)` is the evaluation without `custom`.
     """
 
     name: str
@@ -82,23 +81,20 @@ class Evaluation:
         self._mesh, self._consensus = engine.mesh, engine.consensus
         self._shows = any(task.name == SHOW for task in engine.tasks)
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._at = 0  # the batch that is being traced, for errors
 
     def evaluate(
         self, subject: Subject, data: Any, limit: int | None, interrupted: Interrupt, show: Show | None
     ) -> dict[str, Any]:
         """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit` batches. `show` gets the
-        media of the first batch, on the device.
-
-        Raises:
-            Interrupted: `interrupted()`, asked before each batch, was true.
-        """
+        media of the first batch, on the device. Raises `Interrupted` if `interrupted()`, asked before each, is true."""
         merged: dict[str, Metric] | None = None
         gathered: list[dict[str, Gathered]] = []
         in_flight: deque[Any] = deque()
         leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
         with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
-            for index, batch in enumerate(together(feed, self._consensus)):
+            for index, batch in self._batches(feed):
                 if interrupted():
                     raise Interrupted
                 run = self._function("validation_step", subject, batch)
@@ -110,13 +106,11 @@ class Evaluation:
                 merged, more, media = run(*arguments, merged)
                 if index == 0 and media and show:
                     show(media)
-                for leaf in jax.tree.leaves(more):
-                    leaf.copy_to_host_async()
-                gathered.append(more)
+                gathered.append(jax.copy_to_host_async(more))
                 in_flight.append(merged)
                 if len(in_flight) > IN_FLIGHT:
                     jax.block_until_ready(in_flight.popleft())
-        values: dict[str, Any] = {name: metric.compute() for name, metric in jax.device_get(merged or {}).items()}
+        values: dict[str, Any] = {name: one.compute() for name, one in jax.device_get(merged or {}).items() if one}
         for name in gathered[0] if gathered else ():
             parts = [part[name] for part in gathered]
             values[name] = parts[0].merge(*parts[1:]).compute()
@@ -149,15 +143,14 @@ class Evaluation:
     def predict(
         self, subject: Subject, data: Any, limit: int | None, callback: Callable[[PyTree[np.ndarray]], None] | None
     ) -> Any:
-        """The predictions for every example, in order, without padding: in one tree, or batch by batch to
-        `callback`."""
+        """The predictions for every example, in order, without padding: one tree, or batch by batch to `callback`."""
         made: list[Any] = []
         take = made.append if callback is None else callback
         in_flight: deque[Any] = deque()
         leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
         with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
-            for index, batch in enumerate(together(feed, self._consensus)):
+            for index, batch in self._batches(feed):
                 run = self._function("predict_step", subject, batch)
                 batch = spread(self._plugins, batch, self._mesh)
                 in_flight.append(run(leaves, batch, resident, np.int32(index)))
@@ -165,7 +158,23 @@ class Evaluation:
                     take(_unpadded(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_unpadded(preds, mask))
+        kinds = [(jax.tree.structure(part), [leaf.shape[1:] for leaf in jax.tree.leaves(part)]) for part in made]
+        if other := [index for index, kind in enumerate(kinds) if kind != kinds[0]]:
+            given = f"{describe(made[other[0]])} for batch {other[0]}, and {describe(made[0])} for batch 0"
+            raise ModelError(f"predict_step gave {given}: make them alike, or take each by callback=")
         return jax.tree.map(lambda *parts: np.concatenate(parts), *made) if callback is None else None
+
+    def _batches(self, feed: Feed) -> Iterator[tuple[int, Any]]:
+        """The batches by number; one of another structure than the first is an error. Some may be masked only."""
+        first = None
+        for index, batch in enumerate(together(feed, self._consensus)):
+            spec = spec_of(unmasked(batch)[0])
+            first = first if index else spec
+            if jax.tree.structure(spec) != jax.tree.structure(first):
+                gap = f"batch {index} of {self._spec.name!r} has another structure than those before"
+                raise DataError(f"{gap}: {describe(spec)}, not {describe(first)}. Give all of them one")
+            self._at = index
+            yield index, batch
 
     def _function(self, step: str, subject: Subject, batch: Any) -> Callable[..., Any]:
         key = step, subject.key, jax.tree.structure(batch)
@@ -181,13 +190,19 @@ class Evaluation:
             output = forward(self._plugins, "validation_step", module, batch, ctx)
             metrics, gathered = self._metrics(output, batch, ctx)
         if merged is not None:
-            both = {name: merged[name].merge(metric) for name, metric in metrics.items()}
-            metrics = jax.tree.map(lambda new, both: jnp.where(index == 0, new, both), metrics, both)
+            check_same_structure(merged, metrics, f"the metrics of batch {self._at} of {self._spec.name!r}")
+            both = {name: one and merged[name].merge(one) for name, one in metrics.items()}
+            metrics = jax.tree.map(partial(jnp.where, index == 0), metrics, both)
         return metrics, gathered, output.media
 
     def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
         with self._prepared(subject, batch, resident, index) as (module, batch, ctx):
-            return module.predict_step(batch, ctx.for_forward()), ctx.mask
+            preds = (step := method_of(module, "predict_step"))(module, batch, ctx.for_forward())
+            shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
+            if not all(shapes or [()]) or (ctx.mask is not None and {*shapes} != {ctx.mask.shape}):
+                what = f"{step.__qualname__} gave {describe(preds) or 'nothing'}"
+                raise ModelError(f"{what}: return arrays that begin with the example axis")
+            return preds, ctx.mask
 
     @contextmanager
     def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> Iterator[tuple[Any, Any, Context]]:
@@ -203,10 +218,10 @@ class Evaluation:
             flags={SHOW: jnp.asarray(index == 0)} if self._shows else {},
             key_step=step if self._spec.fresh else None,
         )
-        with training_mode(False, module) as module, described(repr(self._spec.name), batch):
+        with training_mode(False, module) as module, described(f"batch {self._at} of {self._spec.name!r}", batch):
             yield module, batch, ctx
 
-    def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Metric], dict[str, Gathered]]:
+    def _metrics(self, output: Output, batch: Any, ctx: Context) -> tuple[dict[str, Any], dict[str, Gathered]]:
         spec = self._spec
         total, terms = output.loss, output.losses
         if spec.losses is not None:
@@ -216,7 +231,8 @@ class Evaluation:
         given = by_name(total, terms, metrics)
         gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}
         examples = examples_in(batch, ctx.mask)
-        metrics = {
+        # The gathered ones have a place without a value: which there are may not change from batch to batch either.
+        metrics = dict.fromkeys(gathered) | {
             name: _mean(value.compute(), examples) if isinstance(value, Running) else as_metric(name, value, examples)
             for name, value in given.items()
             if name not in gathered
@@ -236,10 +252,8 @@ def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 def _mean(value: Any, examples: Any) -> Metric:
     """The mean over so many examples, element by element."""
-    mean = partial(Mean.of, weight=examples)
-    for _ in range(jnp.ndim(value)):
-        mean = jax.vmap(mean)
-    return mean(value)
+    means = jax.vmap(partial(Mean.of, weight=examples))(jnp.ravel(value))
+    return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)
 
 
 def _unpadded(preds: Any, mask: Any) -> Any:

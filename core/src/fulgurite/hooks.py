@@ -5,8 +5,7 @@ does not say who failed, so the engine reads the sorted implementations once and
 (`fulgurite.plugins`). An implementation may leave out arguments that it does not need.
 
 Kinds: *build* hooks answer before anything is compiled. *Traced* hooks run while the step is traced, perhaps several
-times, and contribute pure functions to it. *Event* and *sink* hooks run on the host, between steps. *Persistence* hooks
-save and restore.
+times, and are part of it. *Event* and *sink* hooks run on the host between steps. *Persistence* hooks save and restore.
 """
 
 from collections.abc import Callable
@@ -179,8 +178,8 @@ def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
 
 @hookspec("event")
 def on_compile(run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled") -> None:
-    """An executable was made: `compiled.cost_analysis()` and `compiled.memory_analysis()` tell what it takes. `run` is
-    None outside of a fit."""
+    """An executable of the training step (of no evaluation) was made: `compiled.cost_analysis()` and
+    `compiled.memory_analysis()` tell what it takes. `run` is None outside of a fit."""
 
 
 @hookspec("event")

@@ -13,15 +13,11 @@ from fulgurite.feed import Feed
 
 
 def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
-    """The batches of `feed`; with several processes, equally many on each.
+    """The batches of `feed`; with several processes, equally many on each. A `DataError` for batches of several
+    structures or without an example axis on every process alike, a `ProcessError` for another process that failed.
 
     A process whose data has ended takes part with batches that are empty: of the size of the others, and masked. One
-    whose batch is smaller is filled up likewise. The step looks at `ctx.mask` then; where all batches are of one size,
-    nothing is masked.
-
-    Raises:
-        DataError: batches of several structures, or without an example axis, on every process alike.
-        ProcessError: another process failed to make its batch, or has none at all.
+    whose batch is smaller is filled up likewise. Where all batches are of one size, nothing is masked.
     """
     if jax.process_count() == 1:
         yield from (item.batch for item in feed)

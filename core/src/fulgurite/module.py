@@ -62,13 +62,11 @@ class Module(eqx.Module):
         raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output")
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation; `training_step` unless overridden. The module is in inference
-        mode."""
+        """The metrics of one batch in evaluation, in inference mode; `training_step` unless overridden."""
         return self.training_step(batch, ctx)
 
     def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:
-        """The predictions for one batch, each leaf with a leading example axis; `validation_step(...).preds` unless
-        overridden."""
+        """The predictions for one batch, each with a leading example axis; `validation_step(...).preds` by default."""
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
             fix = "define predict_step(self, batch, ctx), or return fg.Output(..., preds=...) from its step"
@@ -91,7 +89,7 @@ class Task(Module):
         optimizer: an `optax.GradientTransformation`.
         metrics: by name, likewise, or `metric(preds, batch, mask)` that gives a `Metric`.
         forward: `forward(model, batch, ctx)` gives `preds`, or an `Output` with `preds` and `model_state`. Without it
-            the batch is a tuple or list that begins with the inputs, and the model is mapped over their examples.
+            the batch is a tuple or list that begins with the inputs, with a key each if it takes `key`.
         weight: a factor for the loss: a number, or a schedule `step -> number`.
     """
 
@@ -118,9 +116,16 @@ class Task(Module):
         return self.optimizer
 
 
+def method_of(module: Any, name: str) -> Callable[..., Any]:
+    """The method `name` of the module's class, which fulgurite calls."""
+    if not hasattr(type(module), name):
+        fix = "subclass fg.Module, or wrap the model in fg.Task(model, loss=..., optimizer=...)"
+        raise ModelError(f"{type(module).__name__} has no {name}: {fix}")
+    return getattr(type(module), name)
+
+
 def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
-    """What `function(preds, batch)` gives: a metric, a bare scalar, or of an array with an example axis the mean where
-    `mask` is True.
+    """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the mean without padding.
 
     A function with a parameter `mask` gets it. One without must not make a metric of a padded batch, padding and all.
     """
@@ -152,8 +157,10 @@ def _mapped(model: Any, batch: Any, ctx: "Context") -> Output:
     if not isinstance(batch, tuple | list):
         gap = f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input"
         raise ModelError(f"{gap}: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])")
+    keyed = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters
+    keys = {"key": ctx.keys("default", len(jax.tree.leaves(batch[0])[0]))} if keyed else {}
     if ctx.model_state is None:
-        return Output(preds=jax.vmap(model)(batch[0]))
+        return Output(preds=jax.vmap(model)(batch[0], **keys))
     mapped = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    preds, model_state = mapped(batch[0], ctx.model_state)
+    preds, model_state = mapped(batch[0], ctx.model_state, **keys)
     return Output(preds=preds, model_state=model_state)

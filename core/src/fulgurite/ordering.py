@@ -39,8 +39,7 @@ def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
         sorter.prepare()
     except CycleError as error:
         cycle = f"each wants to come before the next: {' -> '.join(reversed(error.args[1]))}"
-        fix = "Change `before` or `after` of one of them"
-        raise PluginError(f"{what}s cannot be ordered, {cycle}. {fix}") from error
+        raise PluginError(f"{what}s cannot be ordered, {cycle}. Change `before` or `after` of one of them") from error
     by_name, waiting, result = {plugin.name: plugin for plugin in plugins}, [], []
     while sorter.is_active():
         waiting += sorter.get_ready()

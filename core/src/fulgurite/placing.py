@@ -114,8 +114,7 @@ class BatchPlacing:
 
     def stacked(self) -> "BatchPlacing":
         """For several batches along a new first axis."""
-        stacked = jax.tree.map(lambda one: one.update(spec=PartitionSpec(None, *one.spec)), self.shardings)
-        return BatchPlacing(stacked)
+        return BatchPlacing(jax.tree.map(lambda one: one.update(spec=PartitionSpec(None, *one.spec)), self.shardings))
 
     def misfit(self, batch: PyTree) -> str | None:
         """What of this process's part of a batch does not divide by its devices, or None."""

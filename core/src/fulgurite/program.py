@@ -17,6 +17,7 @@ from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
+from fulgurite.module import method_of
 from fulgurite.paths import leaves_with_paths
 from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
@@ -139,12 +140,11 @@ class Program:
         return self.layout.with_part(packed, "window", window.close()), values
 
     def _update_rule(self, module: Any) -> UpdateRule:
-        if not hasattr(module, "training_step"):
-            fix = "subclass fg.Module, or wrap the model in fg.Task(model, loss=..., optimizer=...)"
-            raise ModelError(f"{type(module).__name__} has no training_step: {fix}")
+        method_of(module, "training_step")
         phases = self._plugins.exclusive("optimizers", module=module)
         if phases is None:
-            phases = phases_of(module.configure_optimizers(), f"{type(module).__name__}.configure_optimizers")
+            configure = method_of(module, "configure_optimizers")
+            phases = phases_of(configure(module), f"{type(module).__name__}.configure_optimizers")
         for name, phase in list(phases.items()):
             root, before = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}"), [optax.identity()]
             for hook in self._plugins.implementations("gradient_transform"):

@@ -59,19 +59,19 @@ def source_of(model: Any) -> Source:
     `model(key=key)`, that gives either. A callable's arrays are made under jit; a given module's are copied."""
     if isinstance(model, eqx.Module) or _is_pair(model):
         pair: Any = model if isinstance(model, tuple) else (model, None)
+        check_has_state(*pair)
         check_aliases(pair[0])
         check_not_consumed({"module": pair[0], "model_state": pair[1]})
         arrays, static = eqx.partition(pair, is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)), pair)
     if not callable(model):
-        kinds = (
-            "an Equinox module, a pair (module, eqx.nn.State), or a callable that is called with key= and gives either"
-        )
+        kinds = "an Equinox module, a pair (module, eqx.nn.State), or a callable, called with key=, that gives either"
         raise ModelError(f"a model is {kinds}; {type(model).__name__} is none of them")
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
         made = model(key=key)
         pair: Any = made if _is_pair(made) else (made, None)
+        check_has_state(*pair)
         check_aliases(pair[0])
         return owned(pair)
 
@@ -95,8 +95,7 @@ def owned(tree: PyTree) -> PyTree:
 
 
 def unshared(state: "TrainState") -> "TrainState":
-    """The state with a copy of every array that comes a second time, such as an average put in the module's place, and
-    of every NumPy array."""
+    """The state with a copy of each NumPy array, and of each that comes twice, such as an average made the module."""
     leaves, treedef = jax.tree.flatten(state)
     first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
     own = [isinstance(leaf, jax.Array) and first[id(leaf)] == place for place, leaf in enumerate(leaves)]
@@ -111,6 +110,14 @@ def check_aliases(module: PyTree) -> None:
             (one, _), (other, _) = (leaves_with_paths(module)[at] for at in (former, place))
             fix = "Training would update them as two: copy one of them, or tie them with eqx.nn.Shared"
             raise ModelError(f"{one} and {other} of {type(module).__name__} are the same array. {fix}")
+
+
+def check_has_state(module: PyTree, model_state: Any) -> None:
+    """A module with layers that keep state, and no state, is an error that says how to make both."""
+    leaves = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
+    if model_state is None and any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
+        gap = f"{(name := type(module).__name__)} has layers that keep state, such as BatchNorm, and comes without it"
+        raise ModelError(f"{gap}: give eqx.nn.make_with_state({name}), which makes both, or the pair (module, state)")
 
 
 def check_not_consumed(state: PyTree) -> None:
@@ -135,8 +142,7 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
         raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
     for place, (a, b) in enumerate(zip(old, new, strict=True)):
         if hashable(a) != hashable(b):
-            path = leaves_with_paths(before)[place][0]
-            change = f"{where} changed {path} from {_spec(a)} to {_spec(b)}"
+            change = f"{where} changed {leaves_with_paths(before)[place][0]} from {_spec(a)} to {_spec(b)}"
             raise ModelError(f"{change}; shape, dtype and other leaves must stay")
 
 

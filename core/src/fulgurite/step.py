@@ -1,6 +1,6 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fulgurite.annotations import check_batch, described
+from fulgurite.annotations import check_batch, describe, described
 from fulgurite.context import Context
 from fulgurite.data import Masked
-from fulgurite.errors import ModelError, PluginError
+from fulgurite.errors import DataError, ModelError, PluginError
 from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
-from fulgurite.module import Output
+from fulgurite.module import Output, method_of
 from fulgurite.placing import constrained
 from fulgurite.plugins import Implementation, PluginManager, merge
 from fulgurite.state import TrainState, check_same_structure
@@ -129,14 +129,14 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     """
     ctx = ctx.for_forward()
     module = constrained(plugins, "forward_sharding", module=module)
-    function = getattr(type(module), step) if isinstance(step, str) else step
+    function = method_of(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch)
     output = function(module, batch, ctx)
     if not isinstance(output, Output):
         raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
     for kind in ("losses", "metrics", "media"):
-        if not isinstance(given := getattr(output, kind), Mapping):
+        if not isinstance(given := getattr(output, kind), dict):
             raise ModelError(f"the {kind} of {where} are of type {type(given).__name__}: return a dictionary, by name")
     output = constrained(plugins, "output_sharding", output=output)
     terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
@@ -164,7 +164,12 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
 
 def unmasked(batch: Any) -> tuple[Any, Any]:
     """A batch and its mask, which is None where the source does not pad."""
-    return (batch.value, batch.mask) if isinstance(batch, Masked) else (batch, None)
+    if not isinstance(batch, Masked):
+        return batch, None
+    shapes, mask = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch.value)}, batch.mask
+    if mask.shape not in shapes or mask.dtype != bool:
+        raise DataError(f"the mask is {describe(mask)}, not bool with one value an example of {describe(batch.value)}")
+    return batch.value, mask
 
 
 def examples_in(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:

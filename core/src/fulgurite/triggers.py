@@ -202,8 +202,7 @@ class Or(Trigger):
         return " | ".join(map(repr, self.parts))
 
     def next(self, after: int, span: Span) -> int | None:
-        steps = (part.next(after, span) for part in self.parts)
-        return min((step for step in steps if step is not None), default=None)
+        return min((step for part in self.parts if (step := part.next(after, span)) is not None), default=None)
 
 
 class Armed:

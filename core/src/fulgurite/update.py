@@ -30,8 +30,7 @@ class Phase:
 
     Attributes:
         optimizer: an `optax.GradientTransformation`.
-        params: the arrays that it updates, as `select` takes them; all of them by default. The others get no gradient
-            and no optimizer state.
+        params: the arrays that it updates, as `select` takes them; all by default. Others get no gradient or state.
         before: what the gradients go through first: the `gradient_transform`s of plugins, set by the engine.
     """
 
@@ -50,8 +49,7 @@ class Phase:
 
 
 class UpdateRule:
-    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics and the step
-    count."""
+    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics, the step count."""
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:

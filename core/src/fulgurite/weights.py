@@ -17,7 +17,7 @@ from fulgurite.program import placed, slices_of
 from fulgurite.resume import snapshot_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint
-from fulgurite.state import Source, TrainState, check_not_consumed, key_of, source_of
+from fulgurite.state import Source, TrainState, check_has_state, check_not_consumed, key_of, source_of
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -46,6 +46,7 @@ def subject_of(model: Any, key: Key[Array, ""]) -> Subject:
     module, model_state = model if isinstance(model, tuple) else (model, None)
     if not isinstance(module, eqx.Module):
         raise ModelError(f"give a module, (module, state), a train state or a result, not {model!r}")
+    check_has_state(module, model_state)
     return Subject(module, model_state, key, 0)
 
 

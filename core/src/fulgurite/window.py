@@ -72,9 +72,7 @@ def flattened(values: dict[str, Any]) -> dict[str, Any]:
     """A metric that computed a dictionary gives `name/key` for each of its keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat.update(
-            {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-        )
+        flat |= {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
     return flat
 
 
@@ -87,13 +85,10 @@ def as_number(value: Any) -> Any:
 def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[dict[str, Metric], dict[str, Running]]:
     """The metrics and running metrics of a step: its own, those of plugins, every loss term, the batch loss and its
     moving average. A bare scalar is a mean over the batch's examples, so it weighs `weight`."""
-    given: dict[str, Any] = {
-        **{name: value for name, value in output.losses.items() if name != "loss"},
-        **output.metrics,
-    }
+    given = {name: term for name, term in output.losses.items() if name != "loss"} | output.metrics
     if output.loss is not None:
-        average = MovingAverage.of(output.loss)
-        given = {"loss": output.loss, "batch_loss": Last.of(output.loss), "loss_average": average, **given}
+        kinds = {"batch_loss": Last.of(output.loss), "loss_average": MovingAverage.of(output.loss)}
+        given = {"loss": output.loss, **kinds, **given}
     metrics: dict[str, Metric] = {}
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
@@ -107,11 +102,10 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
 
 
 def by_name(total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The total loss, if any, its terms and the metrics, all by name; a name twice is an error."""
-    given = {} if total is None else {**terms, "loss": total}
-    if twice := sorted(given.keys() & metrics.keys()):
+    """The total loss, if any, its terms and the metrics, all by name. A metric may stand for the total, for no term."""
+    if twice := sorted((terms.keys() & metrics.keys()) - {"loss"}):
         raise ModelError(f"{twice[0]!r} is both a term of the loss, which is recorded too, and a metric; rename one")
-    return given | dict(metrics)
+    return {**terms, **({} if total is None else {"loss": total}), **metrics}
 
 
 def as_metric(name: str, value: Any, weight: Array) -> Metric:
