@@ -17,8 +17,7 @@ def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
     structures or without an example axis on every process alike, a `ProcessError` for another process that failed.
 
     A process whose data has ended takes part with batches that are empty: of the size of the others, and masked. One
-    whose batch is smaller is filled up likewise. Where all batches are of one size, nothing is masked.
-    """
+    whose batch is smaller is filled up likewise. Where all batches are of one size, nothing is masked."""
     if jax.process_count() == 1:
         yield from (item.batch for item in feed)
         return

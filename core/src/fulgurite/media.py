@@ -57,16 +57,13 @@ class Images(Media):
         if pixels.ndim == 3:
             pixels = pixels[None]
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
-            shapes = (
-                "(height, width), (height, width, channels) or (n, height, width, channels) with 1, 3 or 4 channels"
-            )
+            shapes = "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
             raise ModelError(f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}")
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
                 kinds = "uint8, which goes to 255, or floats or booleans, which go to 1"
                 raise ModelError(f"fg.media.Images: pixels are {pixels.dtype}; give {kinds}")
-            unit = jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
-            pixels = jnp.round(255 * unit).astype(jnp.uint8)
+            pixels = jnp.round(255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))).astype(jnp.uint8)
         return Images(pixels)
 
 

@@ -79,10 +79,8 @@ def source_of(model: Any) -> Source:
 
 
 def owned(tree: PyTree) -> PyTree:
-    """A copy of every array, as a jax array; other leaves stay.
-
-    Weak types are stripped: such a leaf would come back strong from a checkpoint and compile the step again.
-    """
+    """A copy of every array, as a jax array; other leaves stay. Weak types are stripped: such a leaf would come back
+    strong from a checkpoint and compile the step again."""
 
     def own(leaf: Any) -> Any:
         if not is_array(leaf):
@@ -131,10 +129,8 @@ def check_not_consumed(state: PyTree) -> None:
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
-    """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that entered it.
-
-    A slice that changed its shape would compile the step anew without a word.
-    """
+    """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that entered it: a slice that
+    changed its shape would compile the step anew without a word."""
     (old, treedef), (new, other) = jax.tree.flatten(before), jax.tree.flatten(after)
     if treedef != other:
         paths = sorted({path for path, _ in leaves_with_paths(before)} ^ {path for path, _ in leaves_with_paths(after)})

@@ -124,9 +124,7 @@ class TrainStep:
 
 def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
     """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
-
-    The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error.
-    """
+    The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error."""
     ctx = ctx.for_forward()
     module = constrained(plugins, "forward_sharding", module=module)
     function = method_of(module, step) if isinstance(step, str) else step

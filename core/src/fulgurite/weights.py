@@ -61,10 +61,8 @@ def view_of(plugins: PluginManager, state: TrainState, name: str) -> Any:
 
 
 def restored_weights(engine: "Engine", model: Any, reference: Checkpoint) -> TrainState:
-    """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health.
-
-    It is restored without a batch of the training data, on which the structure of the window depends.
-    """
+    """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health. It is
+    restored without a batch of the training data, on which the structure of the window depends."""
     like = _like(engine, source_of(model))
     parts = ["step", "key", "module", *(["model_state"] if like.model_state is not None else [])]
     parts += [str(from_keys((GetAttrKey("plugins"), DictKey(name)))) for name in like.plugins]
