@@ -126,7 +126,7 @@ def method_of(module: Any, name: str) -> Callable[..., Any]:
 
 def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
     """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the mean without padding.
-    A function with a parameter `mask` gets it. One without must not make a metric of a padded batch, padding and all."""
+    A function with a parameter `mask` gets it. One without must make no metric of a padded batch, padding and all."""
     masks = {"mask": mask} if "mask" in inspect.signature(function).parameters else {}
     value = function(preds, batch, **masks)
     if isinstance(value, Metric | Running | Gathered):
