@@ -49,7 +49,7 @@ class WandbLogger:
     after = ("jsonl",)  # its file is cut back to the checkpoint before it is read
     _id: str | None = field(default=None, init=False, repr=False)
     _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _kept: tuple[str, dict[str, float]] | None = field(default=None, init=False, repr=False)
+    _restored: bool = field(default=False, init=False, repr=False)
     _resumed: bool = field(default=False, init=False, repr=False)
     _writer: fg.Writer | None = field(default=None, init=False, repr=False)
     _backend: Backend | None = field(default=None, init=False, repr=False)
@@ -79,7 +79,8 @@ class WandbLogger:
         if self.mode == "disabled":
             return
         # It goes on where its checkpoint was, or from the state that its former fit left.
-        goes_on = self._resumed or (self._id is not None and run.step == run.span.origin > 0)
+        from_state = run.step == run.span.origin > 0 and self._id is not None and not self._restored
+        goes_on = self._resumed or from_state
         if not goes_on:
             self._id, self._best = secrets.token_hex(4), {}
         place = run.directory.path if run.directory is not None else Path()
@@ -90,7 +91,7 @@ class WandbLogger:
         backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
         self._writer, self._backend = fg.Writer(self.plugin_name, backend), backend
         self._writer.patience = self.timeout + PATIENCE
-        self._resumed, self._kept = False, None
+        self._resumed = self._restored = False
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -142,9 +143,8 @@ class WandbLogger:
 
     @fg.hookimpl
     def rewind(self, position: Any) -> None:
-        """The checkpoint is one of this run: its id and its best values are gone on with."""
-        if self._kept is not None:
-            (self._id, self._best), self._resumed = self._kept, True
+        """The checkpoint is one of this run, whose id and best values are gone on with; another run has its own."""
+        self._resumed = self._restored and self._id is not None
 
     @fg.hookimpl
     def host_state(self) -> Any:
@@ -153,11 +153,11 @@ class WandbLogger:
 
     @fg.hookimpl
     def restore_host_state(self, state: Any, version: int) -> None:
-        """Notes them, lest the run that they are of be another one: `rewind` takes them back."""
+        """Takes them back."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
             raise ConfigurationError(f"the checkpoint's id of the wandb run is none: {str(identity)[:100]!r}")
-        self._kept = None if identity is None else (identity, dict(state.get("best", {})))
+        self._id, self._best, self._restored = identity, dict(state.get("best", {})), True
 
     def _put(self, record: fg.Record) -> None:
         if self._writer is not None:
