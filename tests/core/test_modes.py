@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import equinox as eqx
 import fulgurite as fg
@@ -558,6 +558,56 @@ def test_a_batch_that_does_not_names_the_leaf_and_shows_the_batch(
         fg.Engine(steps=1).fit(model, [batch])
     assert f"{model.__name__}.training_step expects" in str(caught.value)
     assert structure in str(caught.value).partition("expects")[2]
+
+
+class Optional(TypedDict):
+    x: Float[Array, "batch 5"]
+    y: NotRequired[Float[Array, "batch"]]
+
+
+WRONG = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("hint", "right", "wrong", "leaf"),
+    [
+        (
+            tuple[Float[Array, "b 5"], Int[Array, "b"]],
+            (np.ones((4, 5)), np.ones(4, int)),
+            (WRONG, WRONG),
+            r"batch\[0\]",
+        ),
+        (list[Float[Array, "b 5"]], [np.ones((4, 5))] * 2, [np.ones((4, 5)), WRONG], r"batch\[1\]"),
+        (dict[str, Float[Array, "b 5"]], {"x": np.ones((4, 5))}, {"x": WRONG}, r'batch\["x"\]'),
+        (Float[Array, "b 5"] | None, np.ones((4, 5)), WRONG, "batch"),
+        (Float[Array, "b"] | Float[Array, "b 5"], np.ones((4, 5)), WRONG, "batch"),
+        (Optional, {"x": np.ones((4, 5))}, {"x": np.ones((4, 5)), "y": WRONG}, r'batch\["y"\]'),
+    ],
+)
+def test_any_structure_of_arrays_is_checked_wherever_it_goes(hint: Any, right: Any, wrong: Any, leaf: str) -> None:
+    class Annotated(Counting):
+        def training_step(self, data: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight, preds=jax.tree.leaves(data)[0])
+
+        training_step.__annotations__["data"] = hint
+        validation_step = fg.Module.validation_step
+
+    class Predicting(Counting):
+        def predict_step(self, data: Any, ctx: fg.Context) -> Any:
+            return jax.tree.leaves(data)[0]
+
+        predict_step.__annotations__["data"] = hint
+
+    engine = fg.Engine(steps=1)
+    for call, model in (
+        (engine.fit, Annotated),
+        (engine.evaluate, Annotated),
+        (engine.predict, Annotated),
+        (engine.predict, Predicting),
+    ):
+        call(made(model), [right])
+        with pytest.raises(DataError, match=rf"{leaf} is float32\[4,3\]; .* expects Float"):
+            call(made(model), [wrong])
 
 
 def test_a_batch_of_another_kind_than_annotated_is_shown() -> None:

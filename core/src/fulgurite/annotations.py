@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from typing import Any, get_type_hints, is_typeddict
+from inspect import ismethod, signature
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import jax
 import jaxtyping
@@ -13,11 +15,11 @@ from fulgurite.paths import leaves_with_paths
 
 
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
-    """Checks a batch against the annotation of the step's parameter `batch`: a jaxtyping array type, or a `TypedDict`,
-    `NamedTuple` or dataclass whose fields are; named dimensions must agree across the batch. A mismatch is an error
-    that names the leaf and describes the batch. Anything else that the annotation may be is left alone."""
+    """Checks a batch against the annotation of the step's first parameter behind `self`: a jaxtyping array type, or
+    tuples, lists, dictionaries, `TypedDict`s, `NamedTuple`s, dataclasses or unions of these; named dimensions must
+    agree across the batch. A mismatch is an error that names the leaf. Any other annotation is left alone."""
     try:
-        hint = get_type_hints(step).get("batch")
+        hint = get_type_hints(step).get([*signature(step).parameters, ""][0 if ismethod(step) else 1])
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     with jaxtyping.jaxtyped("context"):
@@ -60,14 +62,21 @@ def shapes_of(tree: Any) -> tuple[Any, ...]:
 
 
 def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
-    if not isinstance(hint, type) or hint is Any:
-        return []
-    if issubclass(hint, jaxtyping.AbstractArray):
+    origin, kinds, parts = get_origin(hint), get_args(hint), []
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
         return [(path, value, hint)]
+    if origin in (Union, UnionType):
+        found = [_annotated(path, value, one) for one in kinds if one is not NoneType]
+        fits = value is None or any(all(isinstance(leaf, one) for _, leaf, one in some) for some in found)
+        return [] if fits else found[0]
     if is_typeddict(hint) and isinstance(value, dict):
-        parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in get_type_hints(hint).items()]
-    elif (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, hint):
+        asked = [item for item in get_type_hints(hint).items() if item[0] in value or item[0] in hint.__required_keys__]
+        parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in asked]
+    elif isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, hint):
         parts = [(f"{path}.{name}", getattr(value, name), kind) for name, kind in get_type_hints(hint).items()]
-    else:
-        return []
+    elif origin in (tuple, list) and isinstance(value, tuple | list):
+        kinds = kinds[:1] * len(value) if origin is list or kinds[-1] is ... else kinds
+        parts = [(f"{path}[{at}]", part, kind) for at, (part, kind) in enumerate(zip(value, kinds, strict=False))]
+    elif origin is dict and isinstance(value, dict):
+        parts = [(f'{path}["{name}"]', part, kinds[1]) for name, part in value.items()]
     return [found for part in parts for found in _annotated(*part)]

@@ -21,10 +21,8 @@ class Consensus:
 
     def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
         """The wishes that hold for all processes at `step`: `task:NAME` for an action due by the clock, `stop:REASON`.
-
         Called equally often by every process, at the same steps: at each end of a dispatch, before what is due there,
-        and between the batches of an evaluation.
-        """
+        and between the batches of an evaluation."""
         return wishes
 
     def decide(self, make: Callable[[], Any]) -> Any:

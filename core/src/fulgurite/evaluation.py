@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fulgurite.annotations import describe, described, spec_of
+from fulgurite.annotations import check_batch, describe, described, spec_of
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import DataError, ModelError, PluginError
@@ -197,7 +197,8 @@ class Evaluation:
 
     def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
         with self._prepared(subject, batch, resident, index) as (module, batch, ctx):
-            preds = (step := method_of(module, "predict_step"))(module, batch, ctx.for_forward())
+            check_batch(step := method_of(module, "predict_step"), batch)
+            preds = step(module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
             if not all(shapes or [()]) or (ctx.mask is not None and {*shapes} != {ctx.mask.shape}):
                 what = f"{step.__qualname__} gave {describe(preds) or 'nothing'}"

@@ -16,10 +16,8 @@ _training = jax.make_user_context(True)
 
 def is_training() -> bool:
     """Whether the code that is being run or traced belongs to training. True outside of an engine.
-
     An ordinary Python bool, right under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`, `jax.lax.scan` and
-    `jax.lax.cond`.
-    """
+    `jax.lax.cond`."""
     return bool(_training.value)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from fulgurite.annotations import check_batch
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 
@@ -63,10 +64,12 @@ class Module(eqx.Module):
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
         """The metrics of one batch in evaluation, in inference mode; `training_step` unless overridden."""
+        check_batch(type(self).training_step, batch)
         return self.training_step(batch, ctx)
 
     def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:
         """The predictions for one batch, each with a leading example axis; `validation_step(...).preds` by default."""
+        check_batch(type(self).validation_step, batch)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
             fix = "define predict_step(self, batch, ctx), or return fg.Output(..., preds=...) from its step"

@@ -167,9 +167,7 @@ def spread(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:
 
 def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     """Which part of each batch of `data` this process reads, and how many parts there are.
-
-    Processes whose devices hold the same examples, such as two that share a model, read the same part.
-    """
+    Processes whose devices hold the same examples, such as two that share a model, read the same part."""
     source = as_data(data).source
     if jax.process_count() == 1 or mesh is None or not isinstance(source, ArrayData):
         return jax.process_index(), jax.process_count()

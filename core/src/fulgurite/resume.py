@@ -72,9 +72,7 @@ def span_of(
     snapshot: Snapshot | None, origin: int, steps: int | None, epochs: int | None, epoch_length: int | None
 ) -> Span:
     """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
-
-    A resumed fit keeps its span, unless it is asked for another length than before.
-    """
+    A resumed fit keeps its span, unless it is asked for another length than before."""
     if snapshot is not None and snapshot.asked in (None, (steps, epochs)):
         return snapshot.span
     ends: tuple[int, ...] = snapshot.span.epoch_ends if snapshot else ()

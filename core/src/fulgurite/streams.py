@@ -74,9 +74,7 @@ class Streams:
 
 def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
     """`key` folded with the first four bytes of the SHA-1 of `name`, big-endian, then with each of `indices`.
-
-    Python's own `hash` differs between processes and would give every host and every restart other numbers.
-    """
+    Python's own `hash` differs between processes and would give every host and every restart other numbers."""
     key = jax.random.fold_in(key, int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big"))
     for index in indices:
         key = jax.random.fold_in(key, index)

@@ -1,8 +1,6 @@
 """When things happen: triggers on steps, epochs and the clock, joined with ``|``.
-
 A step is a number of completed updates, and a trigger fires *after* the update that made it. A trigger is an
-immutable description; `Armed` is one in use.
-"""
+immutable description; `Armed` is one in use."""
 
 import math
 from bisect import bisect_right
