@@ -579,21 +579,21 @@ WRONG = np.ones((4, 3), np.float32)
         ),
         (list[Float[Array, "b 5"]], [np.ones((4, 5))] * 2, [np.ones((4, 5)), WRONG], r"batch\[1\]"),
         (dict[str, Float[Array, "b 5"]], {"x": np.ones((4, 5))}, {"x": WRONG}, r'batch\["x"\]'),
-        (Float[Array, "b 5"] | None, np.ones((4, 5)), WRONG, "batch"),
+        (Float[Array, "b 5"] | None, np.ones((4, 5)), WRONG, "batch"),  # pyright: ignore
         (Float[Array, "b"] | Float[Array, "b 5"], np.ones((4, 5)), WRONG, "batch"),
         (Optional, {"x": np.ones((4, 5))}, {"x": np.ones((4, 5)), "y": WRONG}, r'batch\["y"\]'),
     ],
 )
 def test_any_structure_of_arrays_is_checked_wherever_it_goes(hint: Any, right: Any, wrong: Any, leaf: str) -> None:
     class Annotated(Counting):
-        def training_step(self, data: Any, ctx: fg.Context) -> fg.Output:
+        def training_step(self, data: Any, ctx: fg.Context) -> fg.Output:  # pyright: ignore
             return fg.Output(self.weight, preds=jax.tree.leaves(data)[0])
 
         training_step.__annotations__["data"] = hint
         validation_step = fg.Module.validation_step
 
     class Predicting(Counting):
-        def predict_step(self, data: Any, ctx: fg.Context) -> Any:
+        def predict_step(self, data: Any, ctx: fg.Context) -> Any:  # pyright: ignore
             return jax.tree.leaves(data)[0]
 
         predict_step.__annotations__["data"] = hint
