@@ -242,6 +242,7 @@ def test_what_is_going_on_may_end_while_it_is_looked_at():
             return found
 
     assert activity(Fleeting(["evaluate.test"])) == "evaluating test"
+    assert activity(["wait"]) == "", "which is for steps"
 
 
 def test_the_end_of_a_run_in_epochs_is_that_known_so_far():

@@ -96,8 +96,8 @@ def activity(accounts: list[str]) -> str:
     """What is going on besides steps, of the accounts that are open; another thread may change them meanwhile."""
     accounts = list(accounts)
     name = next(iter(accounts), "")
-    if name == "compile":
-        return "compiling"
+    if name in ("compile", "wait"):  # for steps is waited
+        return "compiling" if name == "compile" else ""
     if name.startswith("evaluate.") or ".evaluate" in name:
         return f"evaluating {accounts[-1].rpartition('.')[2]}"
     return "saving" if name.endswith(".save") else name
