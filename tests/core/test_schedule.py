@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import equinox as eqx
@@ -408,24 +409,16 @@ def test_accounts_say_where_the_time_went() -> None:
     assert all(name in repr(accounts) for name in calls)
 
 
-class Slow(Linear):
-    """A step of some milliseconds."""
-
-    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        square = jnp.full((256, 256), 1 / 256) + 1e-6 * self.weight[0]
-        return fg.Output(jax.lax.fori_loop(0, 20, lambda _, x: x @ square, square).mean())
-
-
-@pytest.mark.parametrize(("log_every", "reads"), [(1, False), (5, False), (None, True)])
-def test_the_device_is_waited_for_in_an_account_of_its_own(log_every: int | None, reads: bool) -> None:
-    """Wherever that happens: for a record's values, for a finite state that an action asks for, at the end."""
-    slow = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
-    slow.fit(Slow, regression())  # compiles
-    accounts = slow.fit(Slow, regression()).accounts
-    training = sum(accounts.seconds[name] for name in ("data", "dispatch", "wait"))
-    assert training > 0.2 * accounts.total
-    assert accounts.seconds["act.act"] < 0.2 * accounts.seconds["wait"]
-    assert 20 * accounts.median_step > 0.1 * training  # of all dispatches a hundredth
+@pytest.mark.parametrize(("log_every", "reads"), [(1, False), (None, True)])
+def test_the_device_is_waited_for_in_an_account_of_its_own(
+    log_every: int | None, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a record's values, and for a finite state that an action asks for. Each look at the clock is a second."""
+    monkeypatch.setattr("fulgurite.accounts.perf_counter", count().__next__)
+    waiting = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
+    accounts = waiting.fit(Linear, regression()).accounts
+    assert accounts.seconds["wait"] >= 20
+    assert accounts.median_step >= 1
 
 
 def test_each_fit_has_accounts_of_its_own() -> None:
