@@ -159,8 +159,8 @@ def part_of(data: Any, part: str, name: str | None = None) -> Any:
     """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
     if data is None:
         raise ConfigurationError("no data was given")
-    both = hasattr(data, "train") + hasattr(data, "evaluations")
-    if both < 2 and (not both or hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+    parts = [hasattr(data, one) for one in ("train", "evaluations")]
+    if not any(parts) or (not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))):
         return data
     if (found := getattr(data, part, None)) is None:
         raise DataError(f"{type(data).__name__} has no {part}: give it the attribute, or pass the data itself")

@@ -16,6 +16,7 @@ from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.feed import Feed, Item
 from fulgurite.media import SHOW
+from fulgurite.placing import replicated
 from fulgurite.plugins import blame
 from fulgurite.program import Program
 from fulgurite.records import Emitter, Record
@@ -70,7 +71,7 @@ class Loop:
         self.between_steps = False
         self.run = program.run = Run(self)
         self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.accounts
-        self.feed, self._batches, self._resident = feed, iter(feed), program.placed_resident(resident)
+        self.feed, self._batches, self._resident = feed, iter(feed), replicated(resident, engine.mesh)
         self._held: Item | None = None
         self._compiled = program.compiled(fuse)
         self._flat = program.layout.split(state)
@@ -174,8 +175,9 @@ class Loop:
     def show(self) -> None:
         """Emits the media of the newest step, if it was known beforehand that they are shown."""
         results, due = self._newest
-        due = results is not None and due[self.program.step.tasks.index(SHOW)]
-        if results and due and (media := self._compiled.media(results)):
+        if results is None or not due[self.program.step.tasks.index(SHOW)]:
+            return
+        if media := self._compiled.media(results):
             step, flat = self.step, self._flat
 
             def finish() -> Record:

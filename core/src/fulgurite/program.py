@@ -19,7 +19,7 @@ from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Vectors
 from fulgurite.module import method_of
 from fulgurite.paths import leaves_with_paths
-from fulgurite.placing import BatchPlacing, everywhere, replicated, state_shardings, tracing_on
+from fulgurite.placing import BatchPlacing, everywhere, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
 from fulgurite.state import Source, TrainState, check_same_structure, is_array, owned
 from fulgurite.step import TrainStep
@@ -86,10 +86,6 @@ class Program:
             check_same_structure(self.like, state, "the state that was given")
         except ModelError as error:
             raise StateError(f"the state does not fit this engine, model and data: {error}") from error
-
-    def placed_resident(self, resident: Any) -> Any:
-        """Arrays that batches are gathered from, on every device of the mesh."""
-        return replicated(resident, self._engine.mesh)
 
     def compiled(self, fuse: int) -> CompiledStep:
         """The compiled step for up to `fuse` steps a dispatch."""
