@@ -214,7 +214,7 @@ class MovingAverage(Running):
 
     def then(self, new: Any) -> "MovingAverage":
         count = self.count + new.count
-        share = jnp.maximum(self.weight, 1 / count).astype(self.value.dtype)
+        share = jnp.maximum(self.weight, new.count / count).astype(self.value.dtype)
         return MovingAverage(self.value + share * (new.value - self.value), count, self.weight)
 
 

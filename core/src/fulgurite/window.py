@@ -92,8 +92,6 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
     metrics: dict[str, Metric] = {}
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
-        if isinstance(value, Gathered):
-            raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
         if isinstance(value, Running):
             running[name] = value
         else:
@@ -112,6 +110,8 @@ def as_metric(name: str, value: Any, weight: Array) -> Metric:
     """What a step gave as the metric `name`; a bare scalar is the mean of so many examples."""
     if isinstance(value, Metric):
         return value
+    if isinstance(value, Gathered):
+        raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
     if eqx.is_array_like(value) and jnp.ndim(value) == 0:
         return Mean.of(value, weight=weight)
     kind = f"an array of shape {jnp.shape(value)}" if eqx.is_array_like(value) else f"of type {type(value).__name__}"

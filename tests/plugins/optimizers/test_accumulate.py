@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, DataError
-from fulgurite_optimizers import Accumulate, Clip, Phase, Phases
+from fulgurite.errors import ConfigurationError, DataError, ModelError
+from fulgurite_optimizers import Accumulate, Clip, ClipWeights, Phase, Phases, ReduceOnPlateau
 from fulgurite_testing import assert_same_bits
 from games import Compiled, Show, engine, game, picture, played, points
 
@@ -75,6 +75,35 @@ def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
     assert (result.stopped, float(result.module.place)) == ("enough", pytest.approx(0.2))
 
 
+def test_what_remains_is_an_update_as_those_before() -> None:
+    """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come after it."""
+
+    seen: list[float] = []
+
+    class Evaluating:
+        plugin_name = "probe"
+
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"same": 1.0})]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", 1, self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.evaluate("test")
+            seen.append(float(run.state.module.place))
+
+    plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)
+    start = Distance(jnp.float32(0))
+    result = engine(Evaluating(), Accumulate(3, "steps"), plateau, steps=5).fit(start, ONE)
+    assert float(result.module.place) == pytest.approx(0.1 + 0.05)
+    assert seen == pytest.approx([0, 0, 0.1, 0.1, 0.15])
+    held = engine(Accumulate(3, "steps"), ClipWeights("place", limit=0.15), steps=5).fit(start, ONE)
+    assert float(held.module.place) == pytest.approx(0.15)
+
+
 def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
     """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one alone."""
     data = points(20, 4)
@@ -102,6 +131,57 @@ def test_microbatches_have_the_gradient_of_the_whole_batch(remainder: Any) -> No
     np.testing.assert_allclose(split.module.weight, whole.module.weight, rtol=1e-5)
     for name in ("loss", "error", "bare"):
         np.testing.assert_allclose(split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5)
+
+
+def test_running_metrics_are_those_of_whole_batches() -> None:
+    """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a plain mean does."""
+
+    class Followed(Linear):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            mean = jnp.mean(batch, where=None if ctx.mask is None else ctx.mask[:, None])
+            metrics = {"average": fg.metrics.MovingAverage.of(mean, 0.4), "last": fg.metrics.Last.of(mean)}
+            return super().training_step(batch, ctx).replace(metrics=metrics)
+
+    values = np.repeat(np.arange(6, dtype=np.float32), 4)[:22] + np.tile(np.asarray([-1, 1], np.float32), 11)
+    data = fg.ArrayData(np.repeat(values[:, None], 8, 1), 4, remainder="pad")
+    start = Followed(jnp.zeros(8), optax.sgd(0.0))
+    expected = [0, 0.5, 1.1, 1.86, 2.716, 3.6296]  # 0.4 of the new value from the third step on
+    for plugins in ((), (Accumulate(4),), (Accumulate(2, "steps"),)):
+        result = engine(*plugins, steps=6, log_every=1).fit(start, data)
+        np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
+        np.testing.assert_allclose(result.history["train/last"], np.arange(6), rtol=1e-6)
+    with pytest.raises(ModelError, match="metric 'all' is gathered, which only evaluators do"):
+        engine(Accumulate(2), steps=1).init(Gathering(jnp.zeros(8), optax.sgd(0.0)), points())
+
+
+class Gathering(Linear):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.sum(self.weight), metrics={"all": Every(jnp.ones(len(batch), bool))})
+
+
+class Every(fg.metrics.Gathered):
+    def compute(self) -> Any:
+        return self.mask.sum()
+
+
+def test_half_precision_is_summed_up_in_single() -> None:
+    """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not reach."""
+
+    class Half(Distance):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output((200 * self.place * jnp.mean(batch, dtype=self.place.dtype)).astype(jnp.float32))
+
+    batch = [np.ones(512, np.float32)]
+    assert float(engine(Accumulate(2), steps=1).fit(Half(jnp.float16(0)), batch).module.place) == -20
+
+
+def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later() -> None:
+    first, later = engine(Accumulate(4, "steps")), engine(Accumulate(2, "steps"))
+    state = first.init(Distance(jnp.float32(0)), ONE)
+    for _ in range(3):
+        state, _ = first.step(state, ONE[0])
+    state, _ = later.step(state, ONE[0])
+    assert float(state.module.place) == pytest.approx(0.1)
 
 
 def test_a_batch_must_be_a_multiple() -> None:

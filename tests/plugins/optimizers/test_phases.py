@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,7 @@ class Mean(fg.Module):
     def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
         drawn = jax.random.uniform(ctx.key())
         return {
-            "place": lambda: fg.Output(((self.place - batch) ** 2).mean() / 2, metrics={"drawn": drawn}),
+            "place": lambda: fg.Output(((self.place - batch) ** 2).mean(where=ctx.mask) / 2, metrics={"drawn": drawn}),
             "other": lambda: fg.Output(self.other**2, metrics={"drawn": drawn}),
         }
 
@@ -104,6 +105,10 @@ def test_repetitions_may_share_the_batch() -> None:
     batch = [np.asarray([1, 2, 3, 6], np.float32)]
     result = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), batch)
     assert float(result.module.place) == 2.5
+    part = [fg.Masked(np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False]))]
+    padded = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), part)
+    assert float(padded.module.place) == 1.5, "the second half is padding alone"
+    assert padded.metrics["train"]["place/loss"] == 4.5
     odd = [np.asarray([1, 2, 3], np.float32)]
     with pytest.raises(DataError, match=r"shape \[3\] cannot be split into 2 parts"):
         engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), odd)
@@ -181,6 +186,51 @@ class Three(Game):
     z: jax.Array
 
 
+def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> None:
+    class Giving(Apart):
+        gives: Any = eqx.field(static=True)
+
+        def losses(self, batch: Any, ctx: fg.Context) -> Any:
+            return self.gives(self, ctx)
+
+    def l2(module: Any, ctx: fg.Context) -> Any:
+        ctx.add_loss("l2", module.x**2)
+        return module.x
+
+    cases: list[tuple[Any, str]] = [
+        (
+            lambda module, ctx: {"min": lambda: l2(module, ctx), "max": lambda: module.y},
+            "the loss 'l2' has no optimizer",
+        ),
+        (
+            lambda module, ctx: {"min": lambda: fg.Output(module.x, losses={"l2": module.x}), "max": lambda: module.y},
+            "the loss 'l2' has no optimizer",
+        ),
+        (lambda module, ctx: [module.x, module.y], "Giving.losses gave list: return a dictionary of functions"),
+        (
+            lambda module, ctx: {"min": module.x, "max": module.y},
+            "Giving.losses gave an array as 'min': give a function",
+        ),
+        (
+            lambda module, ctx: {"min": lambda: fg.Output(losses={"max/l2": module.x}), "max": lambda: module.y},
+            "the phase 'min' got no loss",
+        ),
+    ]
+    for gives, message in cases:
+        with pytest.raises(ModelError, match=message):
+            engine(Phases(**sgd(0.5, 0.25)), steps=1).init(Giving(jnp.float32(1), jnp.float32(2), gives), ONE)
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "updates"])
+def test_names_that_phases_record_themselves_are_taken(name: str) -> None:
+    class Named(Apart):
+        def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+            return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={name: self.x})}
+
+    with pytest.raises(ModelError, match=f"'max/{name}' is recorded of every phase"):
+        engine(Phases(**sgd(0.5, 0.25)), steps=1).init(game(kind=Named), ONE)
+
+
 def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
     phases = Phases(min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
     for order in ("alternating", "simultaneous"):
@@ -208,6 +258,9 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
     for phases, kind, message in cases:
         with pytest.raises(kind, match=message):
             engine(phases, steps=1).init(game(), ONE)
+    whole = Three(jnp.float32(1), jnp.float32(2), jnp.int32(3))
+    with pytest.raises(ConfigurationError, match="the phase 'max' selects no array of floating-point numbers"):
+        engine(Phases(min=Phase(sgd, "x"), max=Phase(sgd, "z")), steps=1).init(whole, ONE)
     several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
     given = type("Given", (), {"optimizers": fg.hookimpl(lambda self: several)})()
     with pytest.raises(PluginError, match=r"min, max need an update rule.*Phases\(\)"):

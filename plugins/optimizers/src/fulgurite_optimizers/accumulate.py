@@ -22,8 +22,9 @@ class Accumulate(Finishing):
         how: `microbatch`, a step splits its batch into `n` and goes through them one after the other, which takes a
             fraction of the memory for activations. Examples `i`, `i + n`, ... are a microbatch, so that those of a
             batch over several devices stay where they are. Each has random keys of its own; the model's state goes
-            from one to the next; the output has no `preds`, and the media of the first. Or `steps`, only every `n`-th
-            step changes the parameters; what remains at the end of training is applied there.
+            from one to the next; running metrics are averaged; the output has no `preds`, and the media of the first.
+            Or `steps`, only every `n`-th step changes the parameters; what remains at the end of training is applied
+            there and constrained; it is no step, so that no other plugin's `after_update` sees it.
     """
 
     n: int

@@ -116,6 +116,7 @@ class Gradients:
         def losses(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
             check_batch(module.losses, batch)
             functions = module.losses(batch, ctx)
+            _check_functions(module, functions)
             self._check(functions)
             made = functions[name]()
             output = made if isinstance(made, fg.Output) else fg.Output(made)
@@ -126,6 +127,7 @@ class Gradients:
 
         output = forward(module, batch, ctx, losses)
         # The loss terms of plugins are there for all phases.
+        self._check_owned({self._owner(key): None for key in output.losses})
         own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
         return self._made(name, own, output, batch, ctx)
 
@@ -137,6 +139,8 @@ class Gradients:
         return self._made(name, own, output, batch, ctx)
 
     def _made(self, name: str, terms: Terms, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
+        if not terms:
+            raise ModelError(f"the phase {name!r} got no loss: return one from its function")
         metrics = as_metrics(output.metrics, examples_in(batch, ctx.mask))
         media, self._shown[name] = jax.tree.flatten(output.media)
         return Part(None, terms, metrics, output.model_state, output.preds, media)
@@ -146,16 +150,19 @@ class Gradients:
 
     def _check(self, losses: Any) -> None:
         """Every loss has an optimizer, and every optimizer a loss."""
+        self._check_owned(losses)
+        if without := [name for name in self._phases if name not in losses]:
+            raise ModelError(
+                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. Call the phase like "
+                "the loss, or leave it out"
+            )
+
+    def _check_owned(self, losses: Any) -> None:
         if without := [name for name in losses if name not in self._phases]:
             raise ModelError(
                 f"the loss {without[0]!r} has no optimizer; there are phases for {', '.join(self._phases)}. Give it "
                 f"one, Phases({without[0]}=Phase(...)), or call it by the phase whose loss it is part of, such as "
                 f"'{next(iter(self._phases))}/{without[0]}'"
-            )
-        if without := [name for name in self._phases if name not in losses]:
-            raise ModelError(
-                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. Call the phase like "
-                "the loss, or leave it out"
             )
 
     def _warn(self, name: str, gradient: Callable[[Any], Any], params: Any) -> None:
@@ -174,6 +181,16 @@ class Gradients:
                 "batch. Select other arrays",
                 stacklevel=2,
             )
+
+
+def _check_functions(module: Any, functions: Any) -> None:
+    where = f"{type(module).__name__}.losses"
+    if not isinstance(functions, dict):
+        raise ModelError(f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name")
+    if bad := [name for name, function in functions.items() if not callable(function)]:
+        kind = "an array" if isinstance(functions[bad[0]], jax.Array) else type(functions[bad[0]]).__name__
+        gap = f"{where} gave {kind} as {bad[0]!r}"
+        raise ModelError(f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}")
 
 
 def total(terms: Terms) -> Float[Array, ""]:

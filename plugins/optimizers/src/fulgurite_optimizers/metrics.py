@@ -6,6 +6,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
+from fulgurite.window import as_metric
 from jaxtyping import Array
 
 Metrics = dict[str, Any]
@@ -14,15 +15,19 @@ Metrics = dict[str, Any]
 
 def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
     """A bare scalar becomes a mean over the examples of its batch, so it weighs `weight`."""
-    metrics: Metrics = {}
-    for name, value in values.items():
-        if isinstance(value, fg.metrics.Metric | fg.metrics.Running):
-            metrics[name] = value
-        elif jnp.ndim(value) == 0:
-            metrics[name] = fg.metrics.Mean.of(value, weight=weight)
-        else:
-            raise ModelError(f"metric {name!r} is an array of shape {jnp.shape(value)}: give a scalar or a metric")
-    return metrics
+    return {
+        name: value if isinstance(value, fg.metrics.Running) else as_metric(name, value, weight)
+        for name, value in values.items()
+    }
+
+
+def apart(given: Metrics, own: Metrics) -> Metrics:
+    """The metrics of the module and those of its phases, which have names of their own."""
+    if twice := sorted(given.keys() & own.keys()):
+        raise ModelError(
+            f"{twice[0]!r} is recorded of every phase, so no loss term or metric may be called so; rename it"
+        )
+    return given | own
 
 
 def joined(first: Metrics, second: Metrics) -> Metrics:

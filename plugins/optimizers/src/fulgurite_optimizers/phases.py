@@ -64,6 +64,11 @@ class Phases(Finishing):
                     "the whole batch each, at the same parameters: use order='alternating'"
                 )
         chosen = {name: phase.chosen(module) for name, phase in made.items()}
+        for name, arrays in chosen.items():
+            if not any(jax.tree.leaves(arrays)):
+                raise ConfigurationError(
+                    f"the phase {name!r} selects no array of floating-point numbers, so it updates nothing; take others"
+                )
         for first, second in combinations(chosen, 2) if not self.overlap else ():
             both = jax.tree.map(lambda a, b: a and b, chosen[first], chosen[second])
             if shared := [path for path, yes in leaves_with_paths(both) if yes]:

@@ -111,6 +111,12 @@ class ScaledUpdate(Wrapped):
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
         new, output = self.rule(forward, state, batch, ctx)
+        return self._scaled(state, new), output
+
+    def finish(self, state: fg.TrainState) -> fg.TrainState:
+        return self._scaled(state, self.rule.finish(state))
+
+    def _scaled(self, state: fg.TrainState, new: fg.TrainState) -> fg.TrainState:
         scale = state.plugins[self._slice].scale
 
         def scaled(old: Any, made: Any) -> Any:
@@ -118,7 +124,7 @@ class ScaledUpdate(Wrapped):
                 return made
             return jnp.where(scale == 1, made, old + scale.astype(made.dtype) * (made - old))
 
-        return new.replace(module=jax.tree.map(scaled, state.module, new.module)), output
+        return new.replace(module=jax.tree.map(scaled, state.module, new.module))
 
     def around(self, rule: fg.UpdateRule) -> "ScaledUpdate":
         return ScaledUpdate(rule, self._slice)

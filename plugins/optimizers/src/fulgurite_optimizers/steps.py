@@ -39,6 +39,6 @@ def over_steps(optimizer: optax.GradientTransformation, n: int) -> optax.Gradien
         def wait(state: StepsState) -> tuple[Any, StepsState]:
             return jax.tree.map(jnp.zeros_like, state.grads), state
 
-        return jax.lax.cond(state.held > 0 if finish else state.held == n, apply, wait, state)
+        return jax.lax.cond(state.held > 0 if finish else state.held >= n, apply, wait, state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -1,6 +1,7 @@
 """The inside of a step with several optimizers."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from fulgurite.update import Forward
 from jaxtyping import Array, Int, PyTree
 
 from fulgurite_optimizers.gradients import Gradient, Gradients, Part, Terms, total
-from fulgurite_optimizers.metrics import Metrics, as_metrics, emptied, joined, zeros
+from fulgurite_optimizers.metrics import Metrics, apart, as_metrics, emptied, joined, zeros
 from fulgurite_optimizers.microbatches import split
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.steps import StepsState, over_steps
@@ -106,16 +107,21 @@ class PhasedUpdate(fg.UpdateRule):
         phase = self._phases[name]
         if phase.repeat == 1:
             return self._once(name, module, old, own, gradient, batch, ctx)
-        done, model_state = None, ctx.model_state
-        for index, (share, mask) in enumerate(_shares(phase, batch, ctx.mask)):
+        done, model_state, shares = None, ctx.model_state, _shares(phase, batch, ctx.mask)
+        # Padding may leave a share without an example: then there is nothing to learn from it.
+        there = [jnp.any(mask) for _, mask in shares] if phase.split and ctx.mask is not None else None
+        turns = phase.repeat if there is None else sum(one.astype(jnp.float32) for one in there)
+        for index, (share, mask) in enumerate(shares):
             turn = ctx.fresh("repeat", index, model_state=model_state, mask=mask)
             new = self._once(name, module, old, own, gradient, share, turn)
-            module, own, model_state = eqx.combine(new.params, module), new.state, new.model_state
-            new = new._replace(losses=jax.tree.map(lambda loss: loss / phase.repeat, new.losses))
+            new = new._replace(losses=jax.tree.map(lambda loss: loss / turns, new.losses))
             if done is not None:
                 losses = jax.tree.map(jnp.add, done.losses, new.losses)
                 new = new._replace(losses=losses, metrics=joined(done.metrics, new.metrics))
+                if there is not None:
+                    new = jax.tree.map(partial(jnp.where, there[index]), new, done)
             done = new
+            module, own, model_state = eqx.combine(new.params, module), new.state, new.model_state
         assert done is not None
         return done
 
@@ -131,7 +137,7 @@ class PhasedUpdate(fg.UpdateRule):
         count = own.updates + (optimizer.held == 0 if isinstance(optimizer, StepsState) else 1)
         losses = self._named(name, part)
         logged = {**(losses if len(self._phases) > 1 else {}), f"{name}/gradient_norm": optax.tree.norm(part.grads)}
-        metrics = part.metrics | as_metrics(logged, examples_in(batch, ctx.mask))
+        metrics = apart(part.metrics, as_metrics(logged, examples_in(batch, ctx.mask)))
         preds = part.preds if phase.every == 1 else None
         after = PhaseState(before, optimizer, count)
         return Done(params, after, part.model_state, grads, updates, losses, metrics, preds, part.media)
@@ -141,16 +147,16 @@ class PhasedUpdate(fg.UpdateRule):
         if len(self._phases) == 1:
             return part.terms
         further = {key: value for key, value in part.terms.items() if key != name}
-        return {f"{name}/loss": total(part.terms), **further}
+        return apart(further, {f"{name}/loss": total(part.terms)})
 
     def _output(self, done: dict[str, Done]) -> fg.Output:
         """The output of the step; the sum of the losses of several optimizers would mean nothing."""
         losses = {key: value for one in done.values() for key, value in one.losses.items()}
         metrics = {key: value for one in done.values() for key, value in one.metrics.items()}
         for name, one in done.items():
-            metrics[f"{name}/updates"] = Last.of(one.state.updates)
+            metrics = apart(metrics, {f"{name}/updates": Last.of(one.state.updates)})
             if rates := optax.tree.get_all_with_path(one.state.optimizer, "learning_rate"):
-                metrics[f"{name}/learning_rate"] = Last.of(rates[0][1])
+                metrics = apart(metrics, {f"{name}/learning_rate": Last.of(rates[0][1])})
         return fg.Output(
             loss=total(losses) if len(done) == 1 else None,
             metrics=metrics,
