@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
+import jax
 import numpy as np
 import pytest
-from fulgurite.errors import PathError, PluginError
+from fulgurite.errors import FulguriteError, PathError, PluginError
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
 
 
@@ -80,7 +81,7 @@ class Required(Failing):
 def test_each_kind_of_record_reaches_its_hook() -> None:
     values: dict[Any, dict[str, Any]] = {
         "scalars": {"a": 1.5},
-        "media": {"image": np.zeros((2, 2, 3))},
+        "media": {"image": fg.media.Text("seen")},
         "text": {"note": "hello"},
         "config": {"lr": 0.1},
     }
@@ -94,14 +95,90 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
     assert [hook for hook, _ in sink.taken] == ["log_config", "log_scalars", "log_media", "log_text", "log_config"]
     for record, (kind, value) in zip(sink.records[1:], values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
-        assert record.values is value
+        assert list(record.values) == list(value)
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("scalar", "exact"), ("scalars", "telemetri")])
 def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: Any) -> None:
     act = Act(fg.At(1), lambda run: run.emit(kind, "tester", {"a": 1}, stream=stream))
-    with pytest.raises(PluginError, match=r"no records of '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'"):
+    with pytest.raises(
+        PluginError, match=r"no (records of|stream) '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'"
+    ):
         engine(act, steps=1).fit(Counting(), numbers([0]))
+
+
+NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
+    "no dictionary": ("scalars", "tester", [1], r"give numbers and arrays of them by name, as a dictionary; not \[1\]"),
+    "no name": ("scalars", "tester", {3: 1}, "by name, as a dictionary"),
+    "no source": ("scalars", "", {"a": 1}, "the source is a name"),
+    "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; give numbers"),
+    "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
+    "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),
+    "no text": ("text", "tester", {"a": 3}, "'a' is of type int; give texts"),
+    "no medium": ("media", "tester", {"a": np.zeros((2, 2))}, "'a' is of type ndarray; give fg.media"),
+    "no JSON": ("config", "tester", {"a": object()}, "object cannot be written as JSON"),
+}
+
+
+@pytest.mark.parametrize(("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS)
+def test_what_no_sink_can_write_is_an_error_of_who_emits_it(kind: Any, source: Any, values: Any, message: str) -> None:
+    sink = Sink()
+    with pytest.raises(FulguriteError, match=message) as caught:
+        engine(sink, Act(fg.At(1), lambda run: run.emit(kind, source, values)), steps=1).fit(Counting(), numbers([0]))
+    assert "plugin 'act' (module models), action act, step 1" in caught.value.__notes__
+    assert not [record for record in sink.records if record.source == source]
+
+
+def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
+    counts, sums = {"n": 0, "of": {"all": 0}}, np.zeros(2)
+
+    def emit(run: fg.Run) -> None:
+        counts["n"], counts["of"]["all"], sums[:] = run.step, run.step, run.step
+        run.emit("scalars", "counts", {"n": counts["n"], "sums": sums})
+        run.emit("config", "counts", counts)
+
+    sink = Sink()
+    result = engine(sink, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
+    assert result.history["counts/sums"].tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert [one.values for one in sink.records if one.kind == "config"][1:] == [
+        {"n": step, "of": {"all": step}} for step in (1, 2, 3)
+    ]
+
+
+def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> None:
+    class Greedy:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", numbers([0]))]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("look", 1, lambda run: run.evaluate("test").clear(), "evaluate")]
+
+        @fg.hookimpl
+        def on_evaluate_end(self, metrics: dict[str, Any]) -> None:
+            metrics.clear()
+
+    result = engine(Greedy(), steps=2).fit(Counting(), numbers([0]))
+    assert result.history["test/updates"].tolist() == [1, 2] and result.metrics["test"] == {"updates": 2}
+
+
+def test_what_is_done_by_the_clock_is_telemetry() -> None:
+    def act(run: fg.Run) -> None:
+        run.evaluate("test")
+        run.emit("scalars", "act", {"a": 1})
+
+    class Specs:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", numbers([0]))]
+
+    clocked, sink = Act(fg.Every(2) | fg.FirstOfProcess(1), act, "evaluate"), Sink()
+    plugins = [sink, Specs(), clocked, Act(2, act, instance="exact")]
+    fitted = engine(*plugins, steps=2).fit(Counting(), numbers([0]))
+    assert fitted.notices == ["act.act runs by the clock or by process: what it logs is telemetry, not exact"]
+    assert [one.step for one in sink.records if one.source == "act" and one.stream == "telemetry"] == [1, 2]
+    assert fitted.history.steps("act/a").tolist() == fitted.history.steps("test/updates").tolist() == [2]
 
 
 def test_only_telemetry_tells_of_attempt_and_clock() -> None:

@@ -29,7 +29,7 @@ _ENCODERS = {sort: json.JSONEncoder(sort_keys=sort, **_OPTIONS) for sort in (Fal
 def _encoded(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, np.ndarray | np.generic | jax.Array) and _is_real(value.dtype):
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real(value.dtype):
         array = np.asarray(value)
         plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
         if array.ndim == 0:
@@ -55,5 +55,6 @@ def _decoded(pairs: dict[str, Any]) -> Any:
     return pairs
 
 
-def _is_real(dtype: Any) -> bool:
+def is_real(dtype: Any) -> bool:
+    """Whether it is one of numbers or booleans, those that are no complex ones."""
     return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))

@@ -25,7 +25,7 @@ from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.signals import StopRequests
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.tasks import Task
-from fulgurite.triggers import Span
+from fulgurite.triggers import Span, is_exact
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -68,7 +68,7 @@ class Loop:
         self.emitter = Emitter(engine.plugins, attempt, silent=engine.dev_run is not None)
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
         self.stopped: str | None = None
-        self.between_steps = False
+        self.between_steps, self.exact = False, True
         self.run = program.run = Run(self)
         self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.accounts
         self.feed, self._batches, self._resident = feed, iter(feed), replicated(resident, engine.mesh)
@@ -133,14 +133,10 @@ class Loop:
 
     def save(self) -> None:
         """Asks the checkpointer to save, if there is one and this is no trial."""
-        saver = self.engine.plugins.the_one("save")
-        if saver is not None and self.engine.dev_run is None:
+        if self.engine.plugins.implementations("save") and self.engine.dev_run is None:
             if self._directory:
                 self._consensus.decide(self._directory.check_held)
-            outer, self.between_steps = self.between_steps, True
-            with self._accounts.time(f"{saver.plugin.name}.save"):
-                saver(self.step, run=self.run)
-            self.between_steps = outer
+            self._event("save")
 
     def request_stop(self, reason: str) -> None:
         """Notes that this process wishes to stop."""
@@ -165,12 +161,12 @@ class Loop:
             self.emitter.leave_out(account, f"evaluator {name!r} failed and runs no more", error, self.step)
             return {}
         self.metrics[name] = metrics
-        stream = "exact" if self.engine.evaluators[name].exact else "telemetry"
-        self.emitter.emit(Record("scalars", name, self.step, metrics, stream))
+        stream = "exact" if self.exact and self.engine.evaluators[name].exact else "telemetry"
+        self.emitter.emit(Record("scalars", name, self.step, dict(metrics), stream))
         for media in shown:
             self.run.emit("media", name, media, stream=stream)
-        self._event("on_evaluate_end", name=name, metrics=metrics)
-        return metrics
+        self._event("on_evaluate_end", name=name, metrics=dict(metrics))
+        return dict(metrics)
 
     def show(self) -> None:
         """Emits the media of the newest step, if it was known beforehand that they are shown."""
@@ -370,7 +366,9 @@ class Loop:
         if task.scheduled.action is None:
             return
         with self._accounts.time(task.name), blame(task.plugin, f"action {task.scheduled.name}", self.step):
+            self.exact = is_exact(task.trigger)
             answer = task.scheduled.action(self.run)
+            self.exact = True
             if isinstance(answer, Stop):
                 self.stopped = self.stopped or answer.reason
                 self.span = replace(self.span, end=self.step)
@@ -392,7 +390,7 @@ class Loop:
             metrics = self.program.closing(values)
             if metrics is not None:
                 self.metrics["train"] = metrics
-            return None if metrics is None else Record("scalars", "train", step, metrics, stream)
+            return None if metrics is None else Record("scalars", "train", step, dict(metrics), stream)
 
         if (rate := self._rate(step, monotonic())) is not None:
             self.run.emit("scalars", "train", {"steps_per_second": rate}, stream="telemetry")

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import numpy as np
 
-from fulgurite.errors import FulguriteError, PathError, StateError, did_you_mean
+from fulgurite.encoding import dumps, is_real
+from fulgurite.errors import FulguriteError, PathError, PluginError, StateError, did_you_mean
 from fulgurite.masking import masked
+from fulgurite.media import Media
 
 if TYPE_CHECKING:
     from fulgurite.plugins import Implementation, PluginManager
@@ -43,6 +45,42 @@ class Record:
     stream: RecordStream = "exact"
     attempt: int | None = None
     wall: float | None = None
+
+
+def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
+    """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards. What no sink could
+    write down is an error here: there, the sink would be the one that failed, and be left out."""
+    if kind not in _VALUES:
+        raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, _VALUES)}")
+    if not isinstance(source, str) or not source:
+        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): the source is a name, such as that of the plugin")
+    what, fits = _VALUES[kind]
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): give {what} by name, as a dictionary; not {values!r}")
+    if bad := [name for name, value in values.items() if not fits(value)]:
+        found = f"{bad[0]!r} is of type {type(values[bad[0]]).__name__}"
+        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): {found}; give {what} by name")
+    if kind == "config":
+        dumps(values)
+    return _own(values)
+
+
+def _is_number(value: Any) -> bool:
+    return is_real(value.dtype) if hasattr(value, "dtype") else isinstance(value, bool | int | float)
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _own(one) for name, one in value.items()}
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
+
+
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "scalars": ("numbers and arrays of them", _is_number),
+    "media": ("fg.media", lambda value: isinstance(value, Media)),
+    "text": ("texts", lambda value: isinstance(value, str)),
+    "config": ("JSON values", lambda value: True),
+}
 
 
 class History:
@@ -135,7 +173,8 @@ class Emitter:
     def leave_out(self, name: str, what: str, error: Exception, step: int) -> None:
         """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
         notes = "; ".join(getattr(error, "__notes__", []))
-        self.failed[name] = masked(f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+        told = masked(f"{error}" + (f" ({notes})" if notes else ""))  # a KeyError names no secret
+        self.failed[name] = f"{type(error).__name__}: {told}"
         notice = f"{what}: {self.failed[name]}"
         warnings.warn(notice, stacklevel=2)
         self._hand_on(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))

@@ -10,7 +10,7 @@ import jax
 from fulgurite.accounts import Accounts
 from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
 from fulgurite.feed import Feed
-from fulgurite.records import History, Record, RecordKind, RecordStream
+from fulgurite.records import History, Record, RecordKind, RecordStream, kept
 from fulgurite.runs import Snapshot
 from fulgurite.triggers import Span, Trigger, as_trigger
 
@@ -171,11 +171,12 @@ class Run:
 
     def emit(self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
         """Hands a record of this step to the sinks, behind those already emitted; `exact` only for what follows from
-        program, configuration, seed and data. Device arrays in it are copied to the host in the background."""
-        for given, known in ((kind, get_args(RecordKind)), (stream, get_args(RecordStream))):
-            if given not in known:
-                raise PluginError(f"run.emit knows no records of {given!r}. {did_you_mean(given, known)}")
-        step, arrays = self.step, [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+        program, configuration, seed and data, which nothing does that is done by the clock. Device arrays in it are
+        copied to the host in the background; other values are kept as they are now."""
+        if stream not in get_args(RecordStream):
+            raise PluginError(f"run.emit knows no stream {stream!r}. {did_you_mean(stream, get_args(RecordStream))}")
+        values, step, stream = kept(kind, source, values), self.step, stream if self._loop.exact else "telemetry"
+        arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
         self._loop.emitter.later(
             arrays, lambda: Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
         )

@@ -120,7 +120,7 @@ class Writer:
     def _answer(self, future: "Future[Any]") -> None:
         position = self._backend.position()
         if self.failure is not None:
-            position = {"failed": masked(f"{type(self.failure).__name__}: {self.failure}"), "position": position}
+            position = {"failed": f"{type(self.failure).__name__}: {masked(str(self.failure))}", "position": position}
         future.set_result(position)
 
     def _run(self) -> None:
