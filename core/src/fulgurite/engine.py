@@ -172,7 +172,8 @@ class Engine:
                 path = directory.path if reference is None or reference.path is None else reference.path
                 own = directory.is_at(path) if snapshot else origin > 0
                 step = int(state.step) if own else None
-                attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step))
+                newest = snapshot is None or snapshot.newest
+                attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step, newest))
             return Loop(
                 self,
                 program,

@@ -62,6 +62,7 @@ class Snapshot:
         host: what plugins keep on the host: `{"version": int, "state": JSON}` by plugin name.
         metrics: the newest metrics by source.
         asked: the steps and epochs, one of them None, that the fit was to take.
+        newest: whether its run has no later one.
     """
 
     state: "TrainState"
@@ -71,6 +72,7 @@ class Snapshot:
     host: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: tuple[int | None, int | None] | None = None
+    newest: bool = True
 
 
 class RunDirectory:
@@ -152,11 +154,12 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.check(within)
 
-    def begin(self, manifest: str = "", step: int | None = None) -> int:
+    def begin(self, manifest: str = "", step: int | None = None, newest: bool = True) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
         The attempt goes on from `step` of this directory, or from nothing. What is in its way moves to
         `superseded/N`: later checkpoints; the records (a copy, if they will be rewound); and the completion mark goes.
+        Later checkpoints may also be elsewhere: then `step` is not the `newest`.
         """
         with self._writing():
             self.check_held()
@@ -164,7 +167,7 @@ class RunDirectory:
             self.folder("attempts").mkdir(parents=True, exist_ok=True)
             (self.path / "COMPLETE").unlink(missing_ok=True)
             _create(self.path / "attempts" / str(number), manifest)
-            self._supersede(number, step)
+            self._supersede(number, step, newest)
             return number
 
     def mark_complete(self) -> None:
@@ -174,12 +177,12 @@ class RunDirectory:
             if not self.complete:
                 _create(self.path / "COMPLETE", "")
 
-    def _supersede(self, attempt: int, step: int | None) -> None:
+    def _supersede(self, attempt: int, step: int | None, newest: bool) -> None:
         # At each moment of this, what is left can be gone on from: the newest checkpoint moves first, and the records
         # that belong to it stay until it has moved.
         later = [path for at, path in reversed(self.committed()) if step is None or at > step]
         records = [path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)]
-        if not later and (step is not None or not records):
+        if not later and (not records or (step is not None and newest)):
             return
         self.folder("superseded").mkdir(exist_ok=True)
         target = self.path / "superseded" / str(attempt)

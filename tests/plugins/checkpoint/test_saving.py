@@ -281,3 +281,35 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="taken over by attempt 2"):
         counting(tmp_path, Taking(), every=1)
     assert entries(tmp_path) == []
+
+
+def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
+    """Left there, they would be the newest: those of the new run would be removed, and `auto` would take theirs."""
+    run, elsewhere = tmp_path / "run", tmp_path / "else"
+    say = Act(1, lambda run: run.emit("text", "said", {"at": run.step}))
+
+    def fit(steps: int, resume: Any = None) -> fg.Result:
+        return counting(run, say, "jsonl", directory=elsewhere, keep=2, steps=steps, resume=resume)
+
+    fit(6)
+    records = (run / "records.jsonl").read_bytes()
+    with pytest.warns(UserWarning, match=r"held checkpoints.*superseded"):
+        fit(3, "never")
+    assert (steps_in(elsewhere), float(fit(4, "auto").module.weight)) == ([2, 3], -4)
+    assert sorted(path.name for path in (elsewhere / "superseded" / "1").iterdir()) == ["step-5", "step-6"]
+    assert (run / "superseded" / "2" / "records.jsonl").read_bytes() == records
+    records = (run / "records.jsonl").read_bytes()
+    fit(4, 3)
+    assert (steps_in(elsewhere), (run / "records.jsonl").read_bytes()) == ([3, 4], records)
+    assert [path.name for path in (elsewhere / "superseded" / "2").iterdir()] == ["step-4"]
+    assert (run / "superseded" / "4" / "records.jsonl").read_bytes() == records
+    with pytest.warns(UserWarning, match="held checkpoints"):
+        fit_without = engine(None, Checkpoints(1, directory=elsewhere), steps=2, log_every=None)
+        fit_without.fit(Counting, ZEROS)
+    assert steps_in(elsewhere) == [1, 2]
+
+
+def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step(tmp_path: Path) -> None:
+    for _ in range(2):
+        counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score", resume="auto")
+        assert [entry.value("test/score") for entry in entries(tmp_path)] == [pytest.approx(0.9)]

@@ -14,7 +14,7 @@ from fulgurite.triggers import as_trigger
 from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, place
 from fulgurite_checkpoint.restoring import Read
-from fulgurite_checkpoint.retention import Policy, recover
+from fulgurite_checkpoint.retention import Policy, later_than, recover, supersede
 from fulgurite_checkpoint.saving import Saver
 
 
@@ -128,6 +128,8 @@ class Checkpoints:
         kept, snapshot = found
         if reference.map is None:
             self._fit.read, self._fit.own = kept, own
+            later = own and bool(later_than(root, kept.commit.step))
+            snapshot = replace(snapshot, newest=not later)
         return replace(snapshot, position=None) if self.resume_data == "restart" else snapshot
 
     @fg.hookimpl
@@ -138,6 +140,8 @@ class Checkpoints:
             return
         if self.resume_data != "restart":
             restoring.check_processes(kept, run.feed)
+        if self._fit.own:
+            self._set_aside(run, step)
         positions = kept.positions if self._fit.own else {}
         for hook in run.engine.plugins.implementations("rewind"):
             if hook.plugin.name in positions:
@@ -156,11 +160,19 @@ class Checkpoints:
                 "Checkpoints has no place to write to: give Engine(run=...), --run, or Checkpoints(directory=...)"
             )
         self._check_data(run)
+        read, own = self._fit.read, self._fit.own
         if jax.process_index() == 0:
             _prepare(root, run.step)
-        timers = self._fit.read.commit.timers if self._fit.read and self._fit.own else {}
+        # What it goes on from, if it was not restored here, is the state that it was given.
+        if not (read and own) and (target := self._set_aside(run, None if read else run.step or None)):
+            told = f"{root} held checkpoints that this run does not go on from: they are in {target} now"
+            warnings.warn(told, stacklevel=2)
+        timers = read.commit.timers if read and own else {}
         policy = Policy(self.keep, self.keep_every, self.best, self.mode)
-        self._fit.saver = Saver(root, policy, self.background, timers)
+        # What was measured at this step before, which is saved anew if nothing comes after it.
+        measured = read.commit.metrics if read and read.commit.step == run.step else {}
+        measured = {source: (run.step, values) for source, values in measured.items()}
+        self._fit.saver = Saver(root, policy, self.background, timers, measured)
 
     @fg.hookimpl
     def save(self, run: fg.Run) -> None:
@@ -195,6 +207,17 @@ class Checkpoints:
         if self.directory is not None:
             return place(self.directory)
         return None if engine.run is None else engine.run.path
+
+    def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
+        """Moves what is later than `step`, or everything, out of the way, where the engine does not, which knows the
+        run's directory alone; gives where to."""
+        root, directory = self._root(run.engine), run.directory
+        if root is None or jax.process_index() or (directory is not None and directory.is_at(root)):
+            return None
+        try:
+            return None if run.engine.dev_run is not None else supersede(root, step)
+        except OSError as error:
+            raise CheckpointError(f"later checkpoints in {root} cannot be moved to superseded/: {error}") from error
 
     def _check_data(self, run: fg.Run) -> None:
         if self.resume_data == "exact" and not run.feed.exact:

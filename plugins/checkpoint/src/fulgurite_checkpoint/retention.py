@@ -77,6 +77,28 @@ def recover(root: Path, step: int) -> None:
             clear(path)
 
 
+def later_than(root: Path, step: int | None) -> list[Entry]:
+    """What a run that goes on from `step`, or from nothing, leaves behind, the newest first."""
+    found = [entry for entry in reversed(entries(root)) if step is None or entry.step > step]
+    return [entry for entry in found if (entry.path / "COMMIT").exists()]
+
+
+def supersede(root: Path, step: int | None) -> Path | None:
+    """Moves what is later than `step`, or everything, out of the way of the run at `root`, the newest first; where
+    to, if there was anything."""
+    if not (later := later_than(root, step)):
+        return None
+    folder = root / "superseded"
+    if is_link(folder):
+        raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
+    taken = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    target = folder / str(max(taken, default=0) + 1)
+    target.mkdir(parents=True)
+    for entry in later:
+        entry.path.rename(target / entry.path.name)
+    return target
+
+
 def remove(path: Path) -> None:
     """Removes a checkpoint: renamed first, so that what is half removed is no checkpoint any more."""
     if STEP.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():

@@ -46,18 +46,18 @@ class Saver:
     policy: Policy
     background: bool
     timers: dict[str, float]
+    measured: dict[str, tuple[int, dict[str, Any]]]
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
         self._saving: tuple[Any, Future[None]] | None = None
         self._saved: Any = None
         self._failures = 0
-        self._measured: dict[str, tuple[int, dict[str, Any]]] = {}
 
     def measure(self, record: fg.Record) -> None:
         """Notes metrics with the step at which they were measured."""
-        at, values = self._measured.get(record.source, (None, {}))
-        self._measured[record.source] = record.step, (values if at == record.step else {}) | record.values
+        at, values = self.measured.get(record.source, (None, {}))
+        self.measured[record.source] = record.step, (values if at == record.step else {}) | record.values
 
     def save(self, run: fg.Run, *, wait: bool) -> None:
         """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and if not in the
@@ -101,7 +101,7 @@ class Saver:
         timers = dict(self.timers)
         for name, seconds in run.accounts.seconds.items():
             timers[name] = timers.get(name, 0.0) + seconds
-        measured = {source: values for source, (at, values) in self._measured.items() if at == step}
+        measured = {source: values for source, (at, values) in self.measured.items() if at == step}
         found = arrays.named(snapshot.state)
         path = format.folder_of(self.root) / f"saving-step-{step}"
         texts = {
