@@ -31,7 +31,7 @@ from fulgurite.resume import InitFrom, Resume, completed, reference_of, restored
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
-from fulgurite.state import Source, TrainState, check_not_consumed, key_of, source_of
+from fulgurite.state import Source, TrainState, check_not_consumed, hashable, key_of, source_of
 from fulgurite.step import Step, forward
 from fulgurite.streams import DEFAULT, PARAMS, Streams
 from fulgurite.tasks import Task, collect
@@ -342,7 +342,8 @@ class Engine:
         return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
-        own = [None if given is None else tuple(given.items()) for given in (spec.metrics, spec.losses)]
+        given = spec.metrics, spec.losses
+        own = [one if one is None else tuple((name, hashable(of)) for name, of in one.items()) for one in given]
         key = spec.name, spec.fresh, *own
         return self._evaluations.setdefault(key, Evaluation(self, spec))
 

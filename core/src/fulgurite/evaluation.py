@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 from jaxtyping import PyTree
 
 from fulgurite.annotations import check_batch, describe, described, spec_of
 from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
-from fulgurite.errors import DataError, ModelError, PluginError
+from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.lockstep import together
 from fulgurite.media import SHOW, apart
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
-from fulgurite.module import Output, computed, measured, method_of
+from fulgurite.module import Output, measured, method_of
 from fulgurite.placing import everywhere, replicated, share_of, shared, spread, tracing_on
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.step import examples_in, forward, unmasked
@@ -72,6 +73,11 @@ class EvaluatorSpec:
     required: bool = True
     custom: Callable[[TrainState, int, Callable[[TrainState], dict[str, Any]]], dict[str, Any]] | None = None
 
+    def __post_init__(self) -> None:
+        for kind, given in (("metrics", self.metrics), ("losses", self.losses)):
+            if given is not None and not (isinstance(given, Mapping) and all(map(callable, given.values()))):
+                raise ConfigurationError(f"evaluator {self.name!r}: {kind} are functions by name, not {given!r}")
+
 
 class Evaluation:
     """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
@@ -113,7 +119,11 @@ class Evaluation:
         values: dict[str, Any] = {name: one.compute() for name, one in jax.device_get(merged or {}).items() if one}
         for name in gathered[0] if gathered else ():
             parts = [part[name] for part in gathered]
-            values[name] = parts[0].merge(*parts[1:]).compute()
+            for path, leaf in jax.tree_util.tree_leaves_with_path(parts[0].merge(*parts[1:]).compute()):
+                values["/".join([name, *(keystr((key,), simple=True) for key in path)])] = leaf
+        losses = self._spec.losses or {}
+        if "loss" in losses or (losses and "loss" not in values):
+            values["loss"] = sum(values[name] for name in losses)
         return as_numbers(values)
 
     def of_state(
@@ -226,8 +236,7 @@ class Evaluation:
         spec = self._spec
         total, terms = output.loss, output.losses
         if spec.losses is not None:
-            terms = self._of_preds(spec.losses, output, batch, ctx)
-            total = sum(computed(term) for term in terms.values())
+            total, terms = None, self._of_preds(spec.losses, output, batch, ctx)
         metrics = output.metrics if spec.metrics is None else self._of_preds(spec.metrics, output, batch, ctx)
         given = by_name(total, terms, metrics)
         gathered = {name: value for name, value in given.items() if isinstance(value, Gathered)}

@@ -144,6 +144,47 @@ def test_metrics_and_losses_of_ones_own_take_the_place_of_those_of_training() ->
     assert metrics["both"] == {**losses, "wrong": pytest.approx(0.4)}
 
 
+def test_the_loss_is_the_sum_of_terms_that_weigh_examples_as_they_like() -> None:
+    """Over both batches (1 + 2 * 3 + 5 * 10 + 7) / 15; the means of each would be 7/4 and 57/11."""
+
+    class Given(Logits):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(preds=batch["x"])
+
+    batches = [
+        {"x": np.asarray(x, np.float32), "n": np.asarray(n, np.float32)}
+        for x, n in (([1, 2], [1, 3]), ([5, 7], [10, 1]))
+    ]
+    kind: Any = Given
+    module = kind()
+    weighted = {"nll": lambda preds, batch: fg.metrics.Mean.of(preds, weight=batch["n"])}
+    found = engine().evaluate(module, batches, losses=weighted)
+    assert found == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(64 / 15)}
+    both = engine().evaluate(module, batches, losses={**weighted, "loss": lambda preds, batch: preds})
+    assert both["loss"] == pytest.approx(64 / 15 + 15 / 4)
+    stands = engine().evaluate(module, batches, losses=weighted, metrics={"loss": lambda preds, batch: preds})
+    assert stands == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(15 / 4)}
+
+
+def test_metrics_may_be_callables_that_cannot_be_hashed() -> None:
+    @dataclass
+    class Over:
+        threshold: float
+
+        def __call__(self, preds: Any, batch: Any) -> Any:
+            return preds[:, 1] > self.threshold
+
+    over = {f"over_{one}": Over(one) for one in (0.5, 2.0)}
+    arrays = logits([1, 0, 0, 1])
+    found = engine().evaluate(Logits(), [arrays], metrics=over)
+    assert (found["over_0.5"], found["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
+    bad: Any = ["accuracy"]
+    worse: Any = {"accuracy": 3}
+    for given in (bad, worse):
+        with pytest.raises(ConfigurationError, match="evaluator 'test': metrics are functions by name, not"):
+            engine().evaluate(Logits(), [arrays], metrics=given)
+
+
 def test_limit_and_parts_of_a_data_module() -> None:
     @dataclass
     class Parts:
@@ -334,6 +375,16 @@ def test_mistakes_at_construction() -> None:
         Evaluator("test")
     with pytest.raises(ConfigurationError, match="limit is 0"):
         Evaluator("test", ZERO, limit=0)
+    bad: Any = "3"
+    with pytest.raises(ConfigurationError, match="limit is '3'"):
+        Evaluator("test", ZERO, limit=bad)
+    with pytest.raises(ConfigurationError, match="call is '3'"):
+        Evaluator("test", call=bad)
+    bad = None
+    with pytest.raises(ConfigurationError, match="weights is None"):
+        Evaluator("test", ZERO, weights=bad)
+    with pytest.raises(ConfigurationError, match="evaluator 'test': losses are functions by name"):
+        engine(Evaluator("test", ZERO, losses={"mse": bad}))
     with pytest.raises(ConfigurationError, match="group 'a/b'"):
         Evaluator("test", ZERO, run=EveryCheckpoint(), group="a/b")
     with pytest.raises(ConfigurationError, match="EveryCheckpoint: poll is 0"):

@@ -286,6 +286,7 @@ def test_nan_and_infinity_are_not_hidden() -> None:
         (lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
         (lambda: fm.R2.of(jnp.ones((4, 1)), jnp.ones(4)), r"R2 of predictions \[4, 1\] and targets \[4\]"),
         (lambda: fm.RocAuc.of(jnp.ones((4, 2)), jnp.ones(4)), r"RocAuc of scores \[4, 2\]; they must be one number"),
+        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones((4, 1))), r"RocAuc of labels \[4, 1\]; they must be one number"),
         (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones(3)), r"begin with axes \[\[3\], \[4\]\]"),
         (lambda: fm.RocAuc.of(jnp.ones(2), jnp.array([1, 2])).compute(), r"RocAuc of labels \[1, 2\]; .* 0 or 1"),
         (lambda: fm.Collect.of(jnp.ones(4), jnp.ones((4, 1), bool)), "begin with axes"),
@@ -381,6 +382,19 @@ def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
     assert found["sample/count"] == 3
     np.testing.assert_array_equal(found["sample/x"], arrays["x"][found["sample/id"] - 1000])
     assert {"sample/id", "sample/x", "all/preds"} <= found.keys()
+
+
+def test_a_tree_of_any_kind_is_collected_by_name() -> None:
+    class Trees(Measured):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            tree = (batch["x"], {"label": batch["label"], "ids": [batch["id"]]})
+            return fg.Output(metrics={"all": fm.Collect.of(tree, ctx.mask)})
+
+    arrays, kind = measured(11), cast(Any, Trees)
+    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.ArrayData(arrays, 4, remainder="pad"))
+    assert found.keys() == {"all/0", "all/1/label", "all/1/ids/0"}
+    for name, key in (("all/0", "x"), ("all/1/label", "label"), ("all/1/ids/0", "id")):
+        np.testing.assert_array_equal(found[name], arrays[key])
 
 
 @pytest.mark.parametrize("fuse", [1, 2])

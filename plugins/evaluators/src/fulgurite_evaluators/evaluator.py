@@ -74,8 +74,12 @@ class Evaluator:
             raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
         if self.data is None and self.call is None and not self._custom:
             raise ConfigurationError(f"{where} has nothing to evaluate on: give it data, or call=")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigurationError(f"{where}: limit is {self.limit}; at least one batch is evaluated")
+        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
+            raise ConfigurationError(f"{where}: limit is {self.limit!r}; it is a number of batches, at least one")
+        if self.call is not None and not callable(self.call):
+            raise ConfigurationError(f"{where}: call is {self.call!r}; give a function of the state and the step")
+        if not isinstance(self.weights, str):
+            raise ConfigurationError(f"{where}: weights is {self.weights!r}; it is 'current' or the name of others")
 
     @property
     def instance(self) -> str:

@@ -37,9 +37,10 @@ class _Ranking(Gathered):
     def of(cls, scores: Values, labels: Values, mask: Mask | None = None) -> Self:
         """One score and one label an example, and a mask over them."""
         scores, labels = as_floats(scores), jnp.asarray(labels)
-        if scores.ndim != 1:
-            wanted = "one number for each example; of several classes, take one metric for each"
-            raise ConfigurationError(f"{cls.__name__} of scores {list(scores.shape)}; they must be {wanted}")
+        for what, given in (("scores", scores), ("labels", labels)):
+            if given.ndim != 1:
+                wanted = "one number for each example; of several classes, take one metric for each"
+                raise ConfigurationError(f"{cls.__name__} of {what} {list(given.shape)}; they must be {wanted}")
         return cls(example_mask((scores, labels), mask), scores, labels)
 
     def _by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
