@@ -25,6 +25,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Where each operation comes from is written into every program, for profilers: a twentieth of the time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# A table and a live line for each of thousands of fits took a fifteenth of the time; tests that are about them ask.
+os.environ.setdefault("FULGURITE_AUTOLOAD", "rng")
 # XLA compiles in a fifth of the time if it may make slow code. Where XLA_FLAGS is set, empty or not, it obeys that.
 # A flag that XLA does not know ends the process: these are known to that of jax 0.10, which Python 3.11 has.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

@@ -80,7 +80,8 @@ def packages(tmp_path: Path) -> dict[str, str]:
         "def greet(arguments):\n    print('hello', *arguments)\n    return 5\n"
         "def nothing(arguments):\n    pass\n"
     )
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "FULGURITE_AUTOLOAD": "rng,demo"}
 
 
 def exit_code(*arguments: str) -> int | str | None:

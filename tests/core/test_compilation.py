@@ -286,6 +286,15 @@ def test_nothing_is_compiled_after_the_first_stretch() -> None:
     assert compilations[0] and compilations[1] == compilations[-1]
 
 
+def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
+    """A sweep makes many: whatever else is compiled for a fit does for all that are alike."""
+    first, second = (fg.Engine(steps=4, log_every=2, seed=seed) for seed in (0, 1))
+    first.fit(Classifier, classes(64))
+    with counted() as found:
+        second.fit(Classifier, classes(64))
+    assert len(found) == 2
+
+
 def test_a_changed_structure_names_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}

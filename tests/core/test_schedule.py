@@ -391,6 +391,7 @@ def test_accounts_say_where_the_time_went() -> None:
 
     accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).accounts
     calls = {
+        "start": 1,
         "data": 8,
         "dispatch": 8,
         "compile": 1,

@@ -8,9 +8,9 @@ from time import perf_counter
 
 
 class Accounts:
-    """Seconds and calls by name: `data` (waiting for batches), `dispatch` (handing steps to the device), `wait` (for
-    the device: for one of the steps in flight, the values of a record, a finite state), `compile`, and `PLUGIN.HOOK` or
-    `PLUGIN.ACTION` for what plugins do on the host. Time in a nested account counts there alone.
+    """Seconds and calls by name: `start` (tracing, making the state), `data` (waiting for batches), `dispatch` (handing
+    steps to the device), `wait` (for the device: a step in flight, values of a record, a finite state), `compile`, and
+    `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the host. Time in a nested account counts there alone.
 
     Attributes:
         open: the accounts that time is being booked to now, the innermost last; displays read it on their own threads.

@@ -156,14 +156,15 @@ class Engine:
                 self.consensus.decide(lambda: stack.enter_context(directory.hold()))
             reference = reference_of(resume, directory, state, init_from)
             feed = stack.enter_context(self._feed(data, origin))
-            program = self._program(source, _first(feed, origin), resident_of(data))
-            snapshot = None if reference is None else restored(self, reference, program.like)
-            if snapshot is not None:
-                state, origin = snapshot.state, snapshot.span.origin
-                feed.close()
-                feed = stack.enter_context(self._feed(data, origin, snapshot.position))
-            state = completed(self, state, program, source, init_from)
-            program.check(state)
+            with self.plugins.accounts.time("start"):
+                program = self._program(source, _first(feed, origin), resident_of(data))
+                snapshot = None if reference is None else restored(self, reference, program.like)
+                if snapshot is not None:
+                    state, origin = snapshot.state, snapshot.span.origin
+                    feed.close()
+                    feed = stack.enter_context(self._feed(data, origin, snapshot.position))
+                state = completed(self, state, program, source, init_from)
+                program.check(state)
             span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
             fuse = self.fuse if fuse is None else fuse
             attempt, manifest = 1, manifest_of(self, program.module_text, steps=steps, epochs=epochs)

@@ -9,7 +9,8 @@ many small arrays they travel end to end, too, in vectors that are donated. A st
 written by hand, because XLA fuses other operations; a few arrays stay apart, where there is nothing to gain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from fulgurite.paths import from_keys
 from fulgurite.state import TrainState, check_not_consumed, key_of, unshared
 
 Vectors = tuple[Array | np.ndarray, ...]
+Part = tuple[jax.tree_util.PyTreeDef, tuple[int, ...]]
 # Elements of a small array by platform, and how many arrays are many. With 588 end to end a residual network of 48
 # blocks took two thirds of the time; MLP 64-128-128-10, which has 18, gained nothing (two cores, jax 0.10.2).
 _SMALL = {"cpu": 4096}
@@ -33,10 +35,15 @@ _MANY = 100
 
 class Packing:
     """The place of each of a list of arrays in few vectors. Numbers of 16, 32 and 64 bits travel as integers of so many
-    bits, booleans among those of 32, anything else by its dtype."""
+    bits, booleans among those of 32, anything else by its dtype. Those that pack alike are equal, for `jax.jit`.
 
-    def __init__(self, structs: Sequence[Any]) -> None:
-        self._structs = list(structs)
+    Arguments:
+        structs: the shape and dtype of each array.
+        parts: trees that some of the arrays are the leaves of, by name.
+    """
+
+    def __init__(self, structs: Sequence[Any], parts: Mapping[str, Part] | None = None) -> None:
+        self._structs, self._parts = list(structs), dict(parts or {})
         ends: dict[Any, int] = {}
         self._places: list[tuple[int, int]] = []
         for struct in self._structs:
@@ -44,6 +51,12 @@ class Packing:
             ends[_vector_dtype(struct.dtype)] = start + struct.size
             self._places.append((list(ends).index(_vector_dtype(struct.dtype)), start))
         self.dtypes = list(ends)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packing) and (self._structs, self._parts) == (other._structs, other._parts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._structs))
 
     def pack(self, values: Sequence[Array]) -> Vectors:
         """The vectors that hold `values`."""
@@ -58,6 +71,22 @@ class Packing:
             _bits(vectors[vector][start : start + struct.size], struct.dtype).reshape(struct.shape)
             for struct, (vector, start) in zip(self._structs, self._places, strict=True)
         ]
+
+    def part(self, vectors: Vectors, name: str) -> Any:
+        """One of the trees; of NumPy arrays if the vectors are."""
+        values, (treedef, places) = self.unpack(vectors), self._parts[name]
+        return jax.tree.unflatten(treedef, [values[place] for place in places])
+
+    def with_part(self, vectors: Vectors, name: str, part: Any) -> Vectors:
+        """The vectors with another one of the trees."""
+        values = self.unpack(vectors)
+        for place, leaf in zip(self._parts[name][1], jax.tree.leaves(part), strict=True):
+            values[place] = leaf
+        return self.pack(values)
+
+
+# Without shardings, the layouts of all engines share them.
+_pack, _unpack = (jax.jit(function, static_argnums=0) for function in (Packing.pack, Packing.unpack))
 
 
 class Flat(NamedTuple):
@@ -97,7 +126,15 @@ class Layout:
         self._arrays = [*self._small, *self._large]
         self._impls = {index: _impl(self._leaves[index]) for index in arrays if _is_key(self._leaves[index])}
         scalars = [self._leaves[index] for index in self._scalars]
-        self.packing = Packing([jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars])
+        parts = {
+            name: (
+                jax.tree.structure(getattr(state, name)),
+                tuple(i for i, n in enumerate(self._scalars) if paths[n].startswith(name)),
+            )
+            for name in ("window", "health")
+        }
+        plain = [jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars]
+        self.packing = Packing(plain, parts)
         self._bundle = Packing([self._leaves[index] for index in self._small])
         self.shardings: Flat | None = None
         if shardings is not None:
@@ -106,13 +143,6 @@ class Layout:
             self.shardings = Flat([*vectors, *large], (self._whole,) * len(self.packing.dtypes))
         self._pack, self._unpack = self._jitted(self.packing, self._scalars)
         self._tie, self._untie = self._jitted(self._bundle, self._small)
-        self._parts = {
-            name: (
-                jax.tree.structure(getattr(state, name)),
-                [i for i, n in enumerate(self._scalars) if paths[n].startswith(name)],
-            )
-            for name in ("window", "health")
-        }
 
     def fits(self, state: TrainState) -> bool:
         """Whether a state has this layout, down to shapes, dtypes and other leaves."""
@@ -164,19 +194,6 @@ class Layout:
         ends = len(self._bundle.dtypes)
         return [*self._bundle.unpack(arrays[:ends]), *arrays[ends:]]
 
-    def part(self, packed: Vectors, name: str) -> Any:
-        """The state's `window` or `health`; of NumPy arrays if the vectors are."""
-        values = self.packing.unpack(packed)
-        treedef, places = self._parts[name]
-        return jax.tree.unflatten(treedef, [values[place] for place in places])
-
-    def with_part(self, packed: Vectors, name: str, part: Any) -> Vectors:
-        """The vectors with another `window` or `health`."""
-        values = self.packing.unpack(packed)
-        for place, leaf in zip(self._parts[name][1], jax.tree.leaves(part), strict=True):
-            values[place] = leaf
-        return self.packing.pack(values)
-
     def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self.treedef:
@@ -191,7 +208,9 @@ class Layout:
     def _jitted(self, packing: Packing, indices: list[int]) -> tuple[Any, Any]:
         if not indices:
             return lambda values: (), lambda vectors: []
-        places = None if self._whole is None else [self._places[index] for index in indices]
+        if self._whole is None:
+            return partial(_pack, packing), partial(_unpack, packing)
+        places = [self._places[index] for index in indices]
         return jax.jit(packing.pack, out_shardings=self._whole), jax.jit(packing.unpack, out_shardings=places)
 
     def _raw(self, leaves: list[Any], indices: list[int]) -> list[Array]:

@@ -16,7 +16,7 @@ from fulgurite.compile import CompiledStep
 from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.health import Health
-from fulgurite.layout import Flat, Layout, Vectors
+from fulgurite.layout import Flat, Layout, Packing, Vectors
 from fulgurite.module import method_of
 from fulgurite.paths import leaves_with_paths
 from fulgurite.placing import BatchPlacing, everywhere, state_shardings, tracing_on
@@ -56,7 +56,8 @@ class Program:
             self.like = placed(self.like, self._shardings)
         self.module_text = eqx.tree_pformat(self.like.module, struct_as_array=True)
         self._placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
-        self._close = jax.jit(self._closed, out_shardings=None if self._shardings is None else everywhere(engine.mesh))
+        whole = None if self._shardings is None else everywhere(engine.mesh)
+        self._close = _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
         self._compiled: dict[int, CompiledStep] = {}
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
@@ -110,7 +111,7 @@ class Program:
 
     def close(self, flat: Flat) -> tuple[Flat, Any]:
         """The state with its window closed, and arrays for `closing`."""
-        packed, values = self._close(flat.packed)
+        packed, values = self._close(self.layout.packing, flat.packed)
         return Flat(flat.arrays, packed), values
 
     def closing(self, values: Any) -> dict[str, Any] | None:
@@ -123,17 +124,12 @@ class Program:
 
     def health(self, flat: Flat) -> Health:
         """The health of a state; waits for the device."""
-        return self.layout.part(jax.device_get(flat.packed), "health")
+        return self.layout.packing.part(jax.device_get(flat.packed), "health")
 
     def check_finite(self, health: Health) -> None:
         """Raises `NonFiniteError` for the health of a state that must not be acted on."""
         if self._engine.nonfinite == "raise" and health.step >= 0:
             raise NonFiniteError(int(health.step), self.step.terms[int(health.culprit)])
-
-    def _closed(self, packed: Vectors) -> tuple[Vectors, Any]:
-        window: Window = self.layout.part(packed, "window")
-        values = window.compute(), window.steps, self.layout.part(packed, "health")
-        return self.layout.with_part(packed, "window", window.close()), values
 
     def _update_rule(self, module: Any) -> UpdateRule:
         method_of(module, "training_step")
@@ -178,6 +174,16 @@ class Program:
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
         self._plugins.call("on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled)
+
+
+def _closed(packing: Packing, packed: Vectors) -> tuple[Vectors, Any]:
+    window: Window = packing.part(packed, "window")
+    values = window.compute(), window.steps, packing.part(packed, "health")
+    return packing.with_part(packed, "window", window.close()), values
+
+
+# Without shardings, the programs of all engines share it.
+_close = jax.jit(_closed, static_argnums=0)
 
 
 def slices_of(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:

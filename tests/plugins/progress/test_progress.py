@@ -344,12 +344,20 @@ def _read(descriptor: int) -> bytes:
 
 def test_times_by_part():
     accounts = fg.Accounts()
-    for name, seconds in (("data", 1.0), ("dispatch", 2.0), ("wait", 3.0), ("evaluate.test", 4.0), ("saver.save", 5.0)):
+    for name, seconds in (
+        ("start", 8.0),
+        ("data", 1.0),
+        ("dispatch", 2.0),
+        ("wait", 3.0),
+        ("evaluate.test", 4.0),
+        ("saver.save", 5.0),
+    ):
         accounts.add(name, seconds)
     accounts.add("wandb.log_scalars", 6.0)
     accounts.add("wandb.on_fit_end", 1.0)
     text = text_of(times(accounts))
     for part, seconds in (
+        ("starting", "8.00"),
         ("waiting for data", "1.00"),
         ("steps", "5.00"),
         ("evaluating test", "4.00"),

@@ -5,7 +5,13 @@ from collections import defaultdict
 import fulgurite as fg
 from rich.table import Table
 
-_NAMES = {"data": "waiting for data", "dispatch": "steps", "wait": "steps", "compile": "compiling"}
+_NAMES = {
+    "start": "starting",
+    "data": "waiting for data",
+    "dispatch": "steps",
+    "wait": "steps",
+    "compile": "compiling",
+}
 
 
 def times(accounts: fg.Accounts) -> Table:
