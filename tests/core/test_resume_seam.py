@@ -450,7 +450,7 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
 
 def line_up(kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any) -> fg.Engine:
     """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
-    acts = Act(8, lambda run: run.emit("text", "act", {"weight": str(run.state.module.weight)}))
+    acts = Act(8, lambda run: run.emit("text", "act", {"weight": run.state.module.weight.tolist()}))
     evaluators = [
         Evaluator(4, name="first"),
         Evaluator(4, before, name="second"),

@@ -110,11 +110,11 @@ def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: An
 NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
     "no dictionary": ("scalars", "tester", [1], r"give numbers and arrays of them by name, as a dictionary; not \[1\]"),
     "no name": ("scalars", "tester", {3: 1}, "by name, as a dictionary"),
-    "no source": ("scalars", "", {"a": 1}, "the source is a name"),
+    "no source": ("scalars", 3, {"a": 1}, "the source is a name"),
     "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; give numbers"),
     "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
     "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),
-    "no text": ("text", "tester", {"a": 3}, "'a' is of type int; give texts"),
+    "no text": ("text", "tester", {"a": object()}, "object cannot be written as JSON"),
     "no medium": ("media", "tester", {"a": np.zeros((2, 2))}, "'a' is of type ndarray; give fg.media"),
     "no JSON": ("config", "tester", {"a": object()}, "object cannot be written as JSON"),
 }

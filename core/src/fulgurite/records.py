@@ -52,7 +52,7 @@ def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
     write down is an error here: there, the sink would be the one that failed, and be left out."""
     if kind not in _VALUES:
         raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, _VALUES)}")
-    if not isinstance(source, str) or not source:
+    if not isinstance(source, str):
         raise PluginError(f"run.emit({kind!r}, {source!r}, ...): the source is a name, such as that of the plugin")
     what, fits = _VALUES[kind]
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -60,7 +60,7 @@ def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
     if bad := [name for name, value in values.items() if not fits(value)]:
         found = f"{bad[0]!r} is of type {type(values[bad[0]]).__name__}"
         raise PluginError(f"run.emit({kind!r}, {source!r}, ...): {found}; give {what} by name")
-    if kind == "config":
+    if kind in ("text", "config"):
         dumps(values)
     return _own(values)
 
@@ -78,7 +78,7 @@ def _own(value: Any) -> Any:
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "scalars": ("numbers and arrays of them", _is_number),
     "media": ("fg.media", lambda value: isinstance(value, Media)),
-    "text": ("texts", lambda value: isinstance(value, str)),
+    "text": ("texts", lambda value: True),
     "config": ("JSON values", lambda value: True),
 }
 
