@@ -498,6 +498,20 @@ def test_an_evaluation_that_nobody_declared() -> None:
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
 
+def test_nothing_is_due_in_an_evaluation() -> None:
+    class Due:
+        @fg.hookimpl
+        def loss_terms(self, ctx: fg.Context) -> Any:
+            return {"due": jnp.where(ctx.due("log") | ctx.due("act.act"), 1.0, 0.0)}
+
+    act = Act(1, lambda run: None)
+    evaluating = Evaluating(fg.EvaluatorSpec("test", regression()), trigger=1)
+    result = fg.Engine(plugins=[Due(), act, evaluating], steps=2, log_every=1, autoload=False).fit(
+        Linear(), regression()
+    )
+    assert result.history["train/due"].tolist() == [1, 1] and result.history["test/due"].tolist() == [0, 0]
+
+
 def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
     class Decay:
         @fg.hookimpl

@@ -217,6 +217,41 @@ def test_options_of_pluggy_that_would_be_ignored_are_errors(option: str) -> None
         engine(Pushy())
 
 
+class Generator:
+    @fg.hookimpl
+    def log_scalars(self, record: Any) -> Any:
+        yield record
+
+
+class Coroutine:
+    @fg.hookimpl
+    async def log_scalars(self, record: Any) -> None: ...
+
+
+class Positional:
+    @fg.hookimpl
+    def log_scalars(self, record: Any, /) -> None: ...
+
+
+class Anything:
+    @fg.hookimpl
+    def log_scalars(self, **record: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (Generator, "would do nothing when called: a hook is no generator and not async"),
+        (Coroutine, "'log_scalars' would do nothing when called"),
+        (Positional, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
+        (Anything, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
+    ],
+)
+def test_a_method_that_could_not_be_called_as_a_hook_is_an_error(one: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        engine(one())
+
+
 def test_an_implementation_may_have_another_name_than_its_hook() -> None:
     seen: list[int] = []
 
@@ -320,6 +355,32 @@ def test_a_plugin_cannot_redefine_a_hook() -> None:
 
     with pytest.raises(PluginError, match=r"Redefinitions.*'schedule'"):
         engine(plugin("greedy", hookspecs=Redefinitions))
+
+
+@pytest.mark.parametrize("specifications", [3, type("Empty", (), {}), "hooks"])
+def test_what_specifies_no_hook_is_an_error(specifications: Any) -> None:
+    with pytest.raises(PluginError, match="specifies no hook: mark functions"):
+        engine(plugin("greedy", hookspecs=specifications))
+    with pytest.raises(ConfigurationError, match=r"hookspec\('evnt'\): there are build, traced, event"):
+        fg.hookspec("evnt")  # type: ignore[arg-type]
+
+
+def test_inherited_specifications_are_specifications() -> None:
+    assert engine(plugin("more", hookspecs=type("More", (Specifications,), {}))).plugins.kinds["on_doubling"] == "event"
+
+
+def test_an_optional_implementation_waits_for_the_plugin_that_brings_its_hook() -> None:
+    called: list[str] = []
+
+    class Optional:
+        @fg.hookimpl(optionalhook=True)
+        def on_announcement(self, text: str) -> None:
+            called.append(text)
+
+    specs = type("Specs", (), {"on_announcement": fg.hookspec("event")(lambda self, text: None)})
+    assert not engine(Optional()).plugins.implementations("on_announcement")
+    engine(Optional(), plugin("brings", hookspecs=specs)).plugins.call("on_announcement", text="hello")
+    assert called == ["hello"]
 
 
 def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
@@ -481,6 +542,45 @@ WRONG = {
     "step_metrics": lambda self: ["norm"],
     "after_update": lambda self, module: module,
 }
+NO_ANSWERS: list[tuple[str, Any, str]] = [
+    ("evaluators", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook evaluators: .* is no evaluator"),
+    ("rng_streams", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook rng_streams: .* is no random stream"),
+    ("optimizers", {"default": optax.sgd(1.0)}, "hook optimizers of careless gave dict; give .* a dict of fg.Phase"),
+    ("optimizers", {}, "hook optimizers of careless gave dict"),
+    ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),
+    ("loss_terms", {"a": "x"}, "the loss term 'a' of Counting is 'x': a loss is one floating-point number"),
+    ("loss_terms", {"a": None}, "the loss term 'a' of Counting is None"),
+    ("loss_terms", {"a": jnp.ones(2)}, r"the loss term 'a' of Counting is float32\[2\]"),
+    ("module_views", {3: None}, "plugin 'careless' gave 3 as the name of a module view"),
+]
+
+
+@pytest.mark.parametrize(("hook", "answer", "message"), NO_ANSWERS, ids=[f"{one[0]}-{one[1]}" for one in NO_ANSWERS])
+def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, message: str) -> None:
+    with pytest.raises(FulguriteError, match=message) as caught:
+        wrong = engine(plugin("careless", **{hook: lambda self: answer}), steps=1)
+        wrong.view(wrong.fit(Counting(), numbers([0])).state, "averaged")
+    assert "careless" in f"{caught.value} {' '.join(noted(caught.value))}"
+
+
+def test_what_a_batch_was_transformed_by_is_told_where_the_step_fails_on_it() -> None:
+    with pytest.raises(Trouble) as caught:
+        engine(plugin("careless", transform_batch=lambda self: {"y": 1}), steps=1).fit(Troubled, numbers([0]))
+    assert any("training step 1, its batch transformed by 'careless'," in note for note in caught.value.__notes__)
+
+
+class Troubled(Counting):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return trouble()
+
+
+def test_a_metric_of_a_plugin_never_takes_the_place_of_the_steps() -> None:
+    class Named(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(metrics={"norms/all": self.weight})
+
+    with pytest.raises(ModelError, match="both give the metric 'norms/all'"):
+        engine(plugin("norms", step_metrics=lambda self: {"all": 1.0}), steps=1).fit(Named, numbers([0]))
 
 
 @pytest.mark.parametrize("hook", WRONG)

@@ -172,6 +172,13 @@ def test_the_first_stop_gives_the_reason() -> None:
     assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stopped == "first"
 
 
+@pytest.mark.parametrize("reason", ["", None, 3])
+def test_a_stop_has_a_reason(reason: Any) -> None:
+    for stops in (lambda run: fg.Stop(reason), lambda run: run.request_stop(reason)):
+        with pytest.raises(ConfigurationError, match="the reason to stop is"):
+            engine(Act(1, stops), steps=2).fit(Counting(), numbers([0]))
+
+
 def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
     assert engine(steps=3).fit(Counting(), numbers([0])).stopped is None
 

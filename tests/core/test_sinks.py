@@ -129,6 +129,34 @@ def test_what_no_sink_can_write_is_an_error_of_who_emits_it(kind: Any, source: A
     assert not [record for record in sink.records if record.source == source]
 
 
+def test_sinks_are_closed_once_however_a_fit_ends() -> None:
+    closed: list[str] = []
+
+    class Closing:
+        @fg.hookimpl
+        def close_log(self) -> None:
+            closed.append("closed")
+
+        @fg.hookimpl
+        def on_fit_end(self) -> None:
+            raise Trouble
+
+    with pytest.raises(Trouble):
+        engine(Closing(), steps=1).fit(Counting(), numbers([0]))
+    assert closed == ["closed"]
+
+
+def test_why_a_sink_failed_is_told_whole_but_for_secrets() -> None:
+    class Looking:
+        @fg.hookimpl
+        def log_scalars(self, record: fg.Record) -> None:
+            record.values["missing"]
+
+    with pytest.warns(UserWarning, match="KeyError: 'missing'"):
+        result = engine(Looking(), steps=1).fit(Counting(), numbers([0]))
+    assert result.failed["looking"].startswith("KeyError: 'missing' (plugin 'looking'")
+
+
 def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
     counts, sums = {"n": 0, "of": {"all": 0}}, np.zeros(2)
 

@@ -212,6 +212,16 @@ def test_or_flattens_and_shows_its_parts() -> None:
     assert as_trigger(trigger) is trigger
 
 
+@pytest.mark.parametrize("step", [3, 2, 3.5, "4"])
+def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
+    class Stuck(Trigger):
+        def _following(self, after: int, span: Span) -> int:
+            return step
+
+    with pytest.raises(ConfigurationError, match="as the next step after 3; give a later one, or None"):
+        Stuck().next(3, Span(0, 9))
+
+
 def test_what_a_clock_or_process_decides_is_not_exact() -> None:
     assert is_exact(Every(4) | At(1) | AtStart() | Times(3))
     assert not is_exact(Every(4) | Period(10))

@@ -30,10 +30,13 @@ class Installed:
 
     def load(self) -> Any:
         """Imports the plugin's class; a failure names plugin and distribution."""
+        name = self.entry.name
         try:
-            return self.entry.load()
-        except Exception as error:
-            name = self.entry.name
+            found = self.entry.load()
+            if not callable(found):
+                raise TypeError("an entry point names a class, or a function that makes a plugin")
+            return found
+        except (Exception, SystemExit) as error:
             reason = f"cannot be imported from {self.entry.value!r}: {type(error).__name__}: {error}"
             fix = f"Mend or uninstall that distribution, or leave it out with '-{name}'."
             raise PluginError(f"plugin {name!r} ({self.distribution}) {reason}. {fix}") from error

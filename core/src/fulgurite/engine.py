@@ -33,7 +33,7 @@ from fulgurite.runs import Checkpoint, RunDirectory
 from fulgurite.signals import StopRequests
 from fulgurite.state import Source, TrainState, check_not_consumed, hashable, key_of, source_of
 from fulgurite.step import Step, forward
-from fulgurite.streams import DEFAULT, PARAMS, Streams
+from fulgurite.streams import DEFAULT, PARAMS, Stream, Streams
 from fulgurite.tasks import Task, collect
 from fulgurite.triggers import AtEnd, Every, Span, Trigger
 from fulgurite.weights import restored_weights, subject_of, view_of
@@ -104,9 +104,9 @@ class Engine:
         self.tasks: list[Task] = collect(self.plugins, log)
         self.mesh: jax.sharding.Mesh | None = self.plugins.exclusive("mesh")
         self.consensus: Consensus = self.plugins.exclusive("consensus") or LOCAL
-        streams = self.plugins.named("rng_streams", "random stream")
+        streams = self.plugins.named("rng_streams", "random stream", Stream)
         self._streams = {stream.name: stream for stream in (PARAMS, DEFAULT)} | streams
-        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.named("evaluators", "evaluator")
+        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.named("evaluators", "evaluator", EvaluatorSpec)
         if "train" in self.evaluators:
             raise PluginError("an evaluator is called 'train', which is the source of training's records; rename it")
         self._programs: dict[Any, Program] = {}

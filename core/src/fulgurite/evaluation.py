@@ -74,6 +74,8 @@ class EvaluatorSpec:
     custom: Callable[[TrainState, int, Callable[[TrainState], dict[str, Any]]], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"EvaluatorSpec: name is {self.name!r}; it must be a text that is not empty")
         for kind, given in (("metrics", self.metrics), ("losses", self.losses)):
             if given is not None and not (isinstance(given, Mapping) and all(map(callable, given.values()))):
                 raise ConfigurationError(f"evaluator {self.name!r}: {kind} are functions by name, not {given!r}")
@@ -85,7 +87,8 @@ class Evaluation:
     def __init__(self, engine: "Engine", spec: EvaluatorSpec) -> None:
         self._plugins, self._streams, self._spec = engine.plugins, engine.streams, spec
         self._mesh, self._consensus = engine.mesh, engine.consensus
-        self._shows = any(task.name == SHOW for task in engine.tasks)
+        self._tasks = ["log", *(task.name for task in engine.tasks)]
+        self._shows = SHOW in self._tasks
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._at = 0  # the batch that is being traced, for errors
 
@@ -226,7 +229,8 @@ class Evaluation:
             model_state=model_state,
             mask=mask,
             scope=((self._spec.name, index),),
-            flags={SHOW: jnp.asarray(index == 0)} if self._shows else {},
+            flags={name: jnp.asarray(False) for name in self._tasks}
+            | ({SHOW: jnp.asarray(index == 0)} if self._shows else {}),
             key_step=step if self._spec.fresh else None,
         )
         with training_mode(False, module) as module, described(f"batch {self._at} of {self._spec.name!r}", batch):

@@ -21,6 +21,8 @@ from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, di
 from fulgurite.ordering import ordered
 
 _MARK = f"{hooks.PROJECT}_impl"
+_ANSWER_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+_NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ORDER = ("provides", "requires", "after", "before")
 _AUTOLOAD_KINDS = {"event", "sink"}
 # Streams are the one thing that every program needs by name; its `default` has the bits that core alone gives.
@@ -97,10 +99,12 @@ class PluginManager:
 
         A plugin brings its own specifications in the class attribute `hookspecs`.
         """
-        marked = vars(namespace).items()
-        found = {name: one.fulgurite_kind for name, one in marked if hasattr(one, "fulgurite_kind")}
+        marked: dict[str, Any] = {name: getattr(namespace, name, None) for name in dir(namespace)}
+        found = {name: one.fulgurite_kind for name, one in marked.items() if hasattr(one, "fulgurite_kind")}
+        where = getattr(namespace, "__name__", repr(namespace))
+        if not found:
+            raise PluginError(f"{where} specifies no hook: mark functions of a module or class with @fg.hookspec(kind)")
         if clash := sorted(found.keys() & self.kinds):
-            where = getattr(namespace, "__name__", namespace)
             raise PluginError(f"{where} specifies the hook {clash[0]!r}, which there is already; rename it")
         self._pluggy.add_hookspecs(namespace)
         self.kinds |= found
@@ -140,12 +144,12 @@ class PluginManager:
             raise PluginError(f"hook {hook} can be done by one plugin, but {names} each do it: leave all but one out")
         return found[0] if found else None
 
-    def named(self, hook: str, what: str) -> dict[str, Any]:
-        """The objects in the lists that a hook gives, by their `name`; a name twice is an error that names both
-        plugins."""
+    def named(self, hook: str, what: str, kind: type) -> dict[str, Any]:
+        """The objects in the lists that a hook gives, by their `name`; another kind of object is an error, and so is a
+        name twice, which names both plugins."""
         answers = []
         for plugin, answer in self.call(hook):
-            if bad := [one for one in answer or () if not hasattr(one, "name")]:
+            if bad := [one for one in answer or () if not isinstance(one, kind)]:
                 raise PluginError(f"plugin {plugin.name!r}, hook {hook}: {bad[0]!r} is no {what}")
             answers += [(plugin, {one.name: one}) for one in answer or ()]
         return merge(answers, what)
@@ -206,13 +210,20 @@ class PluginManager:
                 raise PluginError(f"{where} marks {name!r}, which is no method: make it one that the hook can call")
             hook, method = options["specname"] or name, getattr(registered.plugin, name)
             if hook not in self.kinds:
+                if options["optionalhook"]:
+                    continue
                 raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
             if unsupported := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
                 fix = "order plugins by the class attributes `before` and `after`"
                 raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
-            if unknown := [argument for argument in signature(method).parameters if argument not in known]:
-                given = ", ".join(known) or "nothing"
+            if any(is_kind(method) for is_kind in _ANSWER_LATER):
+                raise PluginError(
+                    f"{where}: {name!r} would do nothing when called: a hook is no generator and not async"
+                )
+            parameters = signature(method).parameters.values()
+            if unknown := [one.name for one in parameters if one.name not in known or one.kind in _NOT_BY_NAME]:
+                given = f"{', '.join(known) or 'nothing'}{', by name' * bool(known)}"
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
                 what = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
@@ -277,6 +288,8 @@ def merge(answers: Iterable[tuple[Registered, dict[str, Any]]], what: str) -> di
     merged: dict[str, Any] = {}
     for plugin, answer in answers:
         for name, value in (answer or {}).items():
+            if not isinstance(name, str):
+                raise PluginError(f"plugin {plugin.name!r} gave {name!r} as the name of a {what}; names are texts")
             if name in merged:
                 raise PluginError(f"the {what} {name!r} comes from both {owners[name].name!r} and {plugin.name!r}")
             owners[name], merged[name] = plugin, value

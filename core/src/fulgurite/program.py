@@ -133,10 +133,14 @@ class Program:
 
     def _update_rule(self, module: Any) -> UpdateRule:
         method_of(module, "training_step")
-        phases = self._plugins.exclusive("optimizers", module=module)
-        if phases is None:
+        given = self._plugins.exclusive("optimizers", module=module)
+        source = (
+            f"hook optimizers of {', '.join(one.plugin.name for one in self._plugins.implementations('optimizers'))}"
+        )
+        if given is None:
             configure = method_of(module, "configure_optimizers")
-            phases = phases_of(configure(module), f"{type(module).__name__}.configure_optimizers")
+            given, source = configure(module), f"{type(module).__name__}.configure_optimizers"
+        phases = dict(phases_of(given, source))
         for name, phase in list(phases.items()):
             root, before = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}"), [optax.identity()]
             for hook in self._plugins.implementations("gradient_transform"):

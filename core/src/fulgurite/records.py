@@ -144,6 +144,8 @@ class Emitter:
         """Has the sinks write out everything. Nothing comes after it."""
         self._closed = self._closed or set()
         for sink in () if self._silent else self._plugins.implementations("close_log"):
+            if sink.plugin.name in self._closed:
+                continue
             self._closed.add(sink.plugin.name)
             self._call(sink, step)
 

@@ -28,6 +28,10 @@ class Stop:
 
     reason: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason:
+            raise ConfigurationError(f"the reason to stop is {self.reason!r}; it must be a text that is not empty")
+
 
 @dataclass(frozen=True)
 class Replace:
@@ -188,7 +192,7 @@ class Run:
     def request_stop(self, reason: str) -> None:
         """Asks that training stops before its planned end, as a signal does, once all processes have agreed: for what
         this process sees by itself, such as a file. What follows from metrics returns `Stop`."""
-        self._loop.request_stop(reason)
+        self._loop.request_stop(Stop(reason).reason)
 
     def evaluate(self, name: str) -> dict[str, Any]:
         """Runs the evaluation `name` on the state as it is; emits its metrics and returns them."""

@@ -16,7 +16,7 @@ from fulgurite.media import shown
 from fulgurite.metrics import Metric, Running
 from fulgurite.module import Output, method_of
 from fulgurite.placing import constrained
-from fulgurite.plugins import Implementation, PluginManager, merge
+from fulgurite.plugins import Implementation, PluginManager, blame, merge
 from fulgurite.state import TrainState, check_same_structure
 from fulgurite.update import UpdateRule
 from fulgurite.window import by_name, metrics_of
@@ -85,7 +85,9 @@ class TrainStep:
             batch = self._call(hook, ctx, batch=batch)
             if batch is None:
                 raise PluginError(f"plugin {hook.plugin.name!r}, hook transform_batch: return the batch, not None")
-        with described(f"training step {self.at}", batch):
+        changed = [repr(hook.plugin.name) for hook in self._plugins.implementations("transform_batch")]
+        by = f", its batch transformed by {', '.join(changed)}," if changed else ""
+        with described(f"training step {self.at}{by}", batch):
             answer = self._engine.train_step(state, batch, ctx)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
                 name = self._engine.train_step.__qualname__
@@ -137,20 +139,17 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
         if not isinstance(given := getattr(output, kind), dict):
             raise ModelError(f"the {kind} of {where} are of type {type(given).__name__}: return a dictionary, by name")
     output = constrained(plugins, "output_sharding", output=output)
-    terms = {} if output.loss is None else {"loss": jnp.asarray(output.loss)}
-    added = [
-        (hook.plugin, hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name)))
-        for hook in plugins.implementations("loss_terms")
-    ]
+    terms = {} if output.loss is None else {"loss": _term("loss", output.loss, module)}
+    added = []
+    for hook in plugins.implementations("loss_terms"):
+        given = hook(ctx.at, module=module, output=output, batch=batch, ctx=ctx.for_plugin(hook.plugin.name))
+        with blame(hook.plugin, "hook loss_terms", ctx.at):
+            added.append((hook.plugin, {name: _term(name, value, module) for name, value in (given or {}).items()}))
     for source in (output.losses, merge(added, "loss term"), ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
                 raise ModelError(f"the loss term {name!r} comes twice in {where}; rename one")
-            terms[name] = jnp.asarray(value)
-    for name, value in terms.items():
-        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            gap = f"the loss term {name!r} of {type(module).__name__} is {value.dtype}{list(value.shape)}"
-            raise ModelError(f"{gap}: a loss is one floating-point number; average it over the batch")
+            terms[name] = _term(name, value, module)
     if not terms and ctx.training:
         raise ModelError(f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)")
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
@@ -158,6 +157,16 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     model_state = ctx.model_state if output.model_state is None else output.model_state
     media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)
     return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
+
+
+def _term(name: Any, value: Any, module: Any) -> Array:
+    """One term of the loss, which is a floating-point number."""
+    term = jnp.asarray(value) if eqx.is_array_like(value) else value
+    if not isinstance(term, jax.Array) or term.shape != () or not jnp.issubdtype(term.dtype, jnp.floating):
+        kind = f"{term.dtype}{list(term.shape)}" if isinstance(term, jax.Array) else repr(value)
+        gap = f"the loss term {name!r} of {type(module).__name__} is {kind}"
+        raise ModelError(f"{gap}: a loss is one floating-point number; average it over the batch")
+    return term
 
 
 def unmasked(batch: Any) -> tuple[Any, Any]:

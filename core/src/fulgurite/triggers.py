@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar
 
 from fulgurite.errors import ConfigurationError
@@ -37,7 +38,12 @@ class Trigger:
     def next(self, after: int, span: Span) -> int | None:
         """The first step later than `after` at which this fires, None if there is none by steps. A pure function; the
         step lies in ``span.origin + 1 .. span.end``, and only `AtStart` gives ``span.origin``."""
-        step = self._following(max(after, span.origin), span)
+        after = max(after, span.origin)
+        step = self._following(after, span)
+        if step is not None and (not isinstance(step, Integral) or step <= after):
+            raise ConfigurationError(
+                f"{self!r} gave {step!r} as the next step after {after}; give a later one, or None"
+            )
         return None if step is None or (span.end is not None and step > span.end) else step
 
     def _following(self, after: int, span: Span) -> int | None:

@@ -39,6 +39,10 @@ class Phase:
     before: optax.GradientTransformation = field(default_factory=optax.identity, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            raise ConfigurationError(
+                f"fg.Phase: optimizer is {self.optimizer!r}; give one of optax, as optax.adam(1e-3)"
+            )
         if not isinstance(self.params, Selector | None):
             object.__setattr__(self, "params", select(self.params))
 

@@ -89,6 +89,8 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
     if output.loss is not None:
         kinds = {"batch_loss": Last.of(output.loss), "loss_average": MovingAverage.of(output.loss)}
         given = {"loss": output.loss, **kinds, **given}
+    if twice := sorted(given.keys() & extra.keys()):
+        raise ModelError(f"the step and a plugin both give the metric {twice[0]!r}; rename that of the step")
     metrics: dict[str, Metric] = {}
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
