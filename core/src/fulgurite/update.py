@@ -12,7 +12,7 @@ import optax
 from jaxtyping import PyTree
 
 from fulgurite.context import Context
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.module import Output
 from fulgurite.paths import Selector, select
 from fulgurite.state import TrainState
@@ -64,6 +64,13 @@ class UpdateRule:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
+    def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
+        """One update with these gradients, for the `train_step` of an engine; not every rule can do that."""
+        kind = type(self).__name__
+        raise ModelError(
+            f"the update rule {kind} of a plugin takes its own gradients: call ctx.rule(self.forward, ...)"
+        )
+
     def trained(self, module: PyTree) -> PyTree[bool]:
         """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
         return jax.tree.map(_is_floating, module)
@@ -95,8 +102,7 @@ class GradientUpdate(UpdateRule):
         return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
-        """One update with these gradients."""
-        params = eqx.filter(state.module, self.phase.chosen(state.module))
+        params, grads = (eqx.filter(tree, self.phase.chosen(state.module)) for tree in (state.module, grads))
         before, optimizer = state.opt_state
         grads, before = self.phase.before.update(grads, before, params)
         updates, optimizer = self.phase.optimizer.update(grads, optimizer, params)

@@ -1,6 +1,6 @@
 """Clipping, constraints on weights, spectral normalization, and smaller updates on a plateau."""
 
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import fulgurite as fg
@@ -22,7 +22,10 @@ def test_gradients_are_clipped_for_each_phase() -> None:
     assert result.metrics["train"]["min/gradient_norm"] == 3
     both = engine(Clip(norm=0.1), Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(both), (0.95, 1.975), rtol=1e-6)
-    wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}]
+    for plugins in ([Phases(**sgd(0.5, 0.25))], [Phases(**sgd(0.5, 0.25)), Clip(norm=1.0, optimizer="min")]):
+        with pytest.raises(ConfigurationError, match="Clip.*'mim'.*no optimizer is called so. Did you mean 'min'"):
+            engine(Clip(norm=1.0, optimizer="mim"), *plugins, steps=1).init(game(), ONE)
+    wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}, {"norm": "1"}, {"value": True}]
     for arguments in wrong:
         with pytest.raises(ConfigurationError, match="clips nothing"):
             Clip(**arguments)
@@ -141,9 +144,34 @@ def test_updates_become_smaller_on_a_plateau() -> None:
     with pytest.raises(ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"):
         engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
     bad: Any = "most"
-    for make in (lambda: ReduceOnPlateau("loss", 2), lambda: ReduceOnPlateau("a/b", 2, mode=bad)):
+    clock, number = fg.Period(1.0), cast(Any, 3)
+    for make in (
+        lambda: ReduceOnPlateau("loss", 2),
+        lambda: ReduceOnPlateau("a/b", 2, mode=bad),
+        lambda: ReduceOnPlateau("a/b", clock),
+        lambda: ReduceOnPlateau(number, 2),
+        lambda: ReduceOnPlateau("a/b", 2, factor=bad),
+    ):
         with pytest.raises(ConfigurationError, match="ReduceOnPlateau: "):
             make()
+
+
+def test_a_plateau_needs_a_number() -> None:
+    class Test:
+        @fg.hookimpl
+        def evaluators(self) -> list[fg.EvaluatorSpec]:
+            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"each": np.ones(3)})]
+
+        @fg.hookimpl
+        def schedule(self) -> list[fg.Scheduled]:
+            return [fg.Scheduled("evaluate", 1, self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.evaluate("test")
+
+    start = Weights(jnp.ones((3, 2)), jnp.ones(2))
+    with pytest.raises(ConfigurationError, match=r"'test/each' is an array \(3,\); take a number"):
+        engine(Test(), ReduceOnPlateau("test/each", 1), steps=1).fit(start, ONE)
 
 
 def test_a_gan_trains_with_all_of_it_fused() -> None:

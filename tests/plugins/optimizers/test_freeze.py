@@ -2,14 +2,15 @@
 
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, PathError
-from fulgurite_optimizers import Freeze, Phase, Phases, frozen, partial_update
+from fulgurite.errors import ConfigurationError, ModelError, PathError
+from fulgurite_optimizers import Accumulate, Freeze, Phase, Phases, frozen, partial_update
 from fulgurite_testing import assert_same_bits
 from games import ONE, Compiled, engine, game, played, points, sgd
 
@@ -142,3 +143,51 @@ def test_freezing_that_cannot_be_meant_is_an_error() -> None:
         engine(frozen("third"), steps=1).init(Two, points())
     with pytest.raises(ConfigurationError, match="until is Period"):
         Freeze("first", until=fg.Period(3))
+    with pytest.raises(ConfigurationError, match="until is AtStart"):
+        Freeze("first", until=fg.AtStart())
+
+
+class Halved(fg.Engine):
+    """Gives the rule gradients of its own, for the whole module."""
+
+    def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+        grads, output = fg.gradient(self.forward, state.module, batch, ctx)
+        assert ctx.rule is not None
+        return ctx.rule.apply(state, jax.tree.map(lambda grad: grad / 2, grads), output)
+
+
+class Sum(fg.Module):
+    """Both numbers have the gradient 1."""
+
+    a: jax.Array
+    b: jax.Array
+    optimizer: Any = eqx.field(static=True)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.a + self.b)
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer
+
+
+def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
+    sgd = optax.sgd(1.0, momentum=0.5)
+    cases: list[tuple[Any, list[Any], tuple[float, float]]] = [
+        (sgd, [], (-1.25, -1.25)),
+        (sgd, [Freeze("b")], (-1.25, 0)),
+        (sgd, [Freeze("b", until=1)], (-1.25, -0.5)),
+        (partial_update(sgd, "a"), [], (-1.25, 0)),
+    ]
+    for optimizer, plugins, expected in cases:
+        made = Halved(steps=2, plugins=plugins, autoload=False).fit(Sum(jnp.zeros(()), jnp.zeros(()), optimizer), ONE)
+        assert (float(made.module.a), float(made.module.b)) == expected
+    with pytest.raises(
+        ModelError, match=r"PhasedUpdate of a plugin takes its own gradients: call ctx.rule\(self.forward"
+    ):
+        Halved(plugins=[Accumulate(1)], autoload=False).init(Sum(jnp.zeros(()), jnp.zeros(()), sgd), ONE)
+
+
+def test_one_array_for_all_parameters_cannot_be_left_alone_in_part() -> None:
+    flat = optax.flatten(optax.adam(0.1))
+    with pytest.raises(ConfigurationError, match="is one array for all parameters, as optax.flatten"):
+        engine(Freeze("b", until=1), steps=1).init(Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE)

@@ -245,7 +245,13 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
     for make in (lambda: Phase(sgd, every=0), lambda: Phase(sgd, repeat=True), lambda: Phase(sgd, split=True)):
         with pytest.raises(ConfigurationError):
             make()
-    bad: Any = "both"
+    bad: Any = optax.sgd
+    with pytest.raises(ConfigurationError, match="Phase: optimizer is <function sgd"):
+        Phase(bad)
+    bad = 4
+    with pytest.raises(ConfigurationError, match=r"Phase: accumulate is 4; give Accumulate\(4\)"):
+        Phase(sgd, accumulate=bad)
+    bad = "both"
     with pytest.raises(ConfigurationError, match="order is 'both'"):
         Phases(order=bad)
     bad = sgd

@@ -1,10 +1,11 @@
 """The plugin: gradients of limited size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import fulgurite as fg
 import optax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,27 @@ class Clip:
     norm: float | None = None
     value: float | None = None
     optimizer: str | None = None
+    _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.norm, self.value) if limit is not None]
-        if not limits or not all(limit > 0 for limit in limits):
+        numbers = all(isinstance(limit, int | float) and type(limit) is not bool for limit in limits)
+        if not limits or not numbers or not all(limit > 0 for limit in limits):
             raise ConfigurationError(f"{self} clips nothing: give norm=1.0, or value=, a positive number")
 
     @fg.hookimpl
     def gradient_transform(self, optimizer: str) -> optax.GradientTransformation | None:
         """The transformations of optax."""
+        self._asked.add(optimizer)
         if self.optimizer not in (None, optimizer):
             return None
         by_value = [] if self.value is None else [optax.clip(self.value)]
         return optax.chain(*by_value, *([] if self.norm is None else [optax.clip_by_global_norm(self.norm)]))
+
+    @fg.hookimpl
+    def wrap_update_rule(self, rule: Any) -> None:
+        """Changes nothing: all optimizers are known by now, and that of this one has to be among them."""
+        if self.optimizer is not None and self.optimizer not in self._asked:
+            raise ConfigurationError(
+                f"{self}: no optimizer is called so. {did_you_mean(str(self.optimizer), self._asked)}"
+            )

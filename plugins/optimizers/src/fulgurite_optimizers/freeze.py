@@ -7,6 +7,7 @@ from typing import Any, Self
 import equinox as eqx
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.paths import Selector, leaves_with_paths
@@ -37,10 +38,11 @@ class Freeze:
             object.__setattr__(self, "where", fg.select(self.where))
         if isinstance(self.until, int):
             object.__setattr__(self, "until", fg.At(self.until))
-        if self.until is not None and not (isinstance(self.until, fg.Trigger) and self.until.exact):
+        timed = isinstance(self.until, fg.Trigger) and self.until.exact and not isinstance(self.until, fg.AtStart)
+        if self.until is not None and not timed:
             raise ConfigurationError(
-                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or epochs, not by the "
-                "clock, so that a resumed run does the same"
+                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or epochs, and not by "
+                "the clock, so that a resumed run does the same"
             )
 
     @fg.hookimpl
@@ -108,18 +110,24 @@ class FrozenUpdate(Wrapped):
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        trained, frozen = self.freeze.parted(state.module)
+        _, frozen = self.freeze.parted(state.module)
 
         def whole(module: Any, *arguments: Any) -> fg.Output:
             return forward(eqx.combine(frozen, module), *arguments)
 
-        state, output = self.rule(whole, state.replace(module=trained), batch, ctx)
-        return state.replace(module=eqx.combine(frozen, state.module)), output
+        return self.within(state, lambda state: self.rule(whole, state, batch, ctx))
+
+    def apply(self, state: fg.TrainState, grads: PyTree, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
+        return self.within(state, lambda state: self.rule.apply(state, grads, output))
 
     def finish(self, state: fg.TrainState) -> fg.TrainState:
+        return self.within(state, lambda state: (self.rule.finish(state), None))[0]
+
+    def within(self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]) -> tuple[fg.TrainState, Any]:
+        """What `update` makes of the state as the rule within sees it, and what else it gives."""
         trained, frozen = self.freeze.parted(state.module)
-        state = self.rule.finish(state.replace(module=trained))
-        return state.replace(module=eqx.combine(frozen, state.module))
+        state, output = update(state.replace(module=trained))
+        return state.replace(module=eqx.combine(frozen, state.module)), output
 
     def around(self, rule: fg.UpdateRule) -> Self:
         return type(self)(rule, self.freeze)
@@ -135,27 +143,24 @@ class ThawingUpdate(FrozenUpdate):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
-    def __call__(
-        self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
-    ) -> tuple[fg.TrainState, fg.Output]:
-        new, output = super().__call__(forward, self._handed(state), batch, ctx)
-        return new.replace(opt_state=filled(state.opt_state, new.opt_state)), output
-
     def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
         thaws = self.freeze.thaws(span)
         return super().at(step, span) if thaws is None or int(step) < thaws else self.rule.at(step, span)
 
-    def finish(self, state: fg.TrainState) -> fg.TrainState:
-        new = super().finish(self._handed(state))
-        return new.replace(opt_state=filled(state.opt_state, new.opt_state))
-
-    def _handed(self, state: fg.TrainState) -> fg.TrainState:
+    def within(self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]) -> tuple[fg.TrainState, Any]:
         like = eqx.filter_eval_shape(self.rule.init, self.freeze.parted(state.module)[0])
-        return state.replace(opt_state=filled(like, state.opt_state))
+        new, output = super().within(state.replace(opt_state=filled(like, state.opt_state)), update)
+        return new.replace(opt_state=filled(state.opt_state, new.opt_state)), output
 
 
 def filled(tree: PyTree, source: PyTree) -> PyTree:
     """The tree with the leaves of `source` at the same paths."""
     there = dict(leaves_with_paths(source))
     leaves = [there.get(path, leaf) for path, leaf in leaves_with_paths(tree)]
+    for (path, leaf), found in zip(leaves_with_paths(tree), leaves, strict=True):
+        if jnp.shape(leaf) != jnp.shape(found):
+            raise ConfigurationError(
+                f"Freeze(until=...): {path} of the optimizer's state is one array for all parameters, as optax.flatten "
+                "makes it, of which no part can be left alone: take an optimizer that keeps arrays for each"
+            )
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)

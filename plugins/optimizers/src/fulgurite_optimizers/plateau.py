@@ -6,8 +6,10 @@ from typing import Any, Literal
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.triggers import as_trigger, is_exact
 from fulgurite.update import Forward
 from optax.contrib import reduce_on_plateau
 
@@ -42,15 +44,20 @@ class ReduceOnPlateau:
     atol: float = 0.0
 
     def __post_init__(self) -> None:
-        if "/" not in self.monitor:
+        if not isinstance(self.monitor, str) or "/" not in self.monitor:
             raise ConfigurationError(
                 f"ReduceOnPlateau: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
             )
         if self.mode not in ("min", "max"):
             raise ConfigurationError(f"ReduceOnPlateau: mode is {self.mode!r}; choose 'min' or 'max'")
+        if not is_exact(as_trigger(self.every)):
+            raise ConfigurationError(
+                f"ReduceOnPlateau: every is {self.every!r}; give steps or a trigger that goes by steps or epochs, not "
+                "by the clock, so that a resumed run does the same"
+            )
         try:
             self._rule()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigurationError(f"ReduceOnPlateau: {error}") from error
 
     @property
@@ -82,7 +89,9 @@ class ReduceOnPlateau:
                 f"ReduceOnPlateau: nothing is called {self.monitor!r} at step {run.step}. "
                 f"{did_you_mean(self.monitor, known)} An evaluator must run at the same steps"
             )
-        value = run.metrics[source][name] if self.mode == "min" else -run.metrics[source][name]
+        if np.ndim(value := run.metrics[source][name]):
+            raise ConfigurationError(f"ReduceOnPlateau: {self.monitor!r} is an array {np.shape(value)}; take a number")
+        value = value if self.mode == "min" else -value
         state, key = run.state, f"{self.plugin_name}:{self.instance}"
         _, new = self._rule().update({}, state.plugins[key], value=value)
         placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugins[key], new)
@@ -111,6 +120,10 @@ class ScaledUpdate(Wrapped):
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
         new, output = self.rule(forward, state, batch, ctx)
+        return self._scaled(state, new), output
+
+    def apply(self, state: fg.TrainState, grads: Any, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
+        new, output = self.rule.apply(state, grads, output)
         return self._scaled(state, new), output
 
     def finish(self, state: fg.TrainState) -> fg.TrainState:

@@ -19,6 +19,9 @@ class Wrapped(fg.UpdateRule):
     def trained(self, module: PyTree) -> PyTree[bool]:
         return self.rule.trained(module)
 
+    def apply(self, state: fg.TrainState, grads: PyTree, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
+        return self.rule.apply(state, grads, output)
+
     def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
         rule = self.rule.at(step, span)
         if rule is self.rule:
