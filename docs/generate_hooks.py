@@ -34,7 +34,7 @@ KINDS = {
 }
 
 MADE = "When the engine is made."
-BUILT = "When a state for a kind of module and batch is made for the first time, on shapes (`jax.ShapeDtypeStruct`)."
+BUILT = "When a state for a kind of module and batch is made for the first time; its arrays have no values yet."
 TRACED = "Wherever a training step is traced: once for each shape of batch, or more."
 EMITTED = "As soon as the record's values are computed, in step order, before the next thing that is due at the latest."
 CALLED = {

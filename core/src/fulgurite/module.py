@@ -77,7 +77,7 @@ class Module(eqx.Module):
         return preds
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, Phase]":
-        """The optimizer. Called once, on a module whose arrays are shapes (`jax.ShapeDtypeStruct`)."""
+        """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes, and no values."""
         fix = "return an optax.GradientTransformation such as optax.adam(1e-3)"
         raise ModelError(f"{type(self).__name__} has no optimizer: define configure_optimizers(self) and {fix}")
 

@@ -43,7 +43,7 @@ class Program:
         self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)
-        self.rule = self._update_rule(eqx.filter_eval_shape(source.build, source.arrays, key)[0])
+        self.rule = self._update_rule(source, key)
         self.step = TrainStep(engine, self.rule.at(0, Span(0)))
         self._metrics: Any = ({}, {})
         with tracing_on(engine.mesh):
@@ -131,7 +131,19 @@ class Program:
         if self._engine.nonfinite == "raise" and health.step >= 0:
             raise NonFiniteError(int(health.step), self.step.terms[int(health.culprit)])
 
-    def _update_rule(self, module: Any) -> UpdateRule:
+    def _update_rule(self, source: Source, key: Key[Array, ""]) -> UpdateRule:
+        made: list[UpdateRule] = []
+
+        # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes are not.
+        def make(arrays: Any) -> None:
+            module = source.build(arrays, key)[0]
+            with jax.ensure_compile_time_eval():
+                made.append(self._update_rule_of(module))
+
+        jax.eval_shape(make, source.arrays)
+        return made[0]
+
+    def _update_rule_of(self, module: Any) -> UpdateRule:
         method_of(module, "training_step")
         given = self._plugins.exclusive("optimizers", module=module)
         source = (

@@ -99,13 +99,23 @@ class GradientUpdate(UpdateRule):
         return self.phase.chosen(module)
 
     def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
-        return self.apply(state, *gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module)))
+        chosen = self.phase.chosen(state.module)
+
+        def loss(params: PyTree) -> Any:
+            return forward(eqx.combine(params, state.module), batch, ctx).loss
+
+        return self._applied(state, *gradient(forward, state.module, batch, ctx, chosen), loss)
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
+        return self._applied(state, grads, output, None)
+
+    def _applied(self, state: TrainState, grads: PyTree, output: Output, loss: Any) -> tuple[TrainState, Output]:
         params, grads = (eqx.filter(tree, self.phase.chosen(state.module)) for tree in (state.module, grads))
         before, optimizer = state.opt_state
         grads, before = self.phase.before.update(grads, before, params)
-        updates, optimizer = self.phase.optimizer.update(grads, optimizer, params)
+        told = {"value": output.loss, "grad": grads, "value_fn": loss}
+        update = optax.with_extra_args_support(self.phase.optimizer).update
+        updates, optimizer = update(grads, optimizer, params, **told)
         module = eqx.apply_updates(state.module, updates)
         state = state.replace(module=module, model_state=output.model_state, opt_state=(before, optimizer))
         return state, output.replace(grads=grads, updates=updates)

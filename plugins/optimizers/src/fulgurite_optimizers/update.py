@@ -132,7 +132,8 @@ class PhasedUpdate(fg.UpdateRule):
         phase, at = self._phases[name], old if self._simultaneous else module
         part, params = gradient(name, at, batch, ctx), eqx.filter(at, phase.chosen(at))
         grads, before = phase.before.update(part.grads, own.before, params)
-        updates, optimizer = phase.optimizer.update(grads, own.optimizer, params)
+        told = {} if isinstance(own.optimizer, StepsState) else {"value": total(part.terms), "grad": grads}
+        updates, optimizer = optax.with_extra_args_support(phase.optimizer).update(grads, own.optimizer, params, **told)
         params = eqx.apply_updates(eqx.filter(module, phase.chosen(module)), updates)
         count = own.updates + (optimizer.held == 0 if isinstance(optimizer, StepsState) else 1)
         losses = self._named(name, part)
