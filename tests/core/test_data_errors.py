@@ -114,6 +114,10 @@ def test_what_is_no_data() -> None:
     engine = fg.Engine(steps=1)
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not 3"):
         engine.fit(Counting, 3)
+    with pytest.raises(ConfigurationError, match="a dictionary gives its keys; fg.ArrayData"):
+        engine.fit(Counting, {"x": np.zeros((4, 2))})
+    with pytest.raises(DataError, match=r"data\['x'\]\[0\] is a single number"):
+        fg.ArrayData({"x": [1.0, 2.0]}, 2)
     with pytest.raises(DataError, match=r"data\['name'\].*encode it first"):
         engine.fit(Counting, [{"x": np.zeros(2), "name": np.asarray(["a", "b"])}])
     with pytest.raises(DataError, match="the batch for step 2"):

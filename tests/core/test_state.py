@@ -310,6 +310,21 @@ def test_batch_norm_is_carried_and_evaluated_in_inference_mode() -> None:
     assert engine.evaluate(given, data)["loss"] == pytest.approx(error, rel=1e-5)
 
 
+def test_a_step_that_forgets_the_state_of_its_model_is_told() -> None:
+    class Forgetful(Normalized):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(model_state=None)
+
+    class Frozen(Forgetful):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(model_state=ctx.model_state)
+
+    engine, data = fg.Engine(steps=1), regression(16, 8)
+    with pytest.warns(UserWarning, match=r"Forgetful.training_step gave no model_state.*model_state=state"):
+        engine.fit(eqx.nn.make_with_state(Forgetful), data)
+    engine.fit(eqx.nn.make_with_state(Frozen), data)
+
+
 def test_a_callable_may_give_a_module_and_its_state() -> None:
     data = regression(16, 8)
     made = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)

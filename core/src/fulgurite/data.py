@@ -4,7 +4,7 @@ One pass over a source is one epoch. What can be iterated again repeats; an iter
 never be written again, because jax may alias it: wrap a source that reuses buffers in ``Data(source, copy=True)``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -143,6 +143,9 @@ class Data:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, Mapping):
+            fix = "fg.ArrayData(arrays, batch_size=...) makes batches of a dictionary of arrays"
+            raise ConfigurationError(f"data must be an iterable of batches, and a dictionary gives its keys; {fix}.")
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
         if self.prefetch < 0:
@@ -199,7 +202,11 @@ def _padded(part: np.ndarray, length: int, value: int) -> np.ndarray:
 
 def _common_length(arrays: Any) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    lengths = {f"data{keystr(path)}": len(leaf) if leaf.ndim else 0 for path, leaf in leaves}
+    if single := [f"data{keystr(path)}" for path, leaf in leaves if not leaf.ndim]:
+        raise DataError(
+            f"ArrayData: {single[0]} is a single number; give arrays of examples, of a list np.asarray(...)."
+        )
+    lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
     first, length = next(iter(lengths.items()), ("", 0))
     for where, other in lengths.items():
         if other != length or not other:

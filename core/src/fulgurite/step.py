@@ -1,5 +1,6 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its place."""
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,9 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     total = sum(list(terms.values())[1:], start=next(iter(terms.values()))) if terms else None
     by_name(total, terms, output.metrics)
     model_state = ctx.model_state if output.model_state is None else output.model_state
+    if ctx.training and step == "training_step" and ctx.model_state is not None and output.model_state is None:
+        gap = f"{where} gave no model_state, so that statistics such as BatchNorm's stay what they are"
+        warnings.warn(f"{gap}: return fg.Output(..., model_state=state), or ctx.model_state itself", stacklevel=1)
     media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)
     return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
 
