@@ -7,6 +7,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_progress import Progress, parameters, summary, times
+from fulgurite_progress import Progress, display, parameters, summary, times
 from fulgurite_progress.display import activity, intervals
 from fulgurite_progress.line import Line
 from hypothesis import given, strategies as st
@@ -83,6 +84,26 @@ def test_a_line_holds_what_fits_and_the_most_telling_first(width: int, expected:
 def test_without_a_width_everything_is_there_but_the_bar():
     everything = "step 1,200/2,000  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  batch_loss 0.5  compiling"
     assert LINE.text().plain == everything
+
+
+def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(display, "FIRST_INTERVAL", 0.05)
+    traced: list[int] = []
+
+    class Slow(Net):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            traced.append(1)
+            time.sleep(0.5 if len(traced) == 2 else 0.0)  # first on shapes, then to be compiled
+            return super().training_step(batch, ctx)
+
+    err = StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    begun = time.perf_counter()
+    result = engine(Progress(summary=False, times=False), steps=100).fit(Slow, BATCHES)
+    steps = time.perf_counter() - begun - result.accounts.seconds["compile"]
+    *before, last = err.getvalue().splitlines()
+    assert any("compiling" in line for line in before) and not any("left" in line for line in before)
+    assert (found := re.search(r"(\S+) steps/s", last)) and float(found[1].replace(",", "")) >= 0.99 * 100 / steps
 
 
 @given(

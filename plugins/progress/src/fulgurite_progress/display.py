@@ -64,14 +64,15 @@ class Display:
 
     def line(self) -> Line:
         """What is known at this moment; nothing is read from the device."""
-        step, end, now = self._run.step, self._run.span.end, monotonic()
-        if self._how is None:
+        step, end, accounts = self._run.step, self._run.span.end, self._run.accounts
+        if "compile" not in accounts.open:
+            now = monotonic() - accounts.seconds.get("compile", 0.0)  # how fast steps are tells nothing of it
             self._seen.append((now, step))
             while len(self._seen) > 2 and now - self._seen[0][0] > RATE_OVER:
                 self._seen.popleft()
         (begun, first), (last, newest) = self._seen[0], self._seen[-1]
         rate = (newest - first) / (last - begun) if newest > first and last > begun else None
-        doing = self._how or activity(self._run.accounts.open)
+        doing = self._how or activity(accounts.open)
         return Line(step, end, rate, dict(self._metrics), doing, ended=self._how is not None)
 
     def _print_at_times(self) -> None:
