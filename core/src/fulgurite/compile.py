@@ -66,7 +66,7 @@ class CompiledStep:
         self._compiling, self._on_compile, self._mesh = compiling, on_compile, mesh
         self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
-        self._outputs = Packing([])
+        self._unpack = Packing([]).unpack
         self._output_tree: Any = None
         self._media_tree: Any = None
 
@@ -89,7 +89,7 @@ class CompiledStep:
 
     def output(self, results: Results) -> Output:
         """The output of a step: loss, metrics and losses."""
-        return Output(*jax.tree.unflatten(self._output_tree, self._outputs.unpack(results.packed)))
+        return Output(*jax.tree.unflatten(self._output_tree, self._unpack(results.packed)))
 
     def media(self, results: Results) -> dict[str, Any]:
         """The media of a step, zeros unless it was one that shows them."""
@@ -160,6 +160,7 @@ class CompiledStep:
         flat = self._layout.split_traced(state)
         leaves, self._output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        self._outputs = Packing(spec_of(leaves))
+        outputs = Packing(spec_of(leaves))
+        self._unpack = jax.jit(outputs.unpack)
         media, self._media_tree = jax.tree.flatten(output.media)
-        return flat.arrays, flat.packed, Results(self._outputs.pack(leaves), media)
+        return flat.arrays, flat.packed, Results(outputs.pack(leaves), media)

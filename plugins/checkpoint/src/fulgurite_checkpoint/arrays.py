@@ -47,11 +47,12 @@ def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
     The answer's `result()` waits for the end and raises what went wrong."""
     from orbax.checkpoint import v1 as ocp
 
+    context = ocp.Context()
     # Where Orbax cannot make its folders, its threads would otherwise wait for them for twenty minutes.
-    folders_first = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    context.asynchronous.create_directories_asynchronously = False
     # Orbax takes no array without elements; its shape is in the index.
     some = {name: array for name, array in arrays.items() if array.size}
-    with ocp.Context(async_options=folders_first):
+    with context:
         return ocp.save_async(_given(path), some)
 
 
