@@ -83,13 +83,13 @@ class Counter:
     def schedule(self) -> list[fg.Scheduled]:
         return [
             fg.Scheduled("tell", fg.Times(self.times), self.tell),
-            fg.Scheduled("begin", fg.AtStart(), lambda run: run.emit("text", "counter", {"begun": run.step})),
+            fg.Scheduled("begin", fg.AtStart(), lambda run: run.emit("text", "counter", {"begun": str(run.step)})),
             fg.Scheduled("pace", 5, lambda run: time.sleep(0.01)),
         ]
 
     def tell(self, run: fg.Run) -> None:
         self.count += 1
-        run.emit("text", "counter", {"count": self.count})
+        run.emit("text", "counter", {"count": str(self.count)})
 
     @fg.hookimpl
     def host_state(self) -> int:

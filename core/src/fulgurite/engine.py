@@ -161,6 +161,7 @@ class Engine:
                 snapshot = None if reference is None else restored(self, reference, program.like)
                 if snapshot is not None:
                     state, origin = snapshot.state, snapshot.span.origin
+                    steps = steps if self.dev_run is None else int(state.step) - origin + self.dev_run
                     feed.close()
                     feed = stack.enter_context(self._feed(data, origin, snapshot.position))
                 state = completed(self, state, program, source, init_from)
@@ -171,7 +172,7 @@ class Engine:
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 path = directory.path if reference is None or reference.path is None else reference.path
-                own = directory.is_at(path) if snapshot else origin > 0
+                own = directory.is_at(path) if snapshot else origin > 0 and resume != "never"
                 step = int(state.step) if own else None
                 newest = snapshot is None or snapshot.newest
                 attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step, newest))

@@ -84,7 +84,7 @@ class Loop:
         self._agenda = Agenda(self._tasks, self.step, program.flags, self._consensus, signals)
         self._emitted = 0
         # Within a dispatch and between two actions of one step there is no state that another run could go on from.
-        self._torn, self._broken = True, False
+        self._torn, self._broken, self._early, self._save_wanted = True, False, False, False
         self._newest: tuple[Results | None, Any] = None, None
         self._rate = Rate()
 
@@ -96,7 +96,7 @@ class Loop:
             self._event("on_fit_end", result=result)
             return result
         except BaseException as error:
-            self.between_steps, self._broken = True, self._torn
+            self.between_steps, self._broken, self._early = True, self._torn, False
             hooks = self.engine.plugins.implementations("on_exception")
             told = [partial(hook, self.step, run=self.run, exception=error) for hook in hooks]
             for call in (partial(self.emitter.flush, wait=True), *told, partial(self.emitter.close, self.step)):
@@ -132,8 +132,10 @@ class Loop:
         return Snapshot(self.state(), self.span, self._position, self._pending, host, dict(self.metrics))
 
     def save(self) -> None:
-        """Asks the checkpointer to save, if there is one and this is no trial."""
-        if self.engine.plugins.implementations("save") and self.engine.dev_run is None:
+        """Asks the checkpointer to save, if there is one and this is no trial; `early` in a step, at its end, because
+        what is still due would be neither in the checkpoint nor done by the run that goes on from it."""
+        self._save_wanted = self._early
+        if not self._early and self.engine.plugins.implementations("save") and self.engine.dev_run is None:
             if self._directory:
                 self._consensus.decide(self._directory.check_held)
             self._event("save")
@@ -202,13 +204,12 @@ class Loop:
         self.emitter.flush(wait=True)
         self.save()
         self.emitter.close(self.step)
-        if self._directory and self.step == self.span.end and not self._pending:
-            self._consensus.decide(self._mark_complete)
+        if (directory := self._directory) and self.step == self.span.end and not self._pending:
+            self._consensus.decide(lambda: self._mark_complete(directory))
 
-    def _mark_complete(self) -> None:
+    def _mark_complete(self, directory: RunDirectory) -> None:
         try:
-            if self._directory:
-                self._directory.mark_complete()
+            directory.mark_complete()
         except CheckpointError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
@@ -275,8 +276,6 @@ class Loop:
         """The batches of the next dispatch: as many as fit before `target`, all of the same shapes, of one epoch."""
         items = [self._held or self._next_batch(self.step)]
         self._held = None
-        if self._compiled.fuse == 1:
-            return items
         room = min(self._compiled.fuse, target - self.step)
         while len(items) < room and not items[-1].epoch_end and not self._agenda.stopping:
             item = self._next_batch(self.step + len(items))
@@ -294,10 +293,10 @@ class Loop:
             raise
         if item is None:
             wanted = "" if self.span.end is None else f" of {self.span.end}"
-            raise DataError(
-                f"data ended after {step} steps{wanted}. An iterator can be used up once: pass something that can be "
-                "iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
+            fix = (
+                "pass something that can be iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
             )
+            raise DataError(f"data ended after {step} steps{wanted}. An iterator can be used up once: {fix}")
         return item
 
     def _end_epoch(self) -> None:
@@ -324,7 +323,7 @@ class Loop:
 
         What is due is looked up anew after each action: a stop request makes everything due that waits for the end.
         """
-        self.between_steps, self._torn, self._pending, done = True, True, (), set()
+        self.between_steps, self._torn, self._early, self._pending, done = True, True, True, (), set()
         self.emitter.flush(wait=True)
         agenda = self._agenda
         if not agenda.agreed:
@@ -347,6 +346,7 @@ class Loop:
             done.add(task.name)
             if task.scheduled.phase == "save":
                 self.emitter.flush(wait=True)
+                self._early, self._pending = False, tuple(one.name for one in due[1:])
             self._emitted = self.emitter.emitted
             try:
                 self._perform(task)
@@ -360,7 +360,9 @@ class Loop:
                 break
             agenda.done(task, self.step)
         self.stopped = self.stopped or next(iter(agenda.reasons), None)
-        agenda.agreed, self.between_steps = frozenset(), False
+        agenda.agreed, self.between_steps, self._early = frozenset(), False, False
+        if self._save_wanted:
+            self.save()
 
     def _perform(self, task: Task) -> None:
         if task.scheduled.action is None:

@@ -29,11 +29,13 @@ def reference_of(
     """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none; None for a fresh
     start, or where training goes on from `state`.
 
-    A fresh start that was not asked for by "never" is an error where the run directory holds checkpoints.
+    A fresh start that was not asked for by "never" is an error where the run directory holds checkpoints, and so is a
+    state where it holds later ones: their records would be there twice.
     """
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError("fit takes a state to go on from, or a checkpoint to begin with, not both")
-    if resume is None and state is None and directory is not None and (held := directory.committed()):
+    origin = -1 if state is None else int(state.step)
+    if resume is None and directory and (held := directory.committed()) and held[-1][0] > origin:
         fix = "go on from it with fit(resume='auto'), begin anew with fit(resume='never'), which sets them aside"
         where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
         raise CheckpointError(f"{where}: {fix}, or choose another run directory")
@@ -75,13 +77,20 @@ def span_of(
     A resumed fit keeps its span, unless it is asked for another length than before."""
     if snapshot is not None and snapshot.asked in (None, (steps, epochs)):
         return snapshot.span
-    ends: tuple[int, ...] = snapshot.span.epoch_ends if snapshot else ()
-    if steps is not None or epochs is None:
-        return Span(origin, None if steps is None else origin + steps, ends)
-    if ends:
-        *_, before, end = (origin, *ends)
-        return Span(origin, end + max(epochs - len(ends), 0) * (end - before), ends)
-    return Span(origin, None if epoch_length is None else origin + epochs * epoch_length)
+    ends, end = (snapshot.span.epoch_ends if snapshot else ()), None
+    if steps is not None:
+        end = origin + steps
+    elif epochs is not None and epochs <= len(ends):
+        end = ends[epochs - 1]
+    elif epochs is not None and ends:
+        *_, before, last = (origin, *ends)
+        end = last + (epochs - len(ends)) * (last - before)
+    elif epochs is not None and epoch_length is not None:
+        end = origin + epochs * epoch_length
+    if snapshot and end is not None and end < (step := int(snapshot.state.step)):
+        fix = "go on from an earlier checkpoint, ask for more, or begin anew with resume='never'"
+        raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit is to end: {fix}")
+    return Span(origin, end, ends)
 
 
 def completed(

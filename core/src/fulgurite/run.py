@@ -199,7 +199,7 @@ class Run:
         return self._loop.evaluate(name)
 
     def save(self) -> None:
-        """Asks the checkpointer to save, now."""
+        """Asks the checkpointer to save: in phase `save` now, before it at the end of the step's actions."""
         self._loop.save()
 
     def snapshot(self) -> Snapshot:

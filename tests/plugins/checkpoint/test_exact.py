@@ -1,14 +1,17 @@
 """Going on from a checkpoint: the same bits as if nothing had happened."""
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
 import pytest
+from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import Checkpoints
 from fulgurite_testing import assert_same_bits
-from trained import NET, Act, Average, Killed, Scores, counting, engine, kill, regression, steps_in
+from trained import NET, ZEROS, Act, Average, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
 
 
 def training(run: Path, *others: Any, **settings: Any) -> fg.Engine:
@@ -70,7 +73,7 @@ class Sink:
 
 
 def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tmp_path: Path) -> None:
-    sink, say = Sink(), Act(1, lambda run: run.emit("text", "act", {"at": run.step}))
+    sink, say = Sink(), Act(1, lambda run: run.emit("text", "act", {"at": str(run.step)}))
     with pytest.raises(Killed):
         counting(tmp_path / "a", sink, say, Act(fg.At(4), kill), every=2, on_exception=False)
     assert sink.steps == [1, 2, 3, 4] or sink.steps == [1, 2, 3]
@@ -115,3 +118,65 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [stopped]
     assert not fg.RunDirectory(tmp_path).complete
     assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "act", "save"])
+def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phase: Any) -> None:
+    """The run is killed after a save that an action of step 4 asked for, and before any other."""
+
+    def records(name: str, *others: Any) -> bytes:
+        plugins = (
+            Act(fg.At(4), fg.Run.save, phase),
+            Act(4, said, "decide"),
+            Act(fg.At(4), said, "save"),
+            "jsonl",
+            *others,
+        )
+        checkpoints = Checkpoints(99, background=False, on_exception=False)
+        with suppress(Killed):
+            engine(tmp_path / name, checkpoints, *plugins, steps=6, log_every=2).fit(Counting, ZEROS, resume="auto")
+        return (tmp_path / name / "records.jsonl").read_bytes()
+
+    def said(run: fg.Run) -> None:
+        run.emit("text", "said", {"at": str(run.step)})
+
+    whole = records("whole")
+    records("killed", Act(fg.At(5), kill))
+    assert steps_in(tmp_path / "killed") == [4]
+    assert records("killed") == whole
+
+
+def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) -> None:
+    counting(tmp_path, keep=None)
+    with pytest.raises(CheckpointError, match="step 5 is past step 3, where"):
+        counting(tmp_path, steps=3, resume="auto")
+    assert fg.RunDirectory(tmp_path).complete
+    assert float(counting(tmp_path, steps=3, resume=2).module.weight) == -3
+
+    def fit(epochs: int, resume: Any) -> fg.Result:
+        return engine(tmp_path / "epochs", Checkpoints(2), epochs=epochs).fit(Counting, ZEROS * 3, resume=resume)
+
+    fit(4, None)
+    with pytest.raises(CheckpointError, match="step 12 is past step 6"):
+        fit(2, "auto")
+    assert int(fit(5, "auto").state.step) == 15
+
+
+def test_a_trial_of_a_run_takes_steps_from_its_checkpoint(tmp_path: Path) -> None:
+    counting(tmp_path)
+    trial = engine(tmp_path, Checkpoints(1), dev_run=2).fit(Counting, ZEROS, resume="auto")
+    assert (float(trial.module.weight), steps_in(tmp_path)) == (-7, [3, 4, 5])
+
+
+def test_a_state_of_before_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
+    """The records of the steps that it takes again would be there twice."""
+    first = counting(tmp_path, "jsonl", steps=3)
+    trainer = engine(tmp_path, Checkpoints(1), "jsonl", steps=2, log_every=1)
+    earlier = first.state.replace(step=first.state.step - 1)
+    with pytest.raises(CheckpointError, match=r"newest of step 3.*'never'"):
+        trainer.fit(data=ZEROS, state=earlier)
+    trainer.fit(data=ZEROS, state=earlier, resume="never")
+    assert steps_in(tmp_path) == [3, 4]
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 4]
+    assert (tmp_path / "superseded" / "2" / "step-3").is_dir()

@@ -173,7 +173,7 @@ def test_an_exception_saves_where_going_on_is_exact(tmp_path: Path) -> None:
 
 def test_an_exception_in_the_middle_of_an_action_saves_nothing(tmp_path: Path) -> None:
     def say(run: fg.Run) -> None:
-        run.emit("text", "act", {"at": run.step})
+        run.emit("text", "act", {"at": str(run.step)})
         raise Killed
 
     with pytest.raises(Killed), pytest.warns(UserWarning, match="nothing is saved after Killed"):
@@ -286,7 +286,7 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
 def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
     """Left there, they would be the newest: those of the new run would be removed, and `auto` would take theirs."""
     run, elsewhere = tmp_path / "run", tmp_path / "else"
-    say = Act(1, lambda run: run.emit("text", "said", {"at": run.step}))
+    say = Act(1, lambda run: run.emit("text", "said", {"at": str(run.step)}))
 
     def fit(steps: int, resume: Any = None) -> fg.Result:
         return counting(run, say, "jsonl", directory=elsewhere, keep=2, steps=steps, resume=resume)

@@ -57,7 +57,7 @@ def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(tmp
         pytest.warns(UserWarning, match="step 3 could not be written"),
         pytest.raises(CheckpointError, match="another"),
     ):
-        counting(tmp_path, Act(fg.At(3), fail))
+        counting(tmp_path, Act(fg.At(3), fail, "save"), every=fg.At(1, 2))
     assert steps_in(tmp_path) == [1, 2]
 
 
