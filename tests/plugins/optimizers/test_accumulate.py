@@ -164,6 +164,17 @@ class Every(fg.metrics.Gathered):
         return self.mask.sum()
 
 
+def test_a_method_called_losses_is_the_modules_own() -> None:
+    class Helped(Distance):
+        def losses(self, place: jax.Array) -> jax.Array:
+            return jnp.abs(10 - place)
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.losses(self.place))
+
+    assert float(engine(Accumulate(1), steps=2).fit(Helped(jnp.float32(0)), ONE).module.place) == pytest.approx(0.2)
+
+
 def test_half_precision_is_summed_up_in_single() -> None:
     """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not reach."""
 

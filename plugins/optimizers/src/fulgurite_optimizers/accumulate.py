@@ -46,4 +46,4 @@ class Accumulate(Finishing):
                 f"in its place and give it to each of them, Phase(..., accumulate=Accumulate({self.n}))"
             )
         accumulating = Phase(phase.optimizer, phase.params, before=phase.before, accumulate=self)
-        return PhasedUpdate({name: accumulating}, simultaneous=False)
+        return PhasedUpdate({name: accumulating}, simultaneous=False, functions=False)

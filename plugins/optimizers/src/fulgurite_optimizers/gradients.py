@@ -41,10 +41,10 @@ Gradient = Callable[[str, Any, Any, fg.Context], Part]
 
 class Gradients:
     """Makes the gradients of the losses of `phases`. A term of a loss is called as the phase, or begins with its name
-    and a slash."""
+    and a slash. `functions` is whether a module may give its losses as functions."""
 
-    def __init__(self, phases: dict[str, Phase]) -> None:
-        self._phases = phases
+    def __init__(self, phases: dict[str, Phase], *, functions: bool) -> None:
+        self._phases, self._functions = phases, functions
         # It runs in every step, so the metrics and media of `training_step` are from its forward pass.
         self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
         self._unchecked = set(phases)
@@ -104,10 +104,9 @@ class Gradients:
         made = [jax.tree.unflatten(self._shown[name], arrays) for name, arrays in shown.items()]
         return {key: one for media in made for key, one in media.items()}
 
-    @staticmethod
-    def apart(module: Any) -> bool:
+    def apart(self, module: Any) -> bool:
         """Whether a module gives its losses as functions."""
-        return callable(getattr(module, "losses", None))
+        return self._functions and callable(getattr(module, "losses", None))
 
     def _forward(self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
         if not self.apart(module):

@@ -44,11 +44,12 @@ class Done(NamedTuple):
 
 
 class PhasedUpdate(fg.UpdateRule):
-    """One optimizer for each loss: one after the other, or `simultaneous`."""
+    """One optimizer for each loss: one after the other, or `simultaneous`. Without `functions` the loss is that of
+    `training_step`, whatever a method `losses` of the module is for."""
 
-    def __init__(self, phases: dict[str, Phase], *, simultaneous: bool) -> None:
+    def __init__(self, phases: dict[str, Phase], *, simultaneous: bool, functions: bool = True) -> None:
         self._phases, self._simultaneous = {name: _prepared(phase) for name, phase in phases.items()}, simultaneous
-        self._gradients = Gradients(self._phases)
+        self._gradients = Gradients(self._phases, functions=functions)
 
     def init(self, module: PyTree) -> dict[str, PhaseState]:
         states = {}
