@@ -234,6 +234,14 @@ def test_one_process_for_each_group(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "slow") == 0
 
 
+def test_results_that_cannot_be_kept(trained: Path, capsys) -> None:
+    (trained / "evaluations").mkdir()
+    (trained / "evaluations" / "slow.jsonl").symlink_to(trained / "elsewhere")
+    assert evaluate(trained, "--group", "slow") == 1
+    assert "error: the results of group 'slow' cannot be kept in" in capsys.readouterr().err
+    assert not (trained / "elsewhere").exists()
+
+
 def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "slwo") == 2
     assert "no evaluator is of the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err

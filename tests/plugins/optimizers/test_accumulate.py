@@ -183,7 +183,10 @@ def test_half_precision_is_summed_up_in_single() -> None:
             return fg.Output((200 * self.place * jnp.mean(batch, dtype=self.place.dtype)).astype(jnp.float32))
 
     batch = [np.ones(512, np.float32)]
-    assert float(engine(Accumulate(2), steps=1).fit(Half(jnp.float16(0)), batch).module.place) == -20
+    result = engine(Accumulate(2), steps=1).fit(Half(jnp.float16(0)), batch)
+    assert float(result.module.place) == -20
+    steps = engine(Accumulate(1, "steps"), steps=1).fit(Half(jnp.float16(0)), [np.full(512, 4, np.float32)])
+    assert steps.metrics["train"]["default/gradient_norm"] == 800
 
 
 def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later() -> None:

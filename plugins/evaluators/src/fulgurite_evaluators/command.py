@@ -46,7 +46,11 @@ def main(arguments: Sequence[str]) -> int:
         if options.group is None:
             return _once(experiment, run, options.step, options.json)
         follower = Follower(experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell)
-        return 0 if follower.follow() else 1
+        try:
+            return 0 if follower.follow() else 1
+        except OSError as error:
+            gap = f"the results of group {options.group!r} cannot be kept in {run.path}: {error}"
+            raise CheckpointError(f"{gap}. Those in it are whole; start this again for the rest") from error
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ import optax
 from fulgurite.metrics import Last
 from fulgurite.step import examples_in
 from fulgurite.update import Forward
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from fulgurite_optimizers.gradients import Gradient, Gradients, Part, Terms, total
 from fulgurite_optimizers.metrics import Metrics, apart, as_metrics, emptied, joined, zeros
@@ -138,7 +138,7 @@ class PhasedUpdate(fg.UpdateRule):
         params = eqx.apply_updates(eqx.filter(module, phase.chosen(module)), updates)
         count = own.updates + (optimizer.held == 0 if isinstance(optimizer, StepsState) else 1)
         losses = self._named(name, part)
-        logged = {**(losses if len(self._phases) > 1 else {}), f"{name}/gradient_norm": optax.tree.norm(part.grads)}
+        logged = {**(losses if len(self._phases) > 1 else {}), f"{name}/gradient_norm": _norm(part.grads)}
         metrics = apart(part.metrics, as_metrics(logged, examples_in(batch, ctx.mask)))
         preds = part.preds if phase.every == 1 else None
         after = PhaseState(before, optimizer, count)
@@ -168,6 +168,11 @@ class PhasedUpdate(fg.UpdateRule):
             grads=_summed([one.grads for one in done.values()]),
             updates=_summed([one.updates for one in done.values()]),
         )
+
+
+def _norm(grads: PyTree) -> Float[Array, ""]:
+    """The global norm; squares of half precision would be infinite from 256 on."""
+    return optax.tree.norm(jax.tree.map(lambda grad: grad.astype(jnp.promote_types(grad.dtype, jnp.float32)), grads))
 
 
 def _prepared(phase: Phase) -> Phase:
