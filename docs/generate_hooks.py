@@ -55,7 +55,7 @@ CALLED = {
     "transform_batch": TRACED,
     "forward_sharding": "Wherever a forward pass is traced.",
     "output_sharding": "Wherever a forward pass is traced.",
-    "loss_terms": "Wherever a forward pass in training is traced.",
+    "loss_terms": "Wherever a forward pass is traced, in evaluations too; `ctx.training` tells.",
     "after_update": TRACED,
     "step_metrics": TRACED,
     "on_fit_start": "Once a fit, after `on_restore` and `open_log`, before the first step.",

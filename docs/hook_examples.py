@@ -138,35 +138,6 @@ class WeightDecay:
         return {"gradients": fg.metrics.Mean.of(optax.tree.norm(grads))}
 
 
-class Patience:
-    """Evaluates, and stops when the loss has not improved three times. What it remembers is in checkpoints."""
-
-    def __init__(self, data, every):
-        self.data, self.every = data, every
-        self.best, self.bad = float("inf"), 0
-
-    @fg.hookimpl
-    def evaluators(self):
-        return [fg.EvaluatorSpec("validation", self.data)]
-
-    @fg.hookimpl
-    def schedule(self):
-        return [fg.Scheduled("look", self.every, self.look, phase="evaluate")]
-
-    def look(self, run):
-        loss = run.evaluate("validation")["loss"]
-        self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
-        return fg.Stop("the loss no longer improves") if self.bad == 3 else None
-
-    @fg.hookimpl
-    def host_state(self):
-        return {"best": self.best, "bad": self.bad}
-
-    @fg.hookimpl
-    def restore_host_state(self, state, version):
-        self.best, self.bad = state["best"], state["bad"]
-
-
 class Diary:
     """Notes what happens in a run."""
 
@@ -207,6 +178,40 @@ class Diary:
         self.notes.append(f"ended: {result.stopped or 'as planned'}")
 
 
+class Patience:
+    """Evaluates, and stops when the loss has not improved three times. What it remembers is in checkpoints."""
+
+    def __init__(self, data, every):
+        self.data, self.every = data, every
+        self.best, self.bad = float("inf"), 0
+
+    @fg.hookimpl
+    def evaluators(self):
+        return [fg.EvaluatorSpec("validation", self.data)]
+
+    @fg.hookimpl
+    def schedule(self):
+        return [fg.Scheduled("look", self.every, self.look, phase="evaluate")]
+
+    @fg.hookimpl
+    def on_fit_start(self, run):
+        if not run.resumed:  # one instance may be given to several fits
+            self.best, self.bad = float("inf"), 0
+
+    def look(self, run):
+        loss = run.evaluate("validation")["loss"]
+        self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
+        return fg.Stop("the loss no longer improves") if self.bad == 3 else None
+
+    @fg.hookimpl
+    def host_state(self):
+        return {"best": self.best, "bad": self.bad}
+
+    @fg.hookimpl
+    def restore_host_state(self, state, version):
+        self.best, self.bad = state["best"], state["bad"]
+
+
 class Lines:
     """Writes exact records to a file, each once. (`fg.FileSink` does this on a thread of its own.)"""
 
@@ -221,6 +226,7 @@ class Lines:
     def open_log(self, run):
         self.file = self.path.open("a")
         self.file.truncate(self.position)
+        self.file.seek(self.position)  # which `truncate` does not do
 
     @fg.hookimpl
     def log_scalars(self, record):

@@ -144,9 +144,10 @@ def test_a_command_that_there_is_already_is_an_error(packages: dict[str, str], t
     dist.mkdir()
     (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
     (dist / "entry_points.txt").write_text("[fulgurite.commands]\nfit = demo_commands:greet\n")
-    done = run("plugins", **packages)
+    done = run("fit", "--help", **packages)
     assert "code 2" in done.stderr
-    assert "error: other 2.0 brings a command 'fit', which there is already" in done.stderr
+    assert "error: other 2.0 brings a command 'fit', which there is already: uninstall one of them" in done.stderr
+    assert "code 0" in run("plugins", **packages).stderr
 
 
 def test_an_unknown_command_ends_with_2():

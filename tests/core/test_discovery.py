@@ -309,8 +309,9 @@ def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install:
         fg.Engine(plugins=["broken"])
 
 
-def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install):
-    install("acme-broken", BROKEN, ("broken = acme_broken:Sink",), ("broken = acme_broken:Sink",), version="0.7")
+@pytest.mark.parametrize("broken", [BROKEN, "raise SystemExit(3)", "Sink = 3"])
+def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install, broken: str):
+    install("acme-broken", broken, ("broken = acme_broken:Sink",), ("broken = acme_broken:Sink",), version="0.7")
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
     with pytest.warns(UserWarning, match=r"plugin 'broken' \(acme-broken 0\.7\)"):
         engine = fg.Engine(steps=1)

@@ -102,6 +102,22 @@ def test_a_name_tells_the_configuration(demo: None, capsys: pytest.CaptureFixtur
     assert "  often: int\n      how often, in steps.\n  names: list[str] = ['a']\n" in capsys.readouterr().out
 
 
+def test_a_function_that_makes_a_plugin_is_told_as_well(
+    demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "demo_dist-1.5.dist-info" / "entry_points.txt"
+    points.write_text(
+        points.read_text() + "made = demo_listed:made\nodd = demo_listed:Odd\nvalue = demo_listed:value\n"
+    )
+    more = "def made(often: int = 3):\n    'Makes one.'\nclass Odd:\n    hookspecs = 3\nvalue = 3\n"
+    (tmp_path / "demo_listed.py").write_text(PLUGIN + more)
+    code, told_of = told(capsys, "made")
+    assert (code, told_of["doc"], told_of["fields"][0]["default"]) == (0, "Makes one.", "3")
+    rows = {row["name"]: row for row in told(capsys, "--all")[1]}
+    assert (rows["made"]["hooks"], rows["odd"]["hooks"]) == ({}, {})
+    assert "an entry point names a class, or a function that makes a plugin" in rows["value"]["error"]
+
+
 def test_a_name_that_cannot_be_imported_or_is_not_there(demo: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "broken"]) == 1
     assert "error: plugin 'broken' (demo-dist 1.5)" in capsys.readouterr().out

@@ -19,20 +19,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`:
     functions `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, EntryPoint] = {}
+    commands: dict[str, list[EntryPoint]] = {}
     for entry in (*OWN, *entry_points(group=GROUP)):
-        if entry.name in commands:
-            source = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-            print(f"error: {source} brings a command {entry.name!r}, which there is already", file=sys.stderr)
-            return 2
-        commands[entry.name] = entry
+        commands.setdefault(entry.name, []).append(entry)
     parser = argparse.ArgumentParser("fulgurite", description="Trains Equinox models on JAX, with plugins.")
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
     parser.add_argument("command", choices=list(commands), help="what to do; COMMAND --help tells more")
     if not arguments:
         parser.print_help()
         return 0
-    return commands[parser.parse_args(arguments[:1]).command].load()(arguments[1:]) or 0
+    entry, *others = commands[parser.parse_args(arguments[:1]).command]
+    if others:
+        told = f"{_source(others[0])} brings a command {entry.name!r}, which there is already: uninstall one of them"
+        parser.exit(2, f"error: {told}\n")
+    try:
+        return entry.load()(arguments[1:]) or 0
+    except Exception as error:
+        if entry.dist:
+            error.add_note(f"command {entry.name!r} ({_source(entry)})")
+        raise
+
+
+def _source(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 
 def load_experiment(path: str) -> Callable[..., Any]:

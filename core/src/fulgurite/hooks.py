@@ -240,7 +240,8 @@ def durable(step: int) -> "Future[Any]":  # type: ignore[return]
 
 @hookspec("sink")
 def rewind(position: Any) -> None:
-    """Drops everything after `position`, before training goes on from the checkpoint that holds it."""
+    """Drops everything after `position`, before training goes on from the checkpoint that holds it. Of a sink that had
+    failed it is a dictionary whose `failed` says why."""
 
 
 @hookspec("sink")

@@ -50,16 +50,20 @@ def plugins(arguments: list[str]) -> int:
 def contents(one: Installed) -> dict[str, Any]:
     """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or why it cannot be
     imported."""
+    from fulgurite import hooks
+    from fulgurite.explain import SLOTS
+
     try:
         cls = one.load()
     except PluginError as error:
         return {"error": str(error)}
-    from fulgurite import hooks
-    from fulgurite.explain import SLOTS
-
-    specified = vars(hooks) | (dict(vars(cls.hookspecs)) if hasattr(cls, "hookspecs") else {})
+    specified: dict[str, Any] = {
+        name: getattr(namespace, name, None)
+        for namespace in (hooks, getattr(cls, "hookspecs", None))
+        for name in dir(namespace)
+    }
     known = {name: hook.fulgurite_kind for name, hook in specified.items() if hasattr(hook, "fulgurite_kind")}
-    marks = {name: getattr(inspect.getattr_static(cls, name), "fulgurite_impl", None) for name in dir(cls)}
+    marks = {name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None) for name in dir(cls)}
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
     found = {name: known.get(name, "unknown") for name in names}
     state = [what for hook, what in (("plugin_state", "device"), ("host_state", "host")) if hook in found]
@@ -72,7 +76,9 @@ def described(name: str, one: Installed) -> dict[str, Any]:
         cls = one.load()
     except PluginError as error:
         return {"name": name, "distribution": one.distribution, "error": str(error)}
-    texts = [inspect.cleandoc(one.__doc__ or "") for one in reversed(cls.__mro__[:-1])]
+    texts = [
+        inspect.cleandoc(one.__doc__ or "") for one in reversed(cls.__mro__[:-1] if inspect.isclass(cls) else [cls])
+    ]
     docs = {
         named: " ".join(option["text"].split())
         for text in texts

@@ -76,7 +76,7 @@ class Loop:
         self._compiled = program.compiled(fuse)
         self._flat = program.layout.split(state)
         self._state: TrainState | None = None
-        self._resumed, self._epochs, self._signals = resumed, epochs, signals
+        self.resumed, self._epochs, self._signals = resumed, epochs, signals
         self._position = resumed.position if resumed else None
         self._pending = resumed.pending if resumed else ()
         self._epoch_ended = "epoch_end" in self._pending
@@ -186,14 +186,14 @@ class Loop:
 
     def _fit(self) -> None:
         self._notices = [*self.engine.plugins.notices, *self._agenda.notices]
-        if self._resumed is not None:
+        if self.resumed is not None:
             self._event("on_restore", step=self.step)
         self.emitter.open(self.run)
         self.run.emit("config", "fulgurite", self.manifest, stream="telemetry")
         for notice in self._notices:
             self.run.emit("text", "fulgurite", {"notice": notice}, stream="telemetry")
         self._event("on_fit_start")
-        if self._resumed is None or self._pending:
+        if self.resumed is None or self._pending:
             self._due_point(only=self._pending)
         while self.stopped is None and (self.span.end is None or self.step < self.span.end):
             first = self.step

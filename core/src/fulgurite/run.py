@@ -159,6 +159,11 @@ class Run:
         return self._loop.emitter.history
 
     @property
+    def resumed(self) -> bool:
+        """Whether this fit goes on from a checkpoint, so that host states were restored; else a plugin begins anew."""
+        return self._loop.resumed is not None
+
+    @property
     def feed(self) -> Feed:
         """Where the batches come from."""
         return self._loop.feed

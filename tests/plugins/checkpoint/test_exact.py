@@ -1,15 +1,16 @@
 """Going on from a checkpoint: the same bits as if nothing had happened."""
 
 import json
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fulgurite as fg
 import pytest
-from fulgurite.errors import CheckpointError
-from fulgurite_checkpoint import Checkpoints
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_checkpoint import Checkpoints, SaveError
 from fulgurite_testing import assert_same_bits
 from trained import NET, ZEROS, Act, Average, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
 
@@ -61,15 +62,57 @@ class Sink:
 
     @fg.hookimpl
     def durable(self, step: int) -> Any:
-        from concurrent.futures import Future
-
-        future: Future[int] = Future()
-        future.set_result(len(self.steps))
-        return future
+        return future(len(self.steps))
 
     @fg.hookimpl
     def rewind(self, position: int) -> None:
         del self.steps[position:]
+
+
+def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_exception(error) if error else made.set_result(position)
+    return made
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda: future(error=OSError("disk full")), lambda: 1 / 0, lambda: None, lambda: future(object())]
+)
+def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_required(
+    tmp_path: Path, answer: Any
+) -> None:
+    class Careless(Sink):
+        positions: ClassVar[list[Any]] = []
+        required: ClassVar[bool] = False
+
+        @fg.hookimpl
+        def durable(self, step: int) -> Any:
+            return answer()
+
+        @fg.hookimpl
+        def rewind(self, position: Any) -> None:
+            self.positions.append(position)
+
+    with pytest.warns(UserWarning, match=r"sink 'careless:kept' \(.*\) cannot say where its records end"):
+        counting(tmp_path / "a", Careless(), steps=4)
+        counting(tmp_path / "a", Careless(), resume="auto")
+    assert [list(one) for one in Careless.positions] == [["failed"]]
+    Careless.required = True
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(SaveError, match="sink 'careless:kept'"),
+    ):
+        counting(tmp_path / "b", Careless(), every=100, on_exception=False)
+
+
+def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
+    class Holding:
+        @fg.hookimpl
+        def host_state(self) -> Any:
+            return {"seen": {1, 2}}
+
+    with pytest.raises(ConfigurationError, match="plugin 'holding', hook host_state: set cannot be written as JSON"):
+        counting(tmp_path / "a", Holding())
 
 
 def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tmp_path: Path) -> None:

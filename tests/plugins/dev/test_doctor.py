@@ -33,6 +33,33 @@ def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
     assert f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no directory" in lines
 
 
+def test_what_every_engine_fails_by_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "eager-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eager\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[fulgurite.plugins]\neager = eager:Eager\n[fulgurite.autoload]\neager = eager:Eager\nlost = eager:Eager\n"
+        "[fulgurite.commands]\nends = eager_ends:all\n"
+    )
+    (tmp_path / "eager.py").write_text(
+        "import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def loss_terms(self): return {}\n"
+    )
+    (tmp_path / "eager_ends.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "eager", raising=False)
+    monkeypatch.setenv("FULGURITE_AUTOLOAD", "1")
+    assert main(["doctor"]) == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
+    assert any(
+        "every Engine fails: plugin 'eager' (Eager) is autoloaded and implements the traced hook" in line
+        for line in wrong
+    )
+    assert any("'lost' of fulgurite.autoload is no plugin" in line for line in wrong)
+    assert any("'ends' of fulgurite.commands (eager) cannot be imported: SystemExit: 3" in line for line in wrong)
+
+
 def test_broken_entry_points_versions_and_directories_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,10 @@ def call(*command: object, cwd: Path | None = None) -> str:
         ("Noise", "small letters"),
         ("9lives", "begin with a letter"),
         ("fulgurite-noise", "leave that out"),
+        ("rng", "a plugin 'rng' is installed by fulgurite-rng"),
+        ("testing", "fulgurite-testing is installed and would be replaced"),
+        ("none", "the class None would be made, which means something else"),
+        ("path", "the class Path would be made"),
     ],
 )
 def test_a_bad_name_is_an_error(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,17 +74,26 @@ def test_a_bad_name_is_an_error(name: str, why: str, tmp_path: Path, capsys: pyt
 def test_a_name_that_is_taken_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for distribution in ("other", "fulgurite-mine"):
+    for distribution in (
+        "other",
+        "fulgurite-mine",
+    ):  # the second would be replaced, be it of another author or of one's own
         info = tmp_path / f"{distribution}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         name = "taken" if distribution == "other" else "mine"
         (info / "entry_points.txt").write_text(f"[fulgurite.plugins]\n{name} = elsewhere:Plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["new-plugin", "mine", "--folder", str(tmp_path / "mine")]) == 0
-    with pytest.raises(SystemExit):
-        main(["new-plugin", "taken", "--folder", str(tmp_path / "taken")])
-    assert "a plugin 'taken' is installed by other 1.0: choose another name" in capsys.readouterr().err
+    for name, source in (("taken", "other"), ("mine", "fulgurite-mine")):
+        with pytest.raises(SystemExit):
+            main(["new-plugin", name, "--folder", str(tmp_path / name)])
+        assert f"a plugin {name!r} is installed by {source} 1.0: choose another name" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["new-plugin", "noise", "--folder", "/proc/none/noise"])
+    assert stop.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -42,12 +43,26 @@ class Sound:
         run.emit("scalars", "sound", {"looked": self.looked})
 
     @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        if not run.resumed:
+            self.looked = 0
+
+    @fg.hookimpl
     def host_state(self) -> int:
         return self.looked
 
     @fg.hookimpl
     def restore_host_state(self, state: int) -> None:
         self.looked = state
+
+
+class NeverBeginsAnew(Sound):
+    """Counts on in the next fit."""
+
+    plugin_name = "sound"
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None: ...
 
 
 class Misspelt:
@@ -179,6 +194,36 @@ class WritesOn:
 
     @fg.hookimpl
     def close_log(self) -> None:
+        self.file.close()
+
+
+@dataclass(eq=False)
+class TellsAnOldPlace(fg.FileSink):
+    """Cuts its file back, and says that it is as long as before until something is written."""
+
+    plugin_name = "old"
+
+    def backend(self, run: fg.Run, position: Any) -> Any:
+        assert run.directory is not None
+        return OldPlace(run.directory.path / "losses.txt", position or 0)
+
+
+class OldPlace:
+    def __init__(self, path: Path, position: int) -> None:
+        self.file = path.open("ab")
+        self.file.truncate(position)
+
+    def write(self, record: fg.Record) -> None:
+        if record.stream == "exact":
+            self.file.write(f"{record.step} {record.values}\n".encode())
+
+    def sync(self) -> None:
+        self.file.flush()
+
+    def position(self) -> int:
+        return self.file.tell()
+
+    def close(self) -> None:
         self.file.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.encoding import dumps
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, ConfigurationError
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
@@ -116,7 +116,7 @@ class Saver:
             ),
         }
         host = {"host": snapshot.host, "position": snapshot.position}
-        texts = (texts if jax.process_index() == 0 else {}) | {f"host-{jax.process_index()}.json": dumps(host)}
+        texts = (texts if jax.process_index() == 0 else {}) | {f"host-{jax.process_index()}.json": _written(host)}
         best = None if self.policy.best is None else (self.policy.best, self.policy.mode)
         commit = Commit(step, run.attempt, [], [], measured, best, timers, time.time())
         response, sinks = None, {}
@@ -160,26 +160,55 @@ def _result(run: fg.Run, reason: str) -> fg.Result:
     )
 
 
-def _durable(run: fg.Run) -> dict[str, Future[Any]]:
-    """Has every sink make its records durable. A sink that fails gives what went wrong as its position, unless it is
-    required: a log that cannot be written ends no training."""
-    sinks = {}
+def _written(host: dict[str, Any]) -> str:
+    """The JSON of what belongs to the host; what is none names its plugin."""
+    try:
+        return dumps(host)
+    except ConfigurationError as error:
+        for name, kept in host["host"].items():
+            try:
+                dumps(kept)
+            except ConfigurationError as cause:
+                raise ConfigurationError(f"plugin {name!r}, hook host_state: {cause}") from error
+        raise
+
+
+def _durable(run: fg.Run) -> dict[str, Callable[[], Any]]:
+    """Has every sink make its records durable; by name, what waits for its position."""
+    asked: dict[str, Callable[[], Any]] = {}
     for hook in run.engine.plugins.implementations("durable"):
         try:
-            sinks[hook.plugin.name] = hook(run.step, step=run.step)
+            future = hook(run.step, step=run.step)
         except Exception as error:
-            if getattr(hook.plugin.plugin, "required", False):
-                raise
-            sinks[hook.plugin.name] = future = Future()
-            future.set_result({"failed": f"{type(error).__name__}: {error}"})
-    return sinks
+            future = Future()
+            future.set_exception(error)
+        asked[hook.plugin.name] = partial(_position, hook.plugin, future)
+    return asked
+
+
+def _position(sink: Any, future: Any) -> Any:
+    """Where a sink is. What went wrong is told and stands in the place of that, unless the sink is required: a log that
+    cannot be written ends no training."""
+    try:
+        if not isinstance(future, Future):
+            raise TypeError(f"hook durable gives a concurrent.futures.Future, not {future!r}")
+        position = future.result()
+        dumps(position)
+        return position
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        told = f"sink {sink.name!r} ({sink.distribution}) cannot say where its records end"
+        if getattr(sink.plugin, "required", False):
+            raise CheckpointError(f"{told}: {reason}") from error
+        warnings.warn(f"{told}, so that a resumed run may lose or repeat some: {reason}", stacklevel=1)
+        return {"failed": reason}
 
 
 def _finish(
     path: Path,
     texts: dict[str, str],
     response: Any,
-    sinks: dict[str, Future[Any]],
+    sinks: dict[str, Callable[[], Any]],
     commit: Commit,
     policy: Policy,
     held: Callable[[], None],
@@ -196,7 +225,7 @@ def _finish(
         response.result()
         for name, text in texts.items():
             (path / name).write_bytes(text.encode())
-        part[1] = {name: future.result() for name, future in sinks.items()}
+        part[1] = {name: position() for name, position in sinks.items()}
         part[0] = format.write_hashes(path, jax.process_index(), jax.process_count())
         shared.value = part
     with _Shared(consensus, "checkpoint complete"):

@@ -4,12 +4,14 @@ import argparse
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, entry_points
 from pathlib import Path
 
 from fulgurite.discovery import installed
-from fulgurite.errors import PluginError
+from fulgurite.errors import FulguriteError, PluginError
+from fulgurite.plugins import PluginManager
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands", "fulgurite.distributed")
@@ -64,17 +66,31 @@ def problems(directories: list[Path]) -> Iterator[str]:
                 entry.load()
             except PluginError as error:
                 yield str(error)
+    for name in sorted({entry.name for entry in entry_points(group="fulgurite.autoload")} - installed().keys()):
+        yield f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins: it is never loaded"
+    yield from autoloading()
     for group in GROUPS:
         for entry in entry_points(group=group):
             try:
                 entry.load()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 owner = entry.dist.name if entry.dist else "unknown"
                 yield f"{entry.name!r} of {group} ({owner}) cannot be imported: {type(error).__name__}: {error}"
     cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     for directory in [Path.cwd(), *directories, *([Path(cache)] if cache else [])]:
         if why := unwritable(directory):
             yield f"nothing can be written into {directory}: {why}"
+
+
+def autoloading() -> Iterator[str]:
+    """What every `Engine` of this environment would fail by, or say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the notices are the same
+        try:
+            notices = PluginManager().notices
+        except FulguriteError as error:
+            notices = [f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"]
+    yield from notices
 
 
 def missing_extras() -> Iterator[str]:

@@ -1,7 +1,9 @@
 """The command `fulgurite new-plugin`: a complete package, ready to be installed and tested."""
 
 import argparse
+import keyword
 import re
+from importlib.metadata import distributions
 from pathlib import Path
 from string import Template
 
@@ -10,6 +12,8 @@ from fulgurite.errors import ConfigurationError
 
 KINDS = ("sink", "traced", "evaluator")
 TEMPLATES = Path(__file__).parent / "templates"
+USED = ("Any", "ConfigurationError", "Path", "Rows")
+"""Names that the templates use already."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -41,16 +45,24 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
     folder = Path(f"fulgurite-{name}") if folder is None else folder
     if folder.exists():
         raise ConfigurationError(f"{folder} is there already: choose another --folder")
-    module = name.replace("-", "_")
+    module, cls = name.replace("-", "_"), "".join(part.capitalize() for part in name.split("-"))
+    if keyword.iskeyword(cls) or cls in USED:
+        raise ConfigurationError(
+            f"of the name {name!r} the class {cls} would be made, which means something else: add to it"
+        )
     for other in installed().get(module, ()):
-        if other.entry.dist is not None and other.entry.dist.name != f"fulgurite-{name}":
-            raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")
-    values = {"name": name, "module": module, "cls": "".join(part.capitalize() for part in name.split("-"))}
+        raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")
+    if any(one.name == f"fulgurite-{name}" for one in distributions()):
+        raise ConfigurationError(f"fulgurite-{name} is installed and would be replaced: choose another name")
+    values = {"name": name, "module": module, "cls": cls}
     for source in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(one for one in source.rglob("*") if one.is_file()):
             # A template's own name ends in .txt, so that no tool takes it for what it will become.
             relative = str(path.relative_to(source)).removesuffix(".txt").replace("MODULE", module)
             target = folder / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(Template(path.read_text()).substitute(values))
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(Template(path.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
+            except OSError as error:
+                raise ConfigurationError(f"{target} cannot be written: {error}") from error
     return folder

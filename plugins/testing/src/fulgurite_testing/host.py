@@ -39,7 +39,8 @@ def no_sync(subject: Subject) -> None:
     if waited := [name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)]:
         raise Broken(
             f"{', '.join(waited)} waits for the device: after each call the newest step was done. Emit device arrays "
-            "by run.emit, which copies them in the background, and read metrics in the phase `decide`"
+            "by run.emit, which copies them in the background, and read metrics in the phase `decide`, where those of "
+            "training are of the window before"
         )
 
 

@@ -11,7 +11,7 @@ from fulgurite.errors import FulguriteError
 
 from fulgurite_testing.bits import about_same, same_bits
 from fulgurite_testing.memory import Memory
-from fulgurite_testing.subject import HALF, Broken, Ran, Subject, said
+from fulgurite_testing.subject import HALF, Broken, Ran, Saving, Subject, said
 from fulgurite_testing.tiny import tiny_engine
 
 OF_THE_RUN = ("COMPLETE", "attempts", "checkpoints", "lock", "superseded")
@@ -93,11 +93,16 @@ def results(subject: Subject) -> None:
 
 
 def deterministic(subject: Subject) -> None:
-    """Two runs with it have the same bits and the same exact records."""
+    """Two runs with it have the same bits and the same exact records, of two instances or of one."""
     if difference := same_bits(_whole(subject.ran), _whole(subject.again.ran)):
         raise Broken(
             f"two runs of one seed differ: {difference}. The exact stream holds what follows from program, "
             "configuration, seed and data; clocks and paths are telemetry: run.emit(..., stream='telemetry')"
+        )
+    if difference := same_bits(_whole(subject.ran), _whole(subject.fit(subject.ran.plugin))):
+        raise Broken(
+            f"the second fit with one instance is not like the first: {difference}. What it keeps on the host begins "
+            "anew in on_fit_start, unless run.resumed"
         )
 
 
@@ -108,23 +113,29 @@ def resume(subject: Subject) -> None:
     files = _files(ran.run)
     # Those with clocks in them differ between any two runs.
     exact = [name for name, held in files.items() if _files(subject.again.ran.run).get(name) == held] if files else []
-    kept = Memory({step: held for step, held in ran.memory.kept.items() if step == HALF})
-    second = subject.fit(subject.make(), run=ran.run, memory=kept, resume=HALF)
-    begun = [one for one in ran.events.exact() if one.step <= HALF]
-    both = second.result.state, _records([*begun, *second.events.exact()])
-    if difference := same_bits(_whole(ran), both):
-        raise Broken(
-            f"a run that was saved at step {HALF} and resumed in a new instance is not the one that went through: "
-            f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the host "
-            "goes through host_state and restore_host_state, what it keeps on the device through plugin_state"
-        )
-    now = _files(ran.run)
-    if wrong := [name for name in exact if now.get(name) != files[name]]:
-        raise Broken(
-            f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {HALF}: it held "
-            f"{len(files[wrong[0]])} bytes and holds {len(now.get(wrong[0], b''))}. Cut it back to where the "
-            "checkpoint was, by durable and rewind; a subclass of fg.FileSink is given the position"
-        )
+    # A sink is saved once more before it was given anything, and gone on with from there as well.
+    steps = [HALF, *[HALF + 1] * ("rewind" in subject.hooks and "save" not in subject.hooks)]
+    memory = ran.memory
+    for step in steps:
+        memory = Memory({at: held for at, held in memory.kept.items() if at == step})
+        others = [Saving(one) for one in steps if one > step]
+        second = subject.fit(subject.make(), run=ran.run, memory=memory, resume=step, others=others)
+        begun = [one for one in ran.events.exact() if one.step <= step]
+        both = second.result.state, _records([*begun, *second.events.exact()])
+        if difference := same_bits(_whole(ran), both):
+            raise Broken(
+                f"a run that was saved at step {step} and resumed in a new instance is not the one that went through: "
+                f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the "
+                "host goes through host_state and restore_host_state, what it keeps on the device through plugin_state"
+            )
+        now = _files(ran.run)
+        if wrong := [name for name in exact if now.get(name) != files[name]]:
+            raise Broken(
+                f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {step}: it held "
+                f"{len(files[wrong[0]])} bytes and holds {len(now.get(wrong[0], b''))}. Cut it back to where the "
+                "checkpoint was, by durable and rewind; a subclass of fg.FileSink is given the position. Where a file "
+                "was cut back the place in it must be its end, or the next position is wrong"
+            )
 
 
 def host_state(subject: Subject) -> None:

@@ -156,7 +156,7 @@ class Subject:
         run = self.directory() if run is None else run
         events, memory = Events(), memory or Memory()
         keeps = not self.hooks & {"save", "restore"}
-        companions = [*self.beside(), *others, _Half(), events, *([memory] if keeps else [])]
+        companions = [*self.beside(), *others, Saving(HALF), events, *([memory] if keeps else [])]
         engine = tiny_engine(*([] if plugin is None else [plugin]), *companions, run=run, **settings)
         with warnings.catch_warnings():
             # A sink that fails warns; `result.failed` says so as well, and that is looked at.
@@ -205,18 +205,20 @@ def _kinds() -> dict[str, str]:
 @functools.cache
 def _tiny_alone() -> Ran:
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder:
-        subject = Subject(_Half(), list, TinyModel, tiny_data, (), 10.0, Path(folder))
+        subject = Subject(Saving(HALF), list, TinyModel, tiny_data, (), 10.0, Path(folder))
         return subject.fit(None)
 
 
-class _Half:
-    """Saves after half of the steps, once everything else there is done."""
+@dataclass(frozen=True)
+class Saving:
+    """Saves at a step, once everything else there is done."""
 
-    plugin_name = "half"
+    instance: int
 
     @fg.hookimpl
     def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("half", fg.At(HALF), lambda run: run.save(), phase="save")]
+        """One save."""
+        return [fg.Scheduled("save", fg.At(self.instance), lambda run: run.save(), phase="save")]
 
 
 def said(error: BaseException) -> str:
