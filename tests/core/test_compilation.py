@@ -295,6 +295,23 @@ def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
     assert len(found) == 2
 
 
+def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_else() -> None:
+    scale = 1.0
+
+    class Scaled(Classifier):
+        def __init__(self, *, key: Any) -> None:
+            super().__init__(key=key)
+            self.mlp = jax.tree.map(lambda leaf: scale * leaf if eqx.is_array(leaf) else leaf, self.mlp)
+
+    engine, data = fg.Engine(steps=1), classes()
+    first = engine.fit(Scaled, data).metrics
+    with counted() as compilations:
+        assert engine.fit(Scaled, data).metrics == first
+    assert not compilations
+    scale = 2.0
+    assert engine.fit(Scaled, data).metrics == fg.Engine(steps=1).fit(Scaled, data).metrics != first
+
+
 def test_a_changed_structure_names_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -59,12 +60,20 @@ class Program:
         whole = None if self._shardings is None else everywhere(engine.mesh)
         self._close = _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
         self._compiled: dict[int, CompiledStep] = {}
+        self._initializer: tuple[bytes, Any] = (b"", None)
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
         leaves, treedef = jax.tree.flatten(self.like)
         with tracing_on(self._engine.mesh):
-            made = iter(self.initializer(source)(source.arrays, key))
+            initialize = self.initializer(source)
+            if source.given is None:  # what a callable does may change, so that it is traced each time
+                lowered = initialize.lower(None, key)
+                text = sha256(lowered.as_text().encode()).digest()
+                if text != self._initializer[0]:
+                    self._initializer = text, lowered.compile()
+                initialize = self._initializer[1]
+            made = iter(initialize(source.arrays, key))
         return treedef.unflatten([next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves])
 
     def initializer(self, source: Source) -> Any:

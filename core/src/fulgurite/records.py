@@ -107,6 +107,9 @@ class History:
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
+    def __repr__(self) -> str:
+        return f"History({', '.join(self.names())})"
+
     def _series(self, name: str) -> list[tuple[int, Any]]:
         named = ((one.step, f"{one.source}/{key}", value) for one in self.records for key, value in one.values.items())
         series = [(step, value) for step, one, value in named if one == name]

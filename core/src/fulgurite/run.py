@@ -1,7 +1,7 @@
 """What plugins see of a run, what they can ask of it, and what is left of it in the end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import equinox as eqx
@@ -93,12 +93,12 @@ class Result:
         notices: what the run had to say.
     """
 
-    module: Any
-    model_state: eqx.nn.State | None
-    state: "TrainState"
+    module: Any = field(repr=False)
+    model_state: eqx.nn.State | None = field(repr=False)
+    state: "TrainState" = field(repr=False)
     history: History
     metrics: dict[str, dict[str, Any]]
-    accounts: Accounts
+    accounts: Accounts = field(repr=False)
     stopped: str | None
     failed: dict[str, str]
     notices: list[str]
