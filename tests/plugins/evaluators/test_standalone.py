@@ -178,6 +178,15 @@ def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(traine
     assert all(isinstance(one, Evaluated) for one in newest)
 
 
+def test_what_was_found_of_a_checkpoint_that_is_set_aside_counts_no_more(trained: Path) -> None:
+    assert evaluate(trained, "--group", "slow") == 0
+    assert {one.step for one in results(trained)} == {40}
+    fg.RunDirectory(trained).begin(step=20)
+    assert results(trained) == [] and len(lines(trained)) == 2
+    shutil.copytree(trained / "superseded" / "2" / "step-40", trained / "checkpoints" / "step-40")
+    assert {one.step for one in results(trained)} == {40}, "training came to the same again"
+
+
 def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> None:
     close(trained, "restore-40")
     with follower(trained) as following:

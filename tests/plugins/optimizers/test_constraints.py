@@ -156,11 +156,12 @@ def test_updates_become_smaller_on_a_plateau() -> None:
             make()
 
 
-def test_a_plateau_needs_a_number() -> None:
+def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     class Test:
         @fg.hookimpl
         def evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"each": np.ones(3)})]
+            metrics = {"each": np.ones(3), "same": 1.0, "less": 1.0}
+            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: metrics)]
 
         @fg.hookimpl
         def schedule(self) -> list[fg.Scheduled]:
@@ -170,6 +171,10 @@ def test_a_plateau_needs_a_number() -> None:
             run.evaluate("test")
 
     start = Weights(jnp.ones((3, 2)), jnp.ones(2))
+    several = [ReduceOnPlateau(f"test/{name}", 1, factor=0.5, patience=1) for name in ("same", "less")]
+    history = engine(Test(), *several, steps=2).fit(start, ONE).history
+    for name in ("same", "less"):
+        assert history[f"reduce_on_plateau/test/{name}/scale"].tolist() == [1, 0.5]
     with pytest.raises(ConfigurationError, match=r"'test/each' is an array \(3,\); take a number"):
         engine(Test(), ReduceOnPlateau("test/each", 1), steps=1).fit(start, ONE)
 

@@ -1,6 +1,5 @@
 """A process that evaluates the checkpoints of a run while another one trains."""
 
-import hashlib
 import os
 import time
 import traceback
@@ -14,7 +13,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.lock import Lock, owner_of
 
 from fulgurite_evaluators.evaluator import Evaluator
-from fulgurite_evaluators.results import FOLDER, Evaluated, Results
+from fulgurite_evaluators.results import FOLDER, Evaluated, Results, commit_of
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
 
 Tell = Callable[[str], None]
@@ -152,14 +151,6 @@ def standalone(engine: fg.Engine) -> dict[str, dict[str, Standalone]]:
         if isinstance(one, Evaluator) and isinstance(one.run, Standalone) and one.group is not None:
             groups.setdefault(one.group, {})[one.name] = one.run
     return groups
-
-
-def commit_of(checkpoint: Path) -> str | None:
-    """The SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is not there any more."""
-    try:
-        return hashlib.sha256((checkpoint / "COMMIT").read_bytes()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def line(name: str, step: int, metrics: dict[str, Any]) -> str:

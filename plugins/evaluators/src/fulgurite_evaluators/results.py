@@ -1,5 +1,6 @@
 """The results of standalone evaluators: in the run's directory, one line each, each there once."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -71,16 +72,26 @@ class Results:
 def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
     """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
 
-    Where a step was done again on another checkpoint, that one counts. May be called while the run and its evaluators
-    are at work.
+    Where a step was done again on another checkpoint, that one counts, and what was found of a checkpoint that a later
+    attempt set aside counts no more. May be called while the run and its evaluators are at work.
 
     Raises:
         CheckpointError: a file of results that was not written by an evaluator.
     """
-    path = (run if isinstance(run, RunDirectory) else RunDirectory(run)).path / FOLDER
-    found = [one for file in sorted(path.glob("*.jsonl")) for one in _read(file)[0]]
-    newest = {(one.evaluator, one.step): one for one in found}
+    run = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    found = [one for file in sorted((run.path / FOLDER).glob("*.jsonl")) for one in _read(file)[0]]
+    aside = {commit_of(checkpoint) for checkpoint in run.folder("superseded").glob("*/step-*")}
+    aside -= {commit_of(checkpoint) for _, checkpoint in run.committed()}
+    newest = {(one.evaluator, one.step): one for one in found if one.commit not in aside}
     return [newest[key] for key in sorted(newest)]
+
+
+def commit_of(checkpoint: Path) -> str | None:
+    """The SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is not there any more."""
+    try:
+        return hashlib.sha256((checkpoint / "COMMIT").read_bytes()).hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _read(path: Path) -> tuple[list[Evaluated], int]:

@@ -21,7 +21,8 @@ class ReduceOnPlateau:
     """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved `patience` times.
 
     The rule is that of `optax.contrib.reduce_on_plateau`, fed at `every` instead of in every step. Its state is part of
-    the train state, and the scale is logged as `reduce_on_plateau/scale`.
+    the train state, and the scale is logged as `reduce_on_plateau/scale`, of several as
+    `reduce_on_plateau/SOURCE/NAME/scale`.
 
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
@@ -95,7 +96,9 @@ class ReduceOnPlateau:
         state, key = run.state, f"{self.plugin_name}:{self.instance}"
         _, new = self._rule().update({}, state.plugins[key], value=value)
         placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugins[key], new)
-        run.emit("scalars", "reduce_on_plateau", {"scale": float(placed.scale)})
+        alone = sum(name.startswith(f"{self.plugin_name}:") for name in run.engine.plugins.plugins) == 1
+        name = "scale" if alone else f"{self.monitor}/scale"
+        run.emit("scalars", self.plugin_name, {name: float(placed.scale)})
         return fg.Replace(state.replace(plugins={**state.plugins, key: placed}))
 
     def _rule(self) -> optax.GradientTransformationExtraArgs:
