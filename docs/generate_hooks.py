@@ -90,7 +90,7 @@ ARGUMENTS = {
     "rule": "the rule that there is so far",
     "optimizer": "the name of the optimizer",
     "key": "a random key, this plugin's own",
-    "ctx": "the step's `fg.Context`, whose keys are this plugin's own",
+    "ctx": "the step's `fg.Context`, whose keys and `ctx.own`, the slice before the step, are this plugin's own",
     "output": "what the module's step returned, with all loss terms",
     "grads": "the gradients, as the optimizer received them",
     "updates": "what the optimizer returned",

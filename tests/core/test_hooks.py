@@ -590,6 +590,44 @@ def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
         engine(plugin("careless", transform_batch=lambda self, batch: None), steps=1).fit(Counting(), numbers([0]))
 
 
+@pytest.mark.parametrize("fuse", [1, 3])
+def test_traced_hooks_see_the_slice_of_their_own_before_the_step(fuse: int) -> None:
+    def terms(self: Any, ctx: fg.Context) -> Any:
+        assert ctx.training == (ctx.own is not None)
+        return {self.plugin_name: 1.0 * ctx.own} if ctx.training else {}
+
+    def batch(self: Any, batch: Any, ctx: fg.Context) -> Any:
+        return batch + ctx.own
+
+    def counting(name: str, start: int) -> Any:
+        hooks = {
+            "loss_terms": terms,
+            "transform_batch": batch,
+            "step_metrics": lambda self, ctx: {"own": 1.0 * ctx.own},
+        }
+        count = {
+            "plugin_state": lambda self: jnp.int32(start),
+            "after_update": lambda self, module, own: (module, own + 1),
+        }
+        return plugin(name, **hooks, **count)
+
+    class Fed(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight * 1.0, metrics={"batch": batch.mean()})
+
+    plugins = [
+        counting("low", 0),
+        counting("high", 10),
+        plugin("none", loss_terms=lambda self, ctx: {"no": float(ctx.own is None)}),
+    ]
+    engine = fg.Engine(plugins=plugins, steps=3, log_every=1, fuse=fuse, autoload=False)
+    result = engine.fit(Fed, numbers([0.0]))
+    assert result.history["train/low"].tolist() == result.history["train/low/own"].tolist() == [0, 1, 2]
+    assert result.history["train/high"].tolist() == [10, 11, 12] and result.history["train/no"].tolist() == [1, 1, 1]
+    assert result.history["train/batch"].tolist() == [10, 12, 14]
+    assert engine.evaluate(result, numbers([0.0]))["no"] == 1
+
+
 def test_loss_terms_are_part_of_the_loss() -> None:
     decay = plugin("decay", loss_terms=lambda self, module: {"l2": 0.5 * jnp.sum(module.weight**2)})
     pull = plugin("pull", loss_terms=lambda self, module, output: {"pull": module.weight[0] + 0 * output.loss})

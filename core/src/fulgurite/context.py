@@ -36,6 +36,8 @@ class Context:
         rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
         at: the number of the step that is being traced, for notes on errors.
         losses: what `add_loss` collected; None outside of the forward pass.
+        slices: what plugins own of the state before the step, by name; empty in evaluation.
+        own: the slice of the plugin that is given this context; None for others and in evaluation.
     """
 
     streams: Streams
@@ -50,6 +52,8 @@ class Context:
     rule: "UpdateRule | None" = None
     losses: dict[str, Float[Array, ""]] | None = None
     at: int | None = None
+    slices: dict[str, Any] = field(default_factory=dict)
+    own: Any = None
     _trace: Any = field(default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False)
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
@@ -133,5 +137,5 @@ class Context:
         return replace(self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
 
     def for_plugin(self, name: str) -> "Context":
-        """The same context with keys of the plugin's own."""
-        return replace(self, scope=(*self.scope, (f"plugin:{name}", None)))
+        """The same context with keys and the slice of the plugin's own."""
+        return replace(self, scope=(*self.scope, (f"plugin:{name}", None)), own=self.slices.get(name))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fulgurite.plugins import Registered
 from fulgurite.tasks import Task
-from fulgurite.triggers import EveryEpoch, Or, Period, Span, Trigger
+from fulgurite.triggers import EveryEpoch, Or, Period, Span, Times, Trigger
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -63,9 +63,10 @@ def _why(plugin: Registered, plugins: list[Registered]) -> str:
 def _times(task: Task, engine: "Engine") -> str:
     """A trigger with the steps at which it fires, as far as they are known before the data is seen."""
     trigger, span = task.trigger, Span(0, engine.steps)
-    steps = list(islice(_steps(trigger, span), _SHOWN + 1))
-    shown = [*map(str, steps[:_SHOWN]), *["…"] * (len(steps) > _SHOWN)]
     parts = trigger.parts if isinstance(trigger, Or) else (trigger,)
+    known = [part for part in parts if span.end is not None or not isinstance(part, Times)]
+    steps = list(islice(_steps(Or(known), span), _SHOWN + 1)) if known else []
+    shown = [*map(str, steps[:_SHOWN]), *["…"] * (len(steps) > _SHOWN)]
     shown += ["by the clock"] * any(isinstance(part, Period) for part in parts)
     shown += ["where epochs end"] * any(isinstance(part, EveryEpoch) for part in parts)
     return f"{trigger!r}: {', '.join(shown) or 'not known before the end is'}"

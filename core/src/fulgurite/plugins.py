@@ -228,7 +228,8 @@ class PluginManager:
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
                 what = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
                 why = "What is merely installed must not change a result"
-                raise PluginError(f"{what}. {why}: its package may autoload event and sink hooks only")
+                fix = f"its package may autoload event and sink hooks only. '-{registered.name}' leaves it out"
+                raise PluginError(f"{what}. {why}: {fix}")
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
             found[hook] = _function(method, options)

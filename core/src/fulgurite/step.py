@@ -81,6 +81,7 @@ class TrainStep:
             key_step=state.step,
             rule=self.rule,
             at=self.at,
+            slices=state.plugins,
         )
         for hook in self._plugins.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)

@@ -1,6 +1,8 @@
 """The conformance check lets a sound plugin pass, and each check finds the plugin that breaks its promise."""
 
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,23 @@ def test_all_failures_are_told_at_once() -> None:
         check_plugin(broken.TellsTheTime, only=["deterministic", "resume", "streams"])
     assert list(failure.value.failures) == ["deterministic", "resume"]
     assert str(failure.value).startswith("TellsTheTime does not pass:\n  deterministic: two runs")
+
+
+def test_what_counts_of_a_file_may_be_said() -> None:
+    def rows(path: Path) -> Any:
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute("select * from losses").fetchall()
+
+    check_plugin(broken.WritesADatabase, only=["resume"], content=rows)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [("rng", "'rng' is a name: give the class"), (broken.Locked(), "cannot be copied: give its class")],
+)
+def test_what_no_run_can_be_given_is_told(plugin: Any, message: str) -> None:
+    with pytest.raises(PluginFailure, match=message):
+        check_plugin(plugin, only=["hooks"])
 
 
 def test_a_check_that_there_is_not_is_an_error() -> None:

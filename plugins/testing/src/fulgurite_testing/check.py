@@ -58,6 +58,7 @@ def check_plugin(
     data: Callable[[], Any] = tiny_data,
     skip: Collection[str] = (),
     only: Collection[str] | None = None,
+    content: Callable[[Path], Any] = Path.read_bytes,
     distributed: bool = False,
     timeout: float = 10.0,
 ) -> None:
@@ -70,6 +71,7 @@ def check_plugin(
         beside: makes other plugins that it needs.
         model, data: what is trained; the latter is called for each run.
         skip, only: names of `CHECKS` that are left out, or alone run.
+        content: what counts of a file that it writes, such as the rows of a database, whose bytes tell of its history.
         distributed: whether the check `processes` runs as well, which takes seconds and starts two processes.
         timeout: seconds that the plugin may take to close.
 
@@ -81,7 +83,7 @@ def check_plugin(
     left_out = {*skip, *(() if distributed else ("processes",))} if only is None else CHECKS.keys() - {*only}
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder, compiled_once():
-        subject = Subject(plugin, beside, model, data, bad_arguments, timeout, Path(folder))
+        subject = Subject(plugin, beside, model, data, bad_arguments, timeout, Path(folder), content)
         for name, check in CHECKS.items():
             if name in left_out:
                 continue

@@ -110,9 +110,13 @@ def resume(subject: Subject) -> None:
     """A run that ends at any moment after it was saved, and is gone on with in a new instance, has the bits, the exact
     records and the files of one that was not."""
     ran = subject.ran
-    files = _files(ran.run)
+    files = _files(subject, ran.run)
     # Those with clocks in them differ between any two runs.
-    exact = [name for name, held in files.items() if _files(subject.again.ran.run).get(name) == held] if files else []
+    exact = (
+        [name for name, held in files.items() if _files(subject, subject.again.ran.run).get(name) == held]
+        if files
+        else []
+    )
     # A sink is saved once more before it was given anything, and gone on with from there as well.
     steps = [HALF, *[HALF + 1] * ("rewind" in subject.hooks and "save" not in subject.hooks)]
     memory = ran.memory
@@ -128,11 +132,11 @@ def resume(subject: Subject) -> None:
                 f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the "
                 "host goes through host_state and restore_host_state, what it keeps on the device through plugin_state"
             )
-        now = _files(ran.run)
+        now = _files(subject, ran.run)
         if wrong := [name for name in exact if now.get(name) != files[name]]:
             raise Broken(
                 f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {step}: it held "
-                f"{len(files[wrong[0]])} bytes and holds {len(now.get(wrong[0], b''))}. Cut it back to where the "
+                f"{_size(files[wrong[0]])} and holds {_size(now.get(wrong[0], b''))}. Cut it back to where the "
                 "checkpoint was, by durable and rewind; a subclass of fg.FileSink is given the position. Where a file "
                 "was cut back the place in it must be its end, or the next position is wrong"
             )
@@ -162,6 +166,10 @@ def fuse(subject: Subject) -> None:
         raise Broken(f"with fuse=8 the run is not the one with fuse=1: {difference}")
 
 
+def _size(content: Any) -> str:
+    return f"{len(content)} bytes" if isinstance(content, bytes) else repr(content)[:200]
+
+
 def _pair(subject: Subject) -> tuple[Ran, Ran]:
     return subject.without, subject.ran
 
@@ -174,7 +182,7 @@ def _records(records: list[fg.Record]) -> list[Any]:
     return [{f"{one.source} at {one.step}": one.values} for one in records]
 
 
-def _files(run: Path) -> dict[str, bytes]:
+def _files(subject: Subject, run: Path) -> dict[str, Any]:
     """What plugins wrote into a run's directory, by path."""
     paths = {path.relative_to(run): path for path in run.rglob("*") if path.is_file()}
-    return {str(name): path.read_bytes() for name, path in paths.items() if name.parts[0] not in OF_THE_RUN}
+    return {str(name): subject.content(path) for name, path in paths.items() if name.parts[0] not in OF_THE_RUN}

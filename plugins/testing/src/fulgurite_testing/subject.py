@@ -75,6 +75,7 @@ class Subject:
         bad_arguments: keyword arguments that its class must refuse.
         timeout: seconds that it may take to close.
         folder: for run directories.
+        content: what counts of a file that it writes.
     """
 
     given: Any
@@ -84,16 +85,25 @@ class Subject:
     bad_arguments: Sequence[dict[str, Any]]
     timeout: float
     folder: Path
+    content: Callable[[Path], Any] = Path.read_bytes
     _runs: int = field(default=0, init=False)
 
     def make(self) -> Any:
         """A new plugin."""
-        return self.given() if callable(self.given) else copy.deepcopy(self.given)
+        if callable(self.given):
+            return self.given()
+        try:
+            return copy.deepcopy(self.given)
+        except TypeError as error:
+            raise Broken(f"{self.given!r} cannot be copied: give its class, or a function that makes one") from error
 
     @functools.cached_property
     def hooks(self) -> set[str]:
         """The names of the hooks that it implements."""
-        engine = tiny_engine(plugin := self.make(), *self.beside())
+        plugin = self.make()
+        if isinstance(plugin, str | dict):
+            raise Broken(f"{plugin!r} is a name: give the class of the plugin, or a function that makes one")
+        engine = tiny_engine(plugin, *self.beside())
         registered = next(one for one in engine.plugins.plugins.values() if one.plugin is plugin)
         return engine.plugins.hooks_of(registered)
 
