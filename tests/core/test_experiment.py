@@ -1,5 +1,6 @@
 """A program's arguments, and how it ends."""
 
+import json
 import math
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +95,11 @@ class Net(fg.Module):
         return optax.sgd(1.0)
 
 
+class Act(Enum):
+    relu = 1
+    tanh = 2
+
+
 def settings(
     lr: float = 1e-3,
     steps: int = 10,
@@ -109,6 +116,8 @@ def settings(
     rates: list[float] | None = None,
     scale: int | float = 1,
     untyped=3,
+    act: Act = Act.relu,
+    out: Path | None = Path("a"),
 ) -> fg.Experiment:
     """Trains nothing; its model is its arguments."""
     return fg.Experiment(engine=fg.Engine(steps=steps), model=locals(), data=None)
@@ -148,6 +157,8 @@ def counting(steps: int = 3) -> fg.Experiment:
         ("scale=2", 2),
         ("scale=2.5", 2.5),
         ("untyped=4", 4),
+        ("act=tanh", Act.tanh),
+        ("out=b/c", Path("b/c")),
     ],
 )
 def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
@@ -171,8 +182,9 @@ def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
         ("betas=1", "betas='1' is not tuple[float, float]"),
         ("betas=1,2,3", "betas='1,2,3' is not tuple[float, float]"),
         ("untyped=x", "untyped='x' is not int"),
+        ("act=gelu", "act='gelu' is not relu | tanh"),
         ("widht=3", "settings has no argument 'widht'. Did you mean 'widths'?"),
-        ("zzzzzz=3", "settings has no argument 'zzzzzz'. There are: betas, depth"),
+        ("zzzzzz=3", "settings has no argument 'zzzzzz'. There are: act, betas, depth"),
         ("lr", "'lr' is no override: write name=value"),
     ],
 )
@@ -180,6 +192,22 @@ def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: st
     with pytest.raises(ConfigurationError) as caught:
         build(settings, [override])
     assert message in str(caught.value)
+
+
+def test_arguments_as_manifests_hold_them():
+    made = build(settings, ["act=tanh", "out=b"])
+    assert made.engine.configuration is not None
+    kept = json.loads(json.dumps(made.engine.configuration))
+    assert build(settings, ["act=tanh"], kept).model == made.model
+    with pytest.raises(ConfigurationError, match=r"act=.*is not what the run was made with, act='tanh'"):
+        build(settings, ["act=relu"], kept)
+
+    def experiment(width: Any = 1j) -> fg.Experiment:
+        return fg.Experiment(engine=fg.Engine(steps=1), model=None, data=None)
+
+    build(experiment, [])
+    with pytest.raises(ConfigurationError, match="experiment's argument width is for no manifest"):
+        build(experiment, [], run="runs/a")
 
 
 def test_arguments_without_default_are_needed():

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
@@ -34,6 +36,8 @@ class Experiment:
     data: Any
 
 
+_NAMED = (Enum, PurePath)
+
 Factory = Callable[..., Experiment]
 """A function whose typed arguments are the configuration of the experiment that it returns."""
 
@@ -46,7 +50,7 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
     lets the step be finished and saved; a second one ends the process at once.
     """
     rows = [
-        f"  {name}={'...' if one.default is one.empty else one.default}  ({_kind(kind)})"
+        f"  {name}={'...' if one.default is one.empty else _plain(one.default)}  ({_kind(kind)})"
         for name, (one, kind) in arguments_of(experiment).items()
     ]
     parser = argparse.ArgumentParser(
@@ -105,10 +109,19 @@ def build(
     if missing := [name for name, (one, _) in known.items() if one.default is one.empty and name not in given]:
         raise ConfigurationError(f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}")
     made = experiment(**given)
+    from fulgurite.encoding import dumps  # with jax, as what was just made
+
     if not isinstance(made, Experiment):
         raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
     configuration = {name: one.default for name, (one, _) in known.items()} | given
-    made.engine.configuration = {name: value for name, value in configuration.items() if name != "run"}
+    made.engine.configuration = {name: _plain(value) for name, value in configuration.items() if name != "run"}
+    for name, value in made.engine.configuration.items() if run or made.engine.run else ():
+        try:
+            dumps(value)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"the argument {name} of {experiment.__name__} is for no manifest: {error}"
+            ) from error
     return made
 
 
@@ -120,11 +133,21 @@ def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str,
         if name not in known:
             gap = f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}"
             raise ConfigurationError(f"{gap}: evaluate it with the program that trained it")
-        if name in given and json.loads(json.dumps(given[name])) != value:
+        if name in given and json.loads(json.dumps(_plain(given[name]))) != value:
             made = f"what the run was made with, {name}={value!r}"
             raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")
-    lists = {name for name, value in told.items() if isinstance(value, list) and "tuple" in str(known[name][1])}
-    return {name: tuple(value) if name in lists else value for name, value in told.items()}
+    for name, value in told.items():
+        kinds = get_args(known[name][1]) or (known[name][1],)
+        if isinstance(value, list) and "tuple" in str(known[name][1]):
+            told[name] = tuple(value)
+        elif isinstance(value, str) and any(isinstance(kind, type) and issubclass(kind, _NAMED) for kind in kinds):
+            told[name] = parsed(name, value, known[name][1])
+    return told
+
+
+def _plain(value: Any) -> Any:
+    """An argument as manifests hold it and the command line gives it."""
+    return value.name if isinstance(value, Enum) else str(value) if isinstance(value, PurePath) else value
 
 
 def arguments_of(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:
@@ -137,7 +160,8 @@ def arguments_of(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Para
 
 
 def parsed(name: str, text: str, kind: Any) -> Any:
-    """`text` as a value of `kind`: bool, int, float, str, None, a Literal, a tuple or list of these, or a union."""
+    """`text` as a value of `kind`: bool, int, float, str, None, a Literal, a path, a member of an Enum by its name, a
+    tuple or list of these, or a union."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for part in sorted(inner, key=lambda part: part is not type(None)):
@@ -158,8 +182,10 @@ def parsed(name: str, text: str, kind: Any) -> Any:
             return tuple(values) if tuple in (origin, kind) else values
     elif kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    elif kind is str:
-        return text
+    elif kind is str or (isinstance(kind, type) and issubclass(kind, PurePath)):
+        return kind(text)
+    elif isinstance(kind, type) and issubclass(kind, Enum) and text in kind.__members__:
+        return kind[text]
     elif kind in (int, float):
         try:
             return kind(text)
@@ -193,4 +219,6 @@ def _exit_code(text: str) -> int:
 
 
 def _kind(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " | ".join(kind.__members__)
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
