@@ -5,7 +5,8 @@ Each process prints what it found as JSON, one line each.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import fulgurite as fg
@@ -96,9 +97,44 @@ def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-def told(engine: fg.Engine, data: Any) -> None:
+class Whole(Hosts):
+    """Batches are whole on every device instead."""
+
+    @fg.hookimpl
+    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), batch)
+
+
+class Own(Scores):
+    """Begins with another weight in each process."""
+
+    def __init__(self) -> None:
+        self.scale = jnp.float32(jax.process_index())
+
+
+class Custom:
+    """An evaluation that may fail, and does on one process at its second time."""
+
+    @fg.hookimpl
+    def evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("own", [examples()], required=False, custom=self.evaluate)]
+
+    @fg.hookimpl
+    def schedule(self) -> list[fg.Scheduled]:
+        return [fg.Scheduled("evaluate", 1, self.act, "evaluate")]
+
+    def act(self, run: fg.Run) -> None:
+        run.evaluate("own")
+
+    def evaluate(self, state: fg.TrainState, step: int, standard: Any) -> dict[str, Any]:
+        if step > 1 and jax.process_index() == 1:
+            raise OSError("the file is gone")
+        return standard(state)
+
+
+def told(do: Callable[[], Any]) -> None:
     try:
-        engine.evaluate(Scores(), data)
+        do()
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
 
@@ -120,9 +156,19 @@ def main() -> None:
     result = engine.fit(Scores, train)
     say(along=result.metrics["test"], after=engine.evaluate(result, mine))
     if "failures" in sys.argv:
-        told(engine, failing(process))
-        told(engine, [] if process == 1 else mine)
-        told(engine, [{"scores": examples()["scores"]}] if process == 1 else mine)
+        evaluate = partial(engine.evaluate, Scores())
+        told(lambda: evaluate(failing(process)))
+        told(lambda: evaluate([] if process == 1 else mine))
+        told(lambda: evaluate([{"scores": examples()["scores"]}] if process == 1 else mine))
+        plain, batch, other = fg.Engine(steps=3, plugins=[Hosts()], autoload=False), mine[0], mine[process]
+        told(lambda: fg.Engine(steps=1 + process, plugins=[Hosts()], autoload=False).fit(Scores, train))
+        told(lambda: fg.Engine(steps=1, seed=process, plugins=[Hosts()], autoload=False).fit(Scores, train))
+        told(lambda: plain.fit(Own(), train))
+        told(lambda: plain.fit(Scores, [{name: array[: 8 + process] for name, array in batch.items()}]))
+        told(lambda: plain.fit(Scores, [batch] * (1 + process)))
+        told(lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other]))
+        custom = fg.Engine(steps=3, plugins=[Hosts(), Custom()], autoload=False).fit(Scores, [batch])
+        say(error=custom.failed["evaluate.own"])
         say(again=engine.evaluate(Scores(), mine)["loss"])
 
 

@@ -71,4 +71,20 @@ def test_what_fails_on_one_host_fails_on_all() -> None:
     assert errors[0][1].startswith("ProcessError: " + why.format(0, "DataError: the data (list) has no batch 0"))
     assert errors[1][1].startswith("DataError: the data (list) has no batch 0")
     assert errors[0][2] == errors[1][2] and errors[0][2].startswith("DataError: batch 0 of an evaluation is ")
+    for (one, other), words in zip(
+        zip(errors[0][3:9], errors[1][3:9], strict=True),
+        [
+            "steps: 1 on process 0, and 2 on process 1",
+            "seed: 0 on",
+            "arrays: ",
+            "float32[16, 3]",
+            "an epoch: 1 on",
+            "rows",
+        ],
+        strict=True,
+    ):
+        assert one == other and one.startswith("ConfigurationError: the processes of one training differ in "), one
+        assert words in one
+    assert errors[0][9].startswith("ProcessError: process 1 failed to make batch 0 of an evaluation: OSError")
+    assert errors[1][9].startswith("OSError: the file is gone")
     assert first[-1] == second[-1] == {"again": first[0]["evaluated"]["loss"]}

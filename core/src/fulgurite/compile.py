@@ -11,9 +11,11 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from fulgurite.annotations import describe, shapes_of, spec_of
+from fulgurite.consensus import Consensus
 from fulgurite.data import ArrayData, Indexed
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.layout import Flat, Layout, Packing, Vectors
+from fulgurite.lockstep import check_alike
 from fulgurite.module import Output
 from fulgurite.placing import BatchPlacing, everywhere, tracing_on
 from fulgurite.step import TrainStep
@@ -47,6 +49,7 @@ class CompiledStep:
         on_compile: told of each executable: name, spec of its batch, executable.
         mesh: what is traced may name its axes.
         placing: of batches.
+        consensus: of the processes, which compile alike.
     """
 
     def __init__(
@@ -60,10 +63,11 @@ class CompiledStep:
         on_compile: Callable[[str, Any, jax.stages.Compiled], None],
         mesh: jax.sharding.Mesh | None,
         placing: BatchPlacing,
+        consensus: Consensus,
     ) -> None:
         self.fuse = fuse
         self._step, self._layout, self._cap = step, layout, cap
-        self._compiling, self._on_compile, self._mesh = compiling, on_compile, mesh
+        self._compiling, self._on_compile, self._mesh, self._consensus = compiling, on_compile, mesh, consensus
         self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
         self._unpack = Packing([]).unpack
@@ -79,7 +83,13 @@ class CompiledStep:
         key = id(self._step.rule), *shapes_of(batches[0])
         executable = self._executables.get(key)
         if executable is None:
-            self._placing.check(batches[0], f"the batch for step {self._step.at}")
+            self._placing.check(batches[0], at := f"the batch for step {self._step.at}")
+            if jax.process_count() > 1:
+                check_alike(
+                    self._consensus,
+                    "batches of new shapes",
+                    {"what they train on": at, **self._placing.told(batches[0])},
+                )
         buffer = self._places(batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches))
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         if executable is None:

@@ -37,3 +37,5 @@ class Consensus:
 
 
 LOCAL = Consensus()
+FIT = "fit"
+"""What is gathered at the beginning of each fit goes by this name."""

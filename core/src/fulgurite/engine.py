@@ -21,6 +21,7 @@ from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Interrupt
 from fulgurite.explain import explained
 from fulgurite.feed import Feed
 from fulgurite.health import Policy
+from fulgurite.lockstep import check_begun_alike
 from fulgurite.loop import Loop
 from fulgurite.manifest import manifest_of
 from fulgurite.module import Output
@@ -157,7 +158,10 @@ class Engine:
             reference = reference_of(resume, directory, state, init_from)
             feed = stack.enter_context(self._feed(data, origin))
             with self.plugins.accounts.time("start"):
-                program = self._program(source, _first(feed, origin), resident_of(data))
+                first, fuse = _first(feed, origin), self.fuse if fuse is None else fuse
+                program = self._program(source, first, resident_of(data))
+                given = source.arrays if state is None else state
+                check_begun_alike(self, given, program.placing.told(first), feed, steps=steps, epochs=epochs, fuse=fuse)
                 snapshot = None if reference is None else restored(self, reference, program.like)
                 if snapshot is not None:
                     state, origin = snapshot.state, snapshot.span.origin
@@ -167,7 +171,6 @@ class Engine:
                 state = completed(self, state, program, source, init_from)
                 program.check(state)
             span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
-            fuse = self.fuse if fuse is None else fuse
             attempt, manifest = 1, manifest_of(self, program.module_text, steps=steps, epochs=epochs)
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.

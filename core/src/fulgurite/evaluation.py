@@ -18,7 +18,7 @@ from fulgurite.context import Context
 from fulgurite.data import ArrayData, Indexed, resident_of
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from fulgurite.feed import Feed
-from fulgurite.lockstep import together
+from fulgurite.lockstep import conclude, together
 from fulgurite.media import SHOW, apart
 from fulgurite.metrics import Gathered, Mean, Metric, Running
 from fulgurite.mode import training_mode
@@ -91,6 +91,7 @@ class Evaluation:
         self._shows = SHOW in self._tasks
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._at = 0  # the batch that is being traced, for errors
+        self._told = False
 
     def evaluate(
         self, subject: Subject, data: Any, limit: int | None, interrupted: Interrupt, show: Show | None
@@ -141,7 +142,16 @@ class Evaluation:
         if spec.custom is None:
             return standard(state)
         with training_mode(False, state.module) as module:
-            metrics = spec.custom(state.replace(module=module), int(state.step), standard)
+            self._told = False
+            try:
+                metrics = spec.custom(state.replace(module=module), int(state.step), standard)
+            except Interrupted:
+                raise
+            except Exception as error:
+                if not self._told:
+                    conclude(self._consensus, error)
+                raise
+            conclude(self._consensus, None)
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise PluginError(f"evaluator {spec.name!r} gave {metrics!r}; an evaluation gives metrics by name")
         metrics, media = apart(flattened(metrics))
@@ -180,7 +190,9 @@ class Evaluation:
     def _batches(self, feed: Feed) -> Iterator[tuple[int, Any]]:
         """The batches by number; one of another structure than the first is an error. Some may be masked only."""
         first = None
+        self._told = True  # of what fails in here all processes know
         for index, batch in enumerate(together(feed, self._consensus)):
+            self._told = False
             spec = spec_of(unmasked(batch)[0])
             first = first if index else spec
             if jax.tree.structure(spec) != jax.tree.structure(first):
@@ -188,6 +200,8 @@ class Evaluation:
                 raise DataError(f"{gap}: {describe(spec)}, not {describe(first)}. Give all of them one")
             self._at = index
             yield index, batch
+            self._told = True
+        self._told = False
 
     def _function(self, step: str, subject: Subject, batch: Any) -> Callable[..., Any]:
         key = step, subject.key, jax.tree.structure(batch)

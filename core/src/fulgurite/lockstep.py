@@ -1,15 +1,40 @@
-"""Batches of an evaluation that several processes take together: as many, and of one size, on each."""
+"""What several processes do alike: fits that begin with the same, and evaluations with as many batches on each."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fulgurite.consensus import Consensus
+from fulgurite.consensus import FIT, Consensus
 from fulgurite.data import Masked
-from fulgurite.errors import DataError, ProcessError
+from fulgurite.errors import ConfigurationError, DataError, ProcessError
 from fulgurite.feed import Feed
+from fulgurite.state import digest
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
+
+
+def check_alike(consensus: Consensus, name: str, told: dict[str, Any]) -> None:
+    """A `ConfigurationError`, on every process alike, for what is not the same on all those that tell of it: each would
+    train something else, or wait for what the others never do."""
+    seen: dict[str, tuple[int, Any]] = {}
+    for process, answer in enumerate(consensus.gather(name, told)):
+        for what, value in answer.items():
+            first, wanted = seen.setdefault(what, (process, value))
+            if value != wanted:
+                gap = f"{what}: {wanted} on process {first}, and {value} on process {process}"
+                fix = "the same program with the same settings, seed and model, and equally many batches of one size"
+                raise ConfigurationError(f"the processes of one training differ in {gap}. Each must run {fix}")
+
+
+def check_begun_alike(engine: "Engine", given: Any, batch: dict[str, Any], feed: Feed, **length: int | None) -> None:
+    """`check_alike` at the beginning of a fit from the arrays `given`; `batch` is what is to be told of the first."""
+    if jax.process_count() > 1:
+        told = {name: getattr(engine, name) for name in ("seed", "limit", "nonfinite")} | length
+        told |= {"batches an epoch": feed.epoch_length, "arrays": digest(given)}
+        check_alike(engine.consensus, FIT, told | batch)
 
 
 def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
@@ -29,15 +54,26 @@ def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
             batch = None if item is None else item.batch
             told = {"size": 0} if batch is None else _described(batch)
         except Exception as error:
-            failure, told = error, {"error": f"{type(error).__name__}: {error}"}
+            failure, told = error, _failed(error)
         answers = consensus.gather("evaluation", told)
-        _check(answers, index, failure)
+        _check(answers, f"batch {index} of an evaluation", failure)
         size, masked = _agreed(answers)
         if not size:
             return
         last = batch if batch is not None else jax.tree.map(lambda leaf: leaf[:0], last)
         yield _filled(last, size) if masked else last
         index += 1
+
+
+def conclude(consensus: Consensus, failure: Exception | None) -> None:
+    """The end of an evaluation that may do anything: if it has failed on one process, it fails on all of them."""
+    if jax.process_count() > 1:
+        told = {"size": 0} if failure is None else _failed(failure)
+        _check(consensus.gather("evaluation", told), "an evaluation", failure)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _described(batch: Any) -> dict[str, Any]:
@@ -51,16 +87,16 @@ def _described(batch: Any) -> dict[str, Any]:
     return {"size": lengths.pop(), "masked": masked, "spec": f"{spec} in {structure}"}
 
 
-def _check(answers: list[dict[str, Any]], index: int, failure: Exception | None) -> None:
+def _check(answers: list[dict[str, Any]], what: str, failure: Exception | None) -> None:
     if failure is not None:
         raise failure
     for process, answer in enumerate(answers):
         if "error" in answer:
-            raise ProcessError(f"process {process} failed to make batch {index} of an evaluation: {answer['error']}")
+            raise ProcessError(f"process {process} failed to make {what}: {answer['error']}")
     specs = {answer["spec"]: process for process, answer in enumerate(answers) if "spec" in answer}
     if len(specs) > 1:
         (one, first), (other, second), *_ = specs.items()
-        raise DataError(f"batch {index} of an evaluation is {one} on process {first}, and {other} on process {second}")
+        raise DataError(f"{what} is {one} on process {first}, and {other} on process {second}")
 
 
 def _agreed(answers: list[dict[str, Any]]) -> tuple[int, bool]:

@@ -61,8 +61,9 @@ def without_secrets(value: Any, name: str = "") -> Any:
 def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
     hooks = plugins.hooks_of(one)
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it. That of
-    # a sink, such as the id of a run elsewhere, decides nothing.
-    kinds = {plugins.kinds[name] for name in hooks - {"schedule"}}
+    # a sink, such as the id of a run elsewhere, decides nothing, nor does where arrays lie, but for rounding.
+    placing = {name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")}
+    kinds = {plugins.kinds[name] for name in hooks - {"schedule"} - placing}
     keeps = bool(hooks & {"host_state", "restore_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")
     fields = dataclasses.fields(one.plugin) if dataclasses.is_dataclass(one.plugin) else ()

@@ -19,7 +19,7 @@ from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.feed import Share
 from fulgurite.paths import leaves_with_paths
 from fulgurite.plugins import PluginManager
-from fulgurite.state import TrainState
+from fulgurite.state import TrainState, digest
 
 
 def check_processes(mesh: Mesh | None, consensus: Consensus) -> None:
@@ -80,17 +80,20 @@ def constrained(plugins: PluginManager, hook: str, **argument: PyTree) -> PyTree
     return treedef.unflatten(made)
 
 
-def shared(leaves: list[Any], mesh: Mesh | None) -> list[Any]:
-    """Arrays that may be a process's own, the same on each, as arguments beside global ones."""
+def shared(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """A tree of arrays that may be a process's own, the same on each, or lie elsewhere, as arguments of a program on
+    `mesh`."""
 
     def share(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_on(leaf.sharding, mesh)):
             return leaf
+        if jax.process_count() == 1:
+            return jax.device_put(leaf, everywhere(mesh))
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(replicated(jax.random.key_data(leaf), mesh), impl=jax.random.key_impl(leaf))
         return replicated(leaf, mesh)
 
-    return leaves if jax.process_count() == 1 else [share(leaf) for leaf in leaves]
+    return tree if mesh is None else jax.tree.map(share, tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +157,21 @@ class BatchPlacing:
             return batch
         return jax.tree.map(lambda spec, at: spec.update(sharding=at), spec_of(batch), self.shardings)
 
+    def told(self, batch: PyTree) -> dict[str, Any]:
+        """What processes must say alike: the shapes of the whole batch, and what is in the rows that several of them
+        have, such as two that share a model."""
+        if self.shardings is None:
+            return {}
+        whole, rows = list[str](), list[int]()
+        for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
+            shape = list(leaf.shape)
+            if shape and not (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
+                parts = _rows(sharding, leaf.ndim)
+                rows = sorted(parts[jax.process_index()])
+                shape[0] = shape[0] * len(frozenset().union(*parts.values())) // len(rows)
+            whole.append(f"{path} {leaf.dtype}{shape}".strip())
+        return {"the whole batch": ", ".join(whole), f"the examples in rows {rows} of the mesh": digest(batch)}
+
 
 def spread(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:
     """A batch for evaluation, as global arrays. One that does not divide by the devices is whole on each of them: to
@@ -176,15 +194,25 @@ def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     sharding, leaf = next(iter(jax.tree.leaves(placing.shardings)), None), jax.tree.leaves(batch)[0]
     if sharding is None:
         return 0, 1
-    rows: dict[int, set[int]] = {}
-    for device, index in sharding.devices_indices_map((mesh.size,) * leaf.ndim).items():
-        rows.setdefault(device.process_index, set()).add(index[0].start or 0)
+    rows = _rows(sharding, leaf.ndim)
     parts = sorted(set(map(frozenset, rows.values())), key=min)
     if sum(map(len, parts)) != len(frozenset().union(*parts)):
         gap = f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same"
         fix = "choose axis sizes that divide by the devices of a process, or by which they divide"
         raise ConfigurationError(f"{gap}; {fix}")
     return parts.index(frozenset(rows[jax.process_index()])), len(parts)
+
+
+def _rows(sharding: NamedSharding, rank: int) -> dict[int, set[int]]:
+    """Where along the first axis the parts of each process begin, as if there were as many rows as devices."""
+    rows: dict[int, set[int]] = {}
+    for device, index in sharding.devices_indices_map((sharding.mesh.size,) * rank).items():
+        rows.setdefault(device.process_index, set()).add(index[0].start or 0)
+    return rows
+
+
+def _is_on(sharding: Any, mesh: Mesh | None) -> bool:
+    return isinstance(sharding, NamedSharding) and sharding.mesh == mesh
 
 
 @lru_cache(maxsize=256)

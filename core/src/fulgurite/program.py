@@ -20,7 +20,7 @@ from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Packing, Vectors
 from fulgurite.module import method_of
 from fulgurite.paths import leaves_with_paths
-from fulgurite.placing import BatchPlacing, everywhere, state_shardings, tracing_on
+from fulgurite.placing import BatchPlacing, everywhere, shared, state_shardings, tracing_on
 from fulgurite.plugins import PluginManager
 from fulgurite.state import Source, TrainState, check_same_structure, is_array, owned
 from fulgurite.step import TrainStep
@@ -56,7 +56,7 @@ class Program:
         if self._shardings is not None:
             self.like = placed(self.like, self._shardings)
         self.module_text = eqx.tree_pformat(self.like.module, struct_as_array=True)
-        self._placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
+        self.placing = BatchPlacing.asked(self._plugins, batch, engine.mesh)
         whole = None if self._shardings is None else everywhere(engine.mesh)
         self._close = _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
         self._compiled: dict[int, CompiledStep] = {}
@@ -73,7 +73,7 @@ class Program:
                 if text != self._initializer[0]:
                     self._initializer = text, lowered.compile()
                 initialize = self._initializer[1]
-            made = iter(initialize(source.arrays, key))
+            made = iter(initialize(shared(source.arrays, self._engine.mesh), key))
         return treedef.unflatten([next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves])
 
     def initializer(self, source: Source) -> Any:
@@ -108,7 +108,8 @@ class Program:
                 compiling=lambda: self._plugins.accounts.time("compile"),
                 on_compile=self._on_compile,
                 mesh=self._engine.mesh,
-                placing=self._placing,
+                placing=self.placing,
+                consensus=self._engine.consensus,
             )
         return self._compiled[fuse]
 

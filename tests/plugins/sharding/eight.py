@@ -291,6 +291,35 @@ def check_batch_norm_takes_its_statistics_over_the_global_batch() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+class Line(fg.Module):
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jax.random.normal(key, (16,))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean((batch["x"] @ self.weight - batch["y"]) ** 2))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-2, momentum=0.9)
+
+
+def check_what_was_trained_on_other_devices_goes_on() -> None:
+    """A state on a mesh on no mesh and on another one, likewise in evaluation; a module on some device on a mesh."""
+    data = regression()
+
+    def trained(*plugins: Any, state: Any = None, model: Any = Line) -> fg.TrainState:
+        return engine(*plugins, steps=2).fit(None if state else model, data, state=state).state
+
+    module = jax.device_put(engine().init(Line, data).module, jax.devices()[3])
+    states = [trained(state=trained(Fsdp(min_size=1))), trained(Fsdp(), state=trained(Sharding(some(4)), model=module))]
+    for state in states:
+        np.testing.assert_allclose(state.module.weight, trained(state=trained()).module.weight, rtol=1e-5)
+    meshes = [Sharding(some(4)), Sharding({"a": 2, "data": 4})]
+    losses = [engine(mesh).evaluate(given, data)["loss"] for mesh in meshes for given in (states[1], module)]
+    np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)
+
+
 def check_evaluations_are_those_of_one_device() -> None:
     """With a last batch that does not divide by eight, and with one that is padded."""
     module, state = eqx.nn.make_with_state(Net)(key=jax.random.key(0))
@@ -473,6 +502,18 @@ def check_replicas_that_differ_are_found() -> None:
         assert "0.25" in str(raised)
     else:
         raise AssertionError("not found")
+
+
+def check_replicas_of_large_integers_that_differ_are_found() -> None:
+    with jax.enable_x64(True):
+        parts = [jax.device_put(np.array([2**60 + (device.id == 5)]), device) for device in jax.devices()]
+        whole = NamedSharding(DataParallel().devices, P())
+        try:
+            check_replicas({"n": jax.make_array_from_single_device_arrays((1,), whole, parts)})
+        except ReplicaError as raised:
+            assert "differs from the first one by up to 1" in str(raised), raised
+        else:
+            raise AssertionError("not found")
 
 
 def check_gather_gives_the_whole() -> None:

@@ -45,6 +45,9 @@ def data() -> fg.ArrayData:
         ({"parameters": BySize("x")}, ["parameters", "'x'"]),
         ({"parameters": [("**", P())]}, ["parameters is", "BySize"]),
         ({"optimizer": "data"}, ["optimizer is 'data'"]),
+        ({"batch": None}, ["batch is None", "('data',)"]),
+        ({"rules": None}, ["rules is None", "such as"]),
+        ({"outputs": "preds"}, ["outputs is 'preds'", "such as"]),
         ({"rules": [("**", "data")]}, ["a rule is a pair"]),
         ({"rules": ["**"]}, ["a rule is a pair"]),
         ({"rules": [("**", P(3))]}, ["3", "no name of an axis"]),
@@ -55,6 +58,23 @@ def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: li
     with pytest.raises(ConfigurationError) as raised:
         Sharding(**arguments)
     assert all(word in str(raised.value) for word in ["Sharding", *words]), raised.value
+
+
+def test_sizes_are_an_axis_and_a_number() -> None:
+    wrong: list[dict[str, Any]] = [{"min_size": "2**14"}, {"min_size": None}, {"axis": 0}]
+    for given in wrong:
+        with pytest.raises(ConfigurationError, match="BySize"):
+            BySize(**given)
+
+
+def test_rules_and_axes_may_come_from_an_iterator() -> None:
+    """Which gives them once: they would be checked and then be gone."""
+    once: Any = zip(["weight"], [P("model")], strict=True)
+    axes: Any = (axis for axis in ["data"])
+    plugin = Sharding({"data": 1, "model": 1}, axes, rules=once)
+    result = fg.Engine(steps=1, plugins=[plugin], autoload=False).fit(Line, data())
+    assert result.module.weight.sharding.spec == P("model")
+    assert plugin.batch_sharding(np.zeros((4, 2))).spec == P("data")
 
 
 def test_a_pattern_that_cannot_be_read_is_an_error_at_once() -> None:

@@ -50,12 +50,33 @@ if what == ["agree"]:
         voted += agreement.agree(step, frozenset({"stop:enough"} if mine and step == 710 else ()))
         agreement.gather("voted", None)
     say(voted=voted)
+    # A vote that comes too late, because process 0 was there before it, is nothing to the next fit.
+    if mine == 0:
+        agreement.agree(740, frozenset())
+    agreement.gather("turn", None)
+    if mine == 1:
+        agreement.agree(740, frozenset({"stop:late"}))
+    agreement.gather("fit", None)
+    other = Agreement(every=10, timeout=60)  # of another engine, which hears nothing of what the first one said
+    say(next=[sorted(other.agree(step, frozenset())) for step in (0, 10)])
+    say(other=[other.decide(lambda: (1, {2: "new"})), other.gather("name", "new")])
 elif what[0] == "fail":
     for number in range(30):
         print("line", number, flush=True)
     if mine == 1:
         os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else sys.exit(7) if what[1] == "exit" else 1 / 0
     agreement.gather("never", None)
+elif what == ["both"]:
+    # The other one is gone as soon as the pipe has an end, and this one fails of it at once.
+    pipe = f"{sys.argv[0]}.pipe"
+    if mine == 1:
+        file = open(pipe, "wb")
+        agreement.gather("ready", None)
+        os._exit(7)
+    file = open(pipe, "rb")
+    agreement.gather("ready", None)
+    file.read()
+    os._exit(3)
 elif what == ["wait"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(f"{mine}.pid", "x") as file:
@@ -98,7 +119,7 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
     said = [line for line in ended.stdout.splitlines() if line.startswith(("{", "[1] {"))]
     first = [line for line in said if line.startswith("{")]
     second = [line.removeprefix("[1] ") for line in said if line.startswith("[1] ")]
-    assert len(first) == len(second) == 6
+    assert len(first) == len(second) == 8
     assert first[0] == second[0] == '{"processes": 2, "devices": 2, "local": 1}'
     assert first[1] == second[1] == '{"decided": [[0, 0], [0, 1], [0, 2]]}'
     assert first[2] == second[2] == '{"gathered": [[[0, 0], [1, 0]], [[0, 1], [1, 1]], [[0, 2], [1, 2]]]}'
@@ -106,9 +127,18 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
     assert "division by zero" in second[3]
     assert first[4] == second[4] == '{"agreed": ["task:save"]}'
     assert first[5] == second[5] == '{"voted": ["stop:enough"]}'
+    assert first[6] == second[6] == '{"next": [[], []]}'
+    assert first[7] == second[7] == '{"other": [[1, {"2": "new"}], ["new", "new"]]}'
     for number, lines in enumerate((first, second)):
         log = (tmp_path / "logs" / f"process-{number}.log").read_text()
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
+
+
+def test_of_two_that_fail_the_first_is_named(program: Path) -> None:
+    os.mkfifo(f"{program}.pipe")
+    ended = run("launch", "--processes", 2, program, "both")
+    assert ended.returncode == 7, ended.stderr
+    assert "process 1 of 2 ended with exit code 7" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,34 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
 import jax
+from fulgurite.consensus import FIT
 from fulgurite.errors import ConfigurationError, ProcessError
 
 from fulgurite_sharding.distributed import client, reached_sync_point
 
 # So many meetings, and all wait for each other, so that what they left in the store can go.
 _TIDIED_EVERY = 64
+
+
+@dataclass
+class _Said:
+    """How often this process has spoken with the others. It belongs to the process as the store of their answers does:
+    of two engines the second would else read what the first one said."""
+
+    polls: int = 0
+    meetings: int = 0
+    decisions: int = 0
+    honoured: int = 0
+    gathered: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_said = _Said()
 
 
 class Agreement(fg.Consensus):
@@ -34,31 +52,27 @@ class Agreement(fg.Consensus):
     def __init__(self, every: int = 50, timeout: float = 600.0) -> None:
         check_every(every)
         self._every, self._timeout = every, timeout
-        self._polls = self._meetings = self._decisions = 0
         self._met: int | None = None
-        self._honoured = 0
-        self._gathered: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
         # Counted by polls instead of steps, because evaluations poll as well; every process does so equally often.
-        self._polls += 1
-        preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(self._polls) else ())
+        _said.polls += 1
+        preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(_said.polls) else ())
         if self._met is None or not self._met <= step < self._met - self._met % self._every + self._every:
             self._met = step
             return preempted | self._meet(wishes)
         return preempted
 
     def decide(self, make: Callable[[], Any]) -> Any:
-        self._decisions += 1
-        key = f"fulgurite/decide/{self._decisions}"
+        _said.decisions += 1
+        key = f"fulgurite/decide/{_said.decisions}"
         if jax.process_index() > 0:
             answer = self._read(key)
             if "error" in answer:
                 raise ProcessError(f"process 0 failed where it decides for all: {answer['error']}")
             return answer["value"]
         try:
-            value = make()
+            value = json.loads(json.dumps(make()))
         except BaseException as error:
             self._write(key, {"error": f"{type(error).__name__}: {error}"})
             raise
@@ -66,10 +80,10 @@ class Agreement(fg.Consensus):
         return value
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        with self._lock:
-            self._gathered[name] += 1
-            number = self._gathered[name]
-        key = f"fulgurite/gather/{name}/{number}"
+        with _said.lock:
+            _said.gathered[name] += 1
+            number = _said.gathered[name]
+        key, value = f"fulgurite/gather/{name}/{number}", json.loads(json.dumps(value))
         if jax.process_index() > 0:
             self._write(f"{key}/{jax.process_index()}", value)
             return self._read(f"{key}/all")
@@ -78,14 +92,16 @@ class Agreement(fg.Consensus):
             self._drop(f"{key}/{other}")
         # All have come here, and so have read what was gathered before.
         self._drop(f"fulgurite/gather/{name}/{number - 1}/all")
+        if name == FIT:
+            _said.honoured = _said.meetings  # a vote that came too late for a fit must not end the next one
         self._write(f"{key}/all", values)
         return values
 
     def _meet(self, wishes: frozenset[str]) -> frozenset[str]:
         """Process 0's decision. The others cast their votes to stop before they read it; it may come to know of a vote
         one meeting late, and waits for none."""
-        self._meetings += 1
-        block, number = divmod(self._meetings, _TIDIED_EVERY)
+        _said.meetings += 1
+        block, number = divmod(_said.meetings, _TIDIED_EVERY)
         key = f"fulgurite/agree/{block}/{number}"
         if number == 0:
             self.gather("meetings", None)
@@ -94,14 +110,14 @@ class Agreement(fg.Consensus):
         stops = sorted(wish for wish in wishes if wish.startswith("stop:"))
         if jax.process_index() > 0:
             if stops:
-                vote = {"meeting": self._meetings, "stops": stops}
+                vote = {"meeting": _said.meetings, "stops": stops}
                 self._write(f"fulgurite/votes/{jax.process_index()}", vote)
             return frozenset(self._read(key))
         votes = [json.loads(text) for _, text in client().key_value_dir_get("fulgurite/votes/")]
         # A vote counts once: what a fit ended for must not end the next one in this process.
-        agreed = {stop for vote in votes if vote["meeting"] > self._honoured for stop in vote["stops"]} | wishes
+        agreed = {stop for vote in votes if vote["meeting"] > _said.honoured for stop in vote["stops"]} | wishes
         if any(wish.startswith("stop:") for wish in agreed):
-            self._honoured = self._meetings
+            _said.honoured = _said.meetings
         self._write(key, sorted(agreed))
         return frozenset(agreed)
 
@@ -112,9 +128,12 @@ class Agreement(fg.Consensus):
         try:
             return json.loads(client().blocking_key_value_get(key, int(self._timeout * 1000)))
         except jax.errors.JaxRuntimeError as error:
+            late = "DEADLINE_EXCEEDED" in str(error)
+            how = (
+                f"waited {self._timeout:.0f} s for another one, in vain" if late else "lost process 0, which has ended"
+            )
             raise ProcessError(
-                f"process {jax.process_index()} waited {self._timeout:.0f} s for another one ({key}), in vain: "
-                "look at the output of the others"
+                f"process {jax.process_index()} {how} ({key}): look at the output of the others"
             ) from error
 
     def _drop(self, key: str) -> None:

@@ -94,6 +94,8 @@ def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: flo
     if np.array_equal(a, b, equal_nan=a.dtype.kind in "fcV"):
         return
     wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b)]
+    if np.array_equal(*wide, equal_nan=True):
+        wide = [x.astype(np.longdouble) for x in (a, b)]  # integers that float64 does not tell apart
     same = (wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(wide[0] - wide[1]))

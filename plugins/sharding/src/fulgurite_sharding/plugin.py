@@ -1,6 +1,6 @@
 """The plugin: a mesh, and where batches, parameters, optimizer state and outputs lie on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -15,6 +15,9 @@ from jaxtyping import PyTree
 
 from fulgurite_sharding.consensus import Agreement, check_every
 from fulgurite_sharding.rules import BySize, Rule, Rules, axes_of
+
+_RULE = "such as (('**.weight', P('model', None)),)"
+_EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
 
 
 class Placed(NamedTuple):
@@ -64,7 +67,15 @@ class Sharding:
     agree_every: int = 50
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch, str) or not all(isinstance(axis, str) for axis in self.batch):
+        for name in ("batch", "rules", "outputs"):
+            given = getattr(self, name)
+            if not isinstance(given, str) and isinstance(given, Iterable):
+                object.__setattr__(
+                    self, name, tuple(given)
+                )  # an iterator, such as zip(patterns, specs), gives them once
+            else:
+                raise ConfigurationError(f"Sharding: {name} is {given!r}; it must be a tuple, {_EXAMPLES[name]}")
+        if not all(isinstance(axis, str) for axis in self.batch):
             raise ConfigurationError(
                 f"Sharding: batch is {self.batch!r}; it must be a tuple of axes, such as ('data',)"
             )

@@ -22,6 +22,10 @@ class BySize:
     axis: str = "data"
     min_size: int = 2**14
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.axis, str) or type(self.min_size) is not int:
+            raise ConfigurationError(f"{self!r}: axis is the name of one, and min_size a number of elements")
+
     def extended(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """`spec` with the axis added, where it can be."""
         names: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
