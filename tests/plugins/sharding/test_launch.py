@@ -66,17 +66,6 @@ elif what[0] == "fail":
     if mine == 1:
         os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else sys.exit(7) if what[1] == "exit" else 1 / 0
     agreement.gather("never", None)
-elif what == ["both"]:
-    # The other one is gone as soon as the pipe has an end, and this one fails of it at once.
-    pipe = f"{sys.argv[0]}.pipe"
-    if mine == 1:
-        file = open(pipe, "wb")
-        agreement.gather("ready", None)
-        os._exit(7)
-    file = open(pipe, "rb")
-    agreement.gather("ready", None)
-    file.read()
-    os._exit(3)
 elif what == ["wait"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(f"{mine}.pid", "x") as file:
@@ -132,13 +121,6 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
     for number, lines in enumerate((first, second)):
         log = (tmp_path / "logs" / f"process-{number}.log").read_text()
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
-
-
-def test_of_two_that_fail_the_first_is_named(program: Path) -> None:
-    os.mkfifo(f"{program}.pipe")
-    ended = run("launch", "--processes", 2, program, "both")
-    assert ended.returncode == 7, ended.stderr
-    assert "process 1 of 2 ended with exit code 7" in ended.stderr
 
 
 @pytest.mark.parametrize(
