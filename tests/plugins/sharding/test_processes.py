@@ -237,7 +237,7 @@ def test_sigterm_to_one_process_stops_all_at_one_step(ended_by_sigterm: Path) ->
 
 def test_a_place_in_ones_own_data_needs_the_number_of_processes(ended_by_sigterm: Path, tmp_path: Path) -> None:
     out = ended_by_sigterm
-    ended = alone(tmp_path / "one", own="", period=0.3, log=100, run=out.parent / "run", resume="auto")
+    ended = alone(tmp_path / "one", own="", steps=100_000, period=0.3, log=100, run=out.parent / "run", resume="auto")
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()
     assert any("CheckpointError" in line and "was saved by 2 processes" in line for line in last), ended.stderr
