@@ -44,6 +44,11 @@ class Weights(fg.Module):
         return optax.sgd(1.0)
 
 
+class Counted(Weights):
+    count: jax.Array
+    key: jax.Array
+
+
 def constrained(*plugins: Any) -> tuple[Any, Any]:
     start = Weights(jnp.asarray([[4.0, 5.0], [1.0, 1.0], [-1.0, 1.0]]), jnp.asarray([0.5, 3.0]))
     module = engine(*plugins, steps=1).fit(start, ONE).module
@@ -60,6 +65,13 @@ def test_constraints_hold_after_every_update() -> None:
     assert constrained(ClipWeights("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
     in_order = [NonNegative("rows"), ClipWeights("**", limit=1.0)]
     assert constrained(*in_order) == ([[1, 1], [0, 0], [0, 0]], [-0.5, 1])
+    counted = Counted(jnp.ones((3, 2)), jnp.ones(2), jnp.arange(-1, 2), jax.random.key(0))
+    kept = engine(NonNegative("**"), ClipWeights("**", limit=0.5), steps=1).fit(counted, ONE).module
+    assert kept.count.tolist() == [-1, 0, 1], "only numbers that are trained are constrained"
+    with pytest.raises(ConfigurationError, match=r"UnitNorm: an array \[2\] has no axis 1"):
+        constrained(UnitNorm("**", axis=1))
+    with pytest.raises(ConfigurationError, match="limit is '1'"):
+        ClipWeights("rows", limit=cast(Any, "1"))
     with pytest.raises(ConfigurationError, match="limit is 0"):
         ClipWeights("rows", limit=0)
 

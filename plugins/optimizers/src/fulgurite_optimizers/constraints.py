@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class Constraint:
-    """The base: changes the arrays that `where` selects, after every update. Several are applied in their order.
+    """The base: changes the floating-point arrays that `where` selects, after every update. Several are applied in their
+    order.
 
     A phase that repeats its update in a step is constrained after the last.
     """
@@ -30,7 +32,11 @@ class Constraint:
     def after_update(self, module: Any, own: Any) -> tuple[Any, Any]:
         """The module with weights as they must be."""
         assert isinstance(self.where, Selector)
-        return jax.tree.map(lambda leaf, yes: self.constrained(leaf) if yes else leaf, module, self.where(module)), own
+
+        def changed(leaf: Any, yes: bool) -> Any:
+            return self.constrained(leaf) if yes and eqx.is_inexact_array(leaf) else leaf
+
+        return jax.tree.map(changed, module, self.where(module)), own
 
     @abstractmethod
     def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -45,7 +51,11 @@ class UnitNorm(Constraint):
     axis: int | tuple[int, ...] = -1
 
     def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
+        try:
+            norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
+        except (TypeError, ValueError) as error:
+            gap = f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}"
+            raise ConfigurationError(f"{gap}: choose another, or other arrays") from error
         return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
 
 
@@ -65,7 +75,7 @@ class ClipWeights(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.limit > 0:
+        if not isinstance(self.limit, int | float) or not self.limit > 0:
             raise ConfigurationError(f"ClipWeights: limit is {self.limit!r}; it must be positive")
 
     def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
