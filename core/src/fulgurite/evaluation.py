@@ -120,6 +120,7 @@ class Evaluation:
                 in_flight.append(merged)
                 if len(in_flight) > IN_FLIGHT:
                     jax.block_until_ready(in_flight.popleft())
+                    gathered[index - IN_FLIGHT] = jax.device_get(gathered[index - IN_FLIGHT])
         values: dict[str, Any] = {name: one.compute() for name, one in jax.device_get(merged or {}).items() if one}
         for name in gathered[0] if gathered else ():
             parts = [part[name] for part in gathered]

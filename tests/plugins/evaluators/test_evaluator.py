@@ -387,8 +387,13 @@ def test_mistakes_at_construction() -> None:
         engine(Evaluator("test", ZERO, losses={"mse": bad}))
     with pytest.raises(ConfigurationError, match="group 'a/b'"):
         Evaluator("test", ZERO, run=EveryCheckpoint(), group="a/b")
-    with pytest.raises(ConfigurationError, match="EveryCheckpoint: poll is 0"):
-        EveryCheckpoint(poll=0)
+    bad = 3
+    with pytest.raises(ConfigurationError, match="group 3"):
+        Evaluator("test", ZERO, run=EveryCheckpoint(), group=bad)
+    bad = "1"
+    for poll in (0, bad):
+        with pytest.raises(ConfigurationError, match=f"EveryCheckpoint: poll is {poll!r}"):
+            EveryCheckpoint(poll=poll)
     with pytest.raises(PluginError, match="two plugins are called 'evaluator:test'"):
         engine(Evaluator("test", ZERO), Evaluator("test", ZERO))
 

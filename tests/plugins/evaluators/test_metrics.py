@@ -1,7 +1,7 @@
 """Every metric against scikit-learn over the whole set, from randomly split, padded and merged parts."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -395,6 +395,26 @@ def test_a_tree_of_any_kind_is_collected_by_name() -> None:
     assert found.keys() == {"all/0", "all/1/label", "all/1/ids/0"}
     for name, key in (("all/0", "x"), ("all/1/label", "label"), ("all/1/ids/0", "id")):
         np.testing.assert_array_equal(found[name], arrays[key])
+
+
+def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> None:
+    """At most what three batches gave is there: a set may be larger than the device."""
+
+    class Doubled(Measured):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"all": fm.Collect.of(2 * batch)})
+
+    there: list[int] = []
+
+    def batches() -> Iterator[np.ndarray]:
+        for number in range(12):
+            there.append(sum(array.shape == (7, 13) for array in jax.live_arrays()))
+            yield np.full((7, 13), number, np.float32)
+
+    kind = cast(Any, Doubled)
+    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.Data(batches(), prefetch=0))
+    np.testing.assert_array_equal(found["all"][:, 0], np.repeat(np.arange(12), 7) * 2)
+    assert max(there) <= 6, there  # the batch, too, if it was put there
 
 
 @pytest.mark.parametrize("fuse", [1, 2])

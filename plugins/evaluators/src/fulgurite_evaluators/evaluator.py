@@ -70,7 +70,7 @@ class Evaluator:
                 )
         elif self.group is None:
             self.group = "default"
-        elif not _NAME.fullmatch(self.group):
+        elif not isinstance(self.group, str) or not _NAME.fullmatch(self.group):
             raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
         if self.data is None and self.call is None and not self._custom:
             raise ConfigurationError(f"{where} has nothing to evaluate on: give it data, or call=")

@@ -16,7 +16,7 @@ class Standalone:
     poll: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.poll < float("inf"):
+        if not isinstance(self.poll, int | float) or not 0 < self.poll < float("inf"):
             raise ConfigurationError(f"{type(self).__name__}: poll is {self.poll!r}; it must be a positive number")
 
 

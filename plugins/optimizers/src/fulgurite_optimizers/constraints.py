@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class Constraint:
-    """The base: changes the floating-point arrays that `where` selects, after every update. Several are applied in their
-    order.
+    """The base: changes the floating-point arrays that `where` selects, after every update. Several are applied in
+    their order.
 
     A phase that repeats its update in a step is constrained after the last.
     """
