@@ -683,6 +683,43 @@ def test_step_metrics_stand_under_the_plugins_name() -> None:
     assert result.history["train/norms/loss"].tolist() == [0 - 3, -6 - 9]
 
 
+class Share(fg.metrics.Metric):
+    """With a number of Python's among its fields, as whoever counts examples writes it."""
+
+    hits: jax.Array
+    count: Any
+
+    def merge(self, other: Any) -> Any:
+        return type(self)(self.hits + other.hits, self.count + other.count)
+
+    def compute(self) -> Any:
+        return self.hits / self.count
+
+
+class Lost(Share):
+    def merge(self, other: Any) -> Any:
+        return self.hits + other.hits
+
+
+class Worded(Share):
+    def compute(self) -> Any:
+        return "many"
+
+
+def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it() -> None:
+    def fit(metric: Any) -> fg.Result:
+        shares = plugin("shares", step_metrics=lambda self: {"hits": metric})
+        return fg.Engine(plugins=[shares], steps=3, log_every=3, autoload=False).fit(Counting(), numbers([0]))
+
+    assert fit(Share(jnp.float32(1), 4)).metrics["train"]["shares/hits"] == 0.25
+    with pytest.raises(ModelError, match="metric 'shares/hits' became .* when merged: it must stay Lost as it was"):
+        fit(Lost(jnp.float32(1), 4))
+    with pytest.raises(ModelError, match="metric 'shares/hits' computed 'many': compute gives a number"):
+        fit(Worded(jnp.float32(1), 4))
+    with pytest.raises(ModelError, match="metric 'shares/hits' holds 'four': the fields of a metric are arrays"):
+        fit(Share(jnp.float32(1), "four"))
+
+
 def test_step_metrics_see_no_slice_of_another_plugin() -> None:
     seen: list[list[str]] = []
     looking = {

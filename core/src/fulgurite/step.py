@@ -93,6 +93,7 @@ class TrainStep:
             answer = self._engine.train_step(state, batch, ctx)
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Output):
                 name = self._engine.train_step.__qualname__
+                name = f"the update rule {type(self.rule).__name__}" if name == "Engine.train_step" else name
                 raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
         new, output = answer
         check_same_structure(_part(state), _part(new), "the training step")

@@ -44,8 +44,8 @@ class Window(eqx.Module):
     def add(self, metrics: dict[str, Metric], running: dict[str, Running]) -> "Window":
         """The window with one step more, or a new one with this step if the window was closed."""
         start = self.closed | (self.count == 0)
-        merged = {name: self.metrics[name].merge(new) for name, new in metrics.items()}
-        then = {name: self.running[name].then(new) for name, new in running.items()}
+        merged = {name: _alike(name, new, self.metrics[name].merge(new)) for name, new in metrics.items()}
+        then = {name: _alike(name, new, self.running[name].then(new)) for name, new in running.items()}
         return Window(
             jnp.where(start, 1, self.count + 1),
             jnp.bool_(False),
@@ -65,7 +65,10 @@ class Window(eqx.Module):
 
     def compute(self) -> dict[str, Value]:
         """The values by name."""
-        return flattened({name: metric.compute() for name, metric in {**self.metrics, **self.running}.items()})
+        values = flattened({name: metric.compute() for name, metric in {**self.metrics, **self.running}.items()})
+        if bad := [f"{name!r} computed {value!r}" for name, value in values.items() if not eqx.is_array_like(value)]:
+            raise ModelError(f"metric {bad[0]}: compute gives a number, an array, or several by name")
+        return values
 
 
 def flattened(values: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def metrics_of(output: Output, extra: dict[str, Any], weight: Array) -> tuple[di
     running: dict[str, Running] = {}
     for name, value in {**given, **extra}.items():
         if isinstance(value, Running):
-            running[name] = value
+            running[name] = _with_arrays(name, value)
         else:
             metrics[name] = as_metric(name, value, weight)
     return metrics, running
@@ -111,13 +114,26 @@ def by_name(total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]) ->
 def as_metric(name: str, value: Any, weight: Array) -> Metric:
     """What a step gave as the metric `name`; a bare scalar is the mean of so many examples."""
     if isinstance(value, Metric):
-        return value
+        return _with_arrays(name, value)
     if isinstance(value, Gathered):
         raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
     if eqx.is_array_like(value) and jnp.ndim(value) == 0:
         return Mean.of(value, weight=weight)
     kind = f"an array of shape {jnp.shape(value)}" if eqx.is_array_like(value) else f"of type {type(value).__name__}"
     raise ModelError(f"metric {name!r} is {kind}: return a scalar, or fg.metrics.Mean.of(array, ctx.mask)")
+
+
+def _with_arrays(name: str, metric: Any) -> Any:
+    """The metric with an array for each number in it."""
+    if bad := [leaf for leaf in jax.tree.leaves(metric) if not eqx.is_array_like(leaf)]:
+        raise ModelError(f"metric {name!r} holds {bad[0]!r}: the fields of a metric are arrays, or marked as static")
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), metric)
+
+
+def _alike(name: str, one: Any, merged: Any) -> Any:
+    if jax.tree.structure(one) != jax.tree.structure(merged):
+        raise ModelError(f"metric {name!r} became {merged!r} when merged: it must stay {type(one).__name__} as it was")
+    return merged
 
 
 def _where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
