@@ -162,16 +162,19 @@ class Engine:
                 program = self._program(source, first, resident_of(data))
                 given = source.arrays if state is None else state
                 check_begun_alike(self, given, program.placing.told(first), feed, steps=steps, epochs=epochs, fuse=fuse)
+                # Before plugins are given what they kept, which may be in the fields that are their settings.
+                manifest = manifest_of(self, program.module_text, feed.told, steps=steps, epochs=epochs)
                 snapshot = None if reference is None else restored(self, reference, program.like)
                 if snapshot is not None:
                     state, origin = snapshot.state, snapshot.span.origin
                     steps = steps if self.dev_run is None else int(state.step) - origin + self.dev_run
-                    feed.close()
-                    feed = stack.enter_context(self._feed(data, origin, snapshot.position))
+                    if snapshot.position is not None or feed.shared:  # else it begins anew, as it has already
+                        feed.close()
+                        feed = stack.enter_context(self._feed(data, origin, snapshot.position))
                 state = completed(self, state, program, source, init_from)
                 program.check(state)
             span = span_of(snapshot, origin, steps, epochs, feed.epoch_length)
-            attempt, manifest = 1, manifest_of(self, program.module_text, steps=steps, epochs=epochs)
+            attempt = 1
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 path = directory.path if reference is None or reference.path is None else reference.path

@@ -40,7 +40,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
     From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there is no limit. Another
     one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`. What
     goes on with the same batches for certain is `exact`; a replayed source is where it is a list or tuple. The place in
-    a source that is `shared`, an `ArrayData`, is that of all processes together; in others each has its own.
+    a source that is `shared`, an `ArrayData`, is that of all processes together; in others each has its own;
+    `told` is what the source is, in words.
 
     `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A `DataError` is raised
     for a position that does not fit the data, an empty epoch, and anything but numbers in a batch."""
@@ -65,6 +66,7 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         self.resumable = limit is None if stateful else not once
         self.exact = self.resumable and (stateful or isinstance(source, ArrayData | Sequence))
         self.shared = isinstance(source, ArrayData)
+        self.told = repr(source) if self.shared else type(source).__name__
         self._number: int = at["batch"]
         beyond = self.epoch_length is not None and at["batch"] >= max(self.epoch_length, 1)
         if ("source" in at and not stateful) or (any(at.values()) and not self.resumable) or beyond:

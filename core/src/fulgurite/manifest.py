@@ -21,9 +21,10 @@ _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def manifest_of(engine: "Engine", model: str, **length: int | None) -> dict[str, Any]:
+def manifest_of(engine: "Engine", model: str, data: str = "", **length: int | None) -> dict[str, Any]:
     """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which everything that is no
-    array shows by its value; `length` is the `steps` and `epochs` that it was asked for, if not those of the engine.
+    array shows by its value; `data` what the data is, in words; `length` is the `steps` and `epochs` that it was asked
+    for, if not those of the engine.
 
     `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order.
     """
@@ -31,7 +32,7 @@ def manifest_of(engine: "Engine", model: str, **length: int | None) -> dict[str,
     settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
     return {
         "configuration": None if engine.configuration is None else without_secrets(engine.configuration),
-        "settings": settings | length,
+        "settings": settings | length | {"data": data},
         "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "devices": {

@@ -20,7 +20,7 @@ T = TypeVar("T")
 InitFrom = Checkpoint | str | os.PathLike[str] | None
 Resume = InitFrom | int
 WEIGHTS = {"module": "module", "model_state": "model_state"}
-_STEP_PATH = re.compile(r"(.+)/checkpoints/step-(0|[1-9][0-9]{0,11})/?")
+_STEP_PATH = re.compile(r"(?:(.+)/)?checkpoints/step-(0|[1-9][0-9]{0,11})/?")
 
 
 def reference_of(
@@ -56,8 +56,8 @@ def reference_of(
 
 def of_path(path: str | os.PathLike[str]) -> Checkpoint:
     """The newest checkpoint of the run at `path`, or the one that `path` itself is: `RUN/checkpoints/step-N`."""
-    found = _STEP_PATH.fullmatch(os.fspath(path))
-    return Checkpoint(found[1], int(found[2])) if found else Checkpoint(path)
+    found = _STEP_PATH.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+    return Checkpoint(found[1] or ".", int(found[2])) if found else Checkpoint(path)
 
 
 def restored(engine: "Engine", reference: Checkpoint, like: TrainState) -> Snapshot | None:

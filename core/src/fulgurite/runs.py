@@ -46,6 +46,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.step not in ("latest", "best") and type(self.step) is not int:
             raise ConfigurationError(f"Checkpoint: step is {self.step!r}; it must be a step, 'latest' or 'best'")
+        if not isinstance(self.path, str | os.PathLike | None) or not isinstance(self.map, dict | None):
+            raise ConfigurationError(f"{self!r}: path must be that of a run, and map a dictionary of paths to paths")
         for path in (*(self.map or ()), *(self.map or {}).values()):
             parse(path)
 

@@ -17,6 +17,7 @@ import optax
 import pytest
 from fulgurite.command import main
 from fulgurite_checkpoint import Checkpoints
+from trained import ZEROS, Counting, engine
 
 
 class Following(fg.Module):
@@ -210,7 +211,7 @@ def test_case_16_the_mean_of_checkpoints(run: Path, tmp_path: Path, capsys: pyte
     text = printed(capsys, "checkpoints", "average", run, "--last", 4, "--out", tmp_path / "mean")
     assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"
     shown = json.loads(printed(capsys, "checkpoints", "show", tmp_path / "mean", "--json"))
-    assert sorted(shown["arrays"]) == ["module.table", "module.weight"]
+    assert sorted(shown["arrays"]) == ["key", "module.table", "module.weight", "step"]
     engine = fg.Engine(steps=1, plugins=[Checkpoints(every=5)], run=tmp_path / "next", autoload=False)
     result = engine.fit(Following, [np.zeros(1, np.float32)], init_from=tmp_path / "mean")
     assert float(result.module.weight) == 4.0
@@ -233,11 +234,31 @@ def test_what_cannot_be_averaged_is_an_error(run: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / "mean").exists()
 
 
+def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Keyed(Counting):
+        key: Any = None
+
+        def __init__(self, *, key: Any) -> None:
+            super().__init__()
+            self.key = key
+
+    engine(tmp_path / "run", Checkpoints(1), steps=2, log_every=None).fit(Keyed, ZEROS)
+    average = "checkpoints", "average", tmp_path / "run", "--last", 2, "--out"
+    (tmp_path / "file").write_text("")
+    assert "error: [Errno" in printed(capsys, *average, tmp_path / "file" / "mean", code=2)
+    printed(capsys, *average, tmp_path / "mean")
+    mean = engine(None, Checkpoints(1)).restored(Keyed, fg.Checkpoint(tmp_path / "mean"))
+    assert (float(mean.module.weight), mean.module.key.dtype) == (-1.5, jax.random.key(0).dtype)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["runs", "nowhere"], "no directory nowhere"),
         (["checkpoints", "nowhere"], "no run in nowhere"),
+        (["checkpoints", "{run}/checkpoints/step-4"], "is no run: give the directory"),
         (["checkpoints", "show", "nowhere"], "no run in nowhere"),
         (["checkpoints", "show", "{run}/checkpoints/step-9"], "no checkpoint of step 9 in"),
         (["checkpoints", "diff", "{run}", "nowhere"], "no run in nowhere"),

@@ -126,6 +126,7 @@ def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tm
     assert sink.steps == [1, 2, 3, 4, 5, 3, 4, 5]
 
 
+@pytest.mark.filterwarnings("default:.*scores. scores was")
 def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(tmp_path: Path) -> None:
     class Patience:
         state_version = 2

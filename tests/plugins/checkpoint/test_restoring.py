@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) 
         ("", ConfigurationError, r"'auto', 'never'"),
         (True, ConfigurationError, r"resume is True"),
         (fg.Checkpoint("gs9://bucket"), ConfigurationError, r"gs9://bucket"),
+        ("checkpoints/step-9", CheckpointError, r"no checkpoint of step 9 in \."),
     ],
 )
 def test_what_cannot_be_gone_on_from(run: Path, resume: Any, error: type[Exception], says: str) -> None:
@@ -152,8 +154,36 @@ def test_what_is_no_array_is_told_when_it_differs(net: Any, tmp_path: Path) -> N
     def dry(*, key: Any) -> Any:
         return eqx.nn.make_with_state(Net)(key=key, rate=0.25)
 
-    with pytest.warns(UserWarning, match=r"not exact.*p=0.5.*p=0.25"):
+    with pytest.warns(UserWarning, match=r"not be exact.*p=0.5.*p=0.25"):
         going_on(net, dry, Average(), tmp_path=tmp_path)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Takes part in the step."""
+
+    scale: float
+
+    @fg.hookimpl
+    def transform_batch(self, batch: Any) -> Any:
+        return batch
+
+
+def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None:
+    def fit(scale: float, steps: int, data: Any) -> None:
+        made = engine(tmp_path, Checkpoints(2, keep=steps), Scaled(scale), steps=steps, log_every=None)
+        made.configuration = {"lr": scale, "steps": steps}
+        made.fit(Counting, data, resume="auto")
+
+    data = np.zeros((6, 1), np.float32)
+    fit(0.5, 2, fg.ArrayData(data, 2))
+    fit(0.5, 3, fg.ArrayData(data, 2))
+    differ = (
+        r"lr was 0.5 and is 0.25.*data was .ArrayData\(batch_size=2.*batch_size=3.*scaled: scale was 0.5 and is 0.25"
+    )
+    with pytest.warns(UserWarning, match=differ) as warned:
+        fit(0.25, 4, fg.ArrayData(data, 3))
+    assert "steps" not in str(warned[0].message) and "keep was" not in str(warned[0].message)
 
 
 # --- a part of a checkpoint -------------------------------------------------------------------------------------------
@@ -306,3 +336,11 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
         [sys.executable, str(program), str(tmp_path / "whole"), "1", "6"], capture_output=True, text=True, check=True
     )
     np.testing.assert_allclose(weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:
+    for mistake in ({"path": 5}, {"path": "run", "map": "module"}):
+        with pytest.raises(ConfigurationError, match="path must be that of a run"):
+            fg.Checkpoint(**mistake)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="path must be that of a run"):
+        engine(None, Checkpoints(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]

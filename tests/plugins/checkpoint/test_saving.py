@@ -110,7 +110,8 @@ def test_case_19_the_best_is_strictly_better_and_never_nan(
 
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score")
-    counting(tmp_path, Scores((0.7, 0.8)), steps=4, keep=1, best="test/score", resume="auto")
+    with pytest.warns(UserWarning, match="scores was"):
+        counting(tmp_path, Scores((0.7, 0.8)), steps=4, keep=1, best="test/score", resume="auto")
     assert steps_in(tmp_path) == [2, 4]
 
 
@@ -119,6 +120,15 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     assert [entry.value("test/score") for entry in entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
     with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
         weights_in(tmp_path, "best", best="test/loss")
+
+
+def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning) as warned:
+        counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, best="test/scroe")
+    assert ["which 'test' does not measure" in str(one.message) for one in warned] == [True, False]
+    assert "Did you mean 'score'" in str(warned[0].message)
+    with pytest.warns(UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"):
+        counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, best="tset/score")
 
 
 # --- never from a state that is not finite ----------------------------------------------------------------------------
@@ -217,6 +227,9 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
         ({"keep": 0}, "keep is 0"),
         ({"keep_every": True}, "keep_every is True"),
         ({"best": "accuracy"}, "SOURCE/NAME"),
+        ({"best": 3}, "SOURCE/NAME"),
+        ({"directory": 3}, "3 is no path"),
+        ({"directory": ""}, "'' is no path"),
         ({"mode": "most"}, "'max', 'min'"),
         ({"verify": True}, "'full', 'size', 'none'"),
         ({"on_missing_plugin": "raise"}, "'error', 'warn', 'ignore'"),
@@ -250,6 +263,30 @@ def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
     for how in ("replay", "restart"):
         fit(how, Stream())
         assert float(fit(how, Stream(), resume=2).module.weight) == -5
+
+
+def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
+    class Kept(Stream):
+        def state(self) -> Any:
+            return 0
+
+        def restore(self, state: Any) -> None: ...
+
+    class Seeing(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch[0])})
+
+    def fit(how: Any, data: Any, resume: Any = None, **settings: Any) -> fg.Result:
+        checkpoints, settings = Checkpoints(2, resume_data=how), {"steps": 2, "log_every": 1} | settings
+        return engine(tmp_path / how, checkpoints, **settings).fit(Seeing, data, resume=resume)
+
+    for how in ("exact", "replay"):
+        with pytest.raises(ConfigurationError, match="is an iterator.*'restart'"):
+            fit(how, iter(Stream()))
+    with pytest.raises(ConfigurationError, match=r"cut off by Engine\(limit=\)"):
+        fit("exact", Kept(), limit=3)
+    fit("restart", iter(Stream()))
+    assert fit("restart", iter(Stream()), "auto", steps=4).history["train/seen"].tolist() == [0, 1]
 
 
 def test_a_checkpoint_elsewhere_than_the_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.encoding import dumps
@@ -12,7 +13,7 @@ from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.inspecting import values
+from fulgurite_checkpoint.inspecting import dtype_of, loaded, values
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import publish
 
@@ -21,7 +22,8 @@ PARTS = ("module", "model_state")
 
 def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
     """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float
-    array of module and model state, summed in float64; of other arrays there those of the newest. Gives their steps."""
+    array of module and model state, summed in float64; of other arrays there, and of step and key, those of the newest.
+    Gives their steps."""
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():
@@ -35,21 +37,20 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
     specs = {name: spec for name, spec in newest.saved.items() if _is_weight(name)}
     for one in kept:
         arrays.compare(
-            {name: np.broadcast_to(np.zeros((), spec[1]), spec[0]) for name, spec in specs.items()},
+            {name: jax.ShapeDtypeStruct(shape, dtype_of(dtype)) for name, (shape, dtype) in specs.items()},
             {name: spec for name, spec in one.saved.items() if _is_weight(name)},
             one.path,
         )
-    _write(out, newest, _means(kept, list(specs)))
+    _write(out, newest, _means(kept, [*specs, "step", "key"]))
     return [one.commit.step for one in kept]
 
 
-def _means(kept: list[Read], names: list[str]) -> dict[str, np.ndarray]:
-    newest = values(kept[-1], names)
-    sums = {
-        name: array.astype(np.float64) for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.floating)
-    }
+def _means(kept: list[Read], names: list[str]) -> dict[str, Any]:
+    newest = loaded(kept[-1], names)
+    floats = [name for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.floating)]
+    sums = {name: np.asarray(newest[name]).astype(np.float64) for name in floats}
     for one in kept[:-1]:
-        for name, array in values(one, list(sums)).items():
+        for name, array in values(one, floats).items():
             sums[name] += array.astype(np.float64)
     return newest | {name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()}
 

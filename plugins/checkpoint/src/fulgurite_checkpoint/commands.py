@@ -110,7 +110,7 @@ def _done(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever read it has seen enough, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except FulguriteError as error:
+    except (FulguriteError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

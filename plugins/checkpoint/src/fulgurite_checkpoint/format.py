@@ -90,7 +90,8 @@ class Entry:
 def place(path: str | os.PathLike[str]) -> Path:
     """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`, which has the same
     methods. A `ConfigurationError` for other schemes."""
-    text = os.fspath(path)
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
+        raise ConfigurationError(f"{path!r} is no path to keep checkpoints at")
     if "://" not in text:
         return Path(path)
     if not text.startswith("gs://"):

@@ -68,12 +68,15 @@ def compared(first: Read, second: Read) -> list[str]:
 
 def values(kept: Read, names: list[str]) -> dict[str, np.ndarray]:
     """Arrays of a checkpoint as NumPy arrays, verified; keys as their data."""
+    read = loaded(kept, names)
+    return {name: np.asarray(jax.random.key_data(one) if _is_key(one.dtype) else one) for name, one in read.items()}
+
+
+def loaded(kept: Read, names: list[str]) -> dict[str, jax.Array]:
+    """Arrays of a checkpoint, verified."""
     format.verify(kept.path, kept.commit, "full")
-    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], _dtype(kept.saved[name][1])) for name in names}
-    read = arrays.load(kept.path / "arrays", specs)
-    return {
-        name: np.asarray(jax.random.key_data(read[name]) if _is_key(read[name].dtype) else read[name]) for name in names
-    }
+    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], dtype_of(kept.saved[name][1])) for name in names}
+    return arrays.load(kept.path / "arrays", specs)
 
 
 def _distance(left: np.ndarray, right: np.ndarray) -> str:
@@ -82,7 +85,8 @@ def _distance(left: np.ndarray, right: np.ndarray) -> str:
     return f"differs by up to {number(float(np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)))))}"
 
 
-def _dtype(name: str) -> Any:
+def dtype_of(name: str) -> Any:
+    """The dtype that an index calls so."""
     if name.startswith("key<"):
         for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
             if name == str(dtype := jax.random.key(0, impl=implementation).dtype):
@@ -98,7 +102,7 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
-    each = 8 if dtype.startswith("key<") else _dtype(dtype).itemsize
+    each = 8 if dtype.startswith("key<") else dtype_of(dtype).itemsize
     return each * int(np.prod(shape, dtype=np.int64))
 
 

@@ -67,6 +67,8 @@ def checkpoints_of(run: str, verify: Verify = "size") -> list[CheckpointRow]:
     root = format.place(run)
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
+    if not _is_run(root):
+        raise CheckpointError(f"{root} is no run: give the directory that holds checkpoints/")
     found = format.entries(root)
     best = _best(found)
     latest = max((entry.step for entry in found if entry.commit), default=None)

@@ -72,7 +72,7 @@ class Checkpoints:
                 raise ConfigurationError(f"Checkpoints: {name} is {value!r}; it must be a positive integer or None")
         if self.directory is not None:
             place(self.directory)
-        if self.best is not None and not all(self.best.partition("/")):
+        if self.best is not None and not (isinstance(self.best, str) and all(self.best.partition("/"))):
             raise ConfigurationError(
                 f"Checkpoints: best is {self.best!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
             )
@@ -147,7 +147,7 @@ class Checkpoints:
             if hook.plugin.name in positions:
                 hook(step, position=positions[hook.plugin.name])
         if rows := restoring.differences(kept.manifest, run.manifest):
-            warnings.warn(f"what goes on from {kept.path} is not exact: {'; '.join(rows)}", stacklevel=2)
+            warnings.warn(f"what goes on from {kept.path} need not be exact: {'; '.join(rows)}", stacklevel=2)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -181,9 +181,15 @@ class Checkpoints:
             self._fit.saver.save(run, wait=run.stopped is not None or run.step == run.span.end)
 
     @fg.hookimpl
-    def on_fit_end(self) -> None:
-        """Lets go of everything."""
+    def on_fit_end(self, result: fg.Result) -> None:
+        """Lets go of everything; says so if there is no best checkpoint after all."""
+        saver = self._fit.saver
         self._close()
+        if saver is not None and self.best is not None and result.stopped is None and jax.process_index() == 0:
+            try:
+                restoring.chosen(saver.root, "best", (self.best, self.mode))
+            except CheckpointError as error:
+                warnings.warn(str(error), stacklevel=2)
 
     @fg.hookimpl(specname="on_exception")
     def _save_on_exception(self, run: fg.Run, exception: BaseException) -> None:
@@ -220,7 +226,15 @@ class Checkpoints:
             raise CheckpointError(f"later checkpoints in {root} cannot be moved to superseded/: {error}") from error
 
     def _check_data(self, run: fg.Run) -> None:
-        if self.resume_data == "exact" and not run.feed.exact:
+        if self.resume_data == "restart" or run.feed.exact:
+            return
+        if not run.feed.resumable:
+            raise ConfigurationError(
+                "no run could go on in the middle of this data: it is an iterator, which can be gone through once, or "
+                "has state() and restore() and is cut off by Engine(limit=). Pass what can be iterated again, without "
+                "a limit, or choose Checkpoints(resume_data='restart') (not exact)"
+            )
+        if self.resume_data == "exact":
             raise ConfigurationError(
                 "the data has no state() and restore(), so that a resumed run could see other batches than an "
                 "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose Checkpoints(resume_data="

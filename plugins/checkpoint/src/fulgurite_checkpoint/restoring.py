@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
+from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError, PathError
 from fulgurite.feed import Feed
 from fulgurite.manifest import manifest_of
@@ -199,16 +200,24 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Sli
 def differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
     """What makes a resumed run differ from an uninterrupted one, as far as the manifests tell."""
     rows = []
-    for part in ("settings", "versions", "devices"):
-        then, now = kept.get(part, {}), manifest[part]
-        rows += [
-            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
-            for name in sorted({*then, *now})
-            if then.get(name) != now.get(name) and name not in ("steps", "epochs")
-        ]
+    for part in ("configuration", "settings", "versions", "devices"):
+        rows += _changes(kept.get(part) or {}, manifest[part] or {})
+    before = {one["name"]: one for one in kept["plugins"]}
+    for one in manifest["plugins"]:
+        if one["decisive"] and (then := before.get(one["name"])):
+            rows += [f"{one['name']}: {row}" for row in _changes(then["settings"], one["settings"])]
     lines = difflib.unified_diff(kept.get("model", []), manifest["model"], lineterm="", n=0)
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     return rows + ([f"the model: {' '.join(' '.join(line.split()) for line in changed[:8])}"] if changed else [])
+
+
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is told as another value; how long a run is to be may change."""
+    return [
+        f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+        for name in sorted({*then, *now} - {"steps", "epochs"})
+        if dumps(then.get(name)) != dumps(now.get(name))
+    ]
 
 
 def _loaded(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax.Array]:

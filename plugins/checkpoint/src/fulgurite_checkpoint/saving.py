@@ -12,7 +12,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.encoding import dumps
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
@@ -52,7 +52,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
         self._saving: tuple[Any, Future[None]] | None = None
         self._saved: Any = None
-        self._failures = 0
+        self._failures, self._told = 0, False
 
     def measure(self, record: fg.Record) -> None:
         """Notes metrics with the step at which they were measured."""
@@ -102,6 +102,7 @@ class Saver:
         for name, seconds in run.accounts.seconds.items():
             timers[name] = timers.get(name, 0.0) + seconds
         measured = {source: values for source, (at, values) in self.measured.items() if at == step}
+        self._check_best(measured)
         found = arrays.named(snapshot.state)
         path = format.folder_of(self.root) / f"saving-step-{step}"
         texts = {
@@ -133,6 +134,15 @@ class Saver:
         consensus = run.engine.consensus
         job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, held, consensus)
         self._saving = (content, snapshot.state.step), job
+
+    def _check_best(self, measured: dict[str, dict[str, Any]]) -> None:
+        """Warns once if the metric of the best is not among those that its source has just measured."""
+        source, _, name = (self.policy.best or "").partition("/")
+        there = measured.get(source, {})
+        if there and source != "train" and name not in there and not self._told:
+            self._told = True
+            gap = f"the best checkpoint is that by {self.policy.best!r}, which {source!r} does not measure"
+            warnings.warn(f"{gap}. {did_you_mean(name, there)}", stacklevel=2)
 
     def _failed(self, run: fg.Run, step: int, error: Exception) -> None:
         self._failures += 1
