@@ -150,6 +150,24 @@ def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
     counting(tmp_path, Display(), resume=run)
 
 
+def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told:
+        @fg.hookimpl
+        def log_text(self, record: fg.Record) -> None:
+            told.append(record.values["notice"])
+
+    counting(tmp_path, Told(), "jsonl", steps=1)
+    counting(tmp_path, Told(), "jsonl", steps=2, resume="auto")
+    assert told == []
+    counting(tmp_path, Told(), "csv", steps=3, resume="auto")
+    assert told == [
+        "sink 'csv' was not there when the checkpoint was saved: it may lack records of before, step 2",
+        "sink 'jsonl' is gone, step 2",
+    ]
+
+
 def test_what_is_no_array_is_told_when_it_differs(net: Any, tmp_path: Path) -> None:
     def dry(*, key: Any) -> Any:
         return eqx.nn.make_with_state(Net)(key=key, rate=0.25)

@@ -173,6 +173,8 @@ class Checkpoints:
         measured = read.commit.metrics if read and read.commit.step == run.step else {}
         measured = {source: (run.step, values) for source, values in measured.items()}
         self._fit.saver = Saver(root, policy, self.background, timers, measured)
+        if read and own:
+            _note_sinks(run, read)
 
     @fg.hookimpl
     def save(self, run: fg.Run) -> None:
@@ -259,6 +261,14 @@ def _prepare(root: Path, step: int) -> None:
         raise CheckpointError(
             f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose another place"
         ) from error
+
+
+def _note_sinks(run: fg.Run, kept: Read) -> None:
+    """Sinks may come and go; whose records have a gap is said."""
+    now = {hook.plugin.name for hook in run.engine.plugins.implementations("durable")}
+    for name in sorted(now ^ kept.positions.keys()):
+        gap = "was not there when the checkpoint was saved: it may lack records of before" if name in now else "is gone"
+        run.emit("text", "checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry")
 
 
 def _checked(entry: Entry, verify: Verify) -> int:
