@@ -91,10 +91,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs what is marked `optimized` in a process where XLA makes of it what it makes for users."""
+    """Runs what is marked `optimized`, slow or not, in a process where XLA makes of it what it makes for users."""
     if not os.environ["XLA_FLAGS"] or pyfuncitem.get_closest_marker("optimized") is None:
         return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", pyfuncitem.nodeid]
     run = subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return True
