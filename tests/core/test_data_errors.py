@@ -116,6 +116,9 @@ def test_what_is_no_data() -> None:
         engine.fit(Counting, 3)
     with pytest.raises(ConfigurationError, match="a dictionary gives its keys; fg.ArrayData"):
         engine.fit(Counting, {"x": np.zeros((4, 2))})
+    for array in (np.zeros((4, 2)), jnp.zeros((4, 2))):
+        with pytest.raises(ConfigurationError, match="an array gives its rows; fg.ArrayData"):
+            engine.fit(Counting, array)
     with pytest.raises(DataError, match=r"data\['x'\]\[0\] is a single number"):
         fg.ArrayData({"x": [1.0, 2.0]}, 2)
     with pytest.raises(DataError, match=r"data\['name'\].*encode it first"):

@@ -1,5 +1,7 @@
 """Evaluation and prediction, against NumPy over all examples at once."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -216,6 +218,22 @@ def test_metrics_of_the_caller() -> None:
     found = engine.evaluate(Measuring(), fg.ArrayData(arrays, 4), metrics=metrics)
     assert found["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
     np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
+
+
+def test_metrics_of_the_caller_are_let_go_of() -> None:
+    """A function that is written in a loop is another one each time; what is compiled for it is kept a while."""
+    engine, model, data = fg.Engine(), Linear(), regression(8, 4)
+    given: list[Any] = []
+    for _ in range(20):
+
+        def size(preds: Any, batch: Any) -> Any:
+            return abs(preds)
+
+        given.append(weakref.ref(size))
+        engine.evaluate(model, data, metrics={"size": size})
+    del size
+    gc.collect()
+    assert sum(one() is not None for one in given) <= 16
 
 
 def test_metrics_of_the_caller_take_the_mask() -> None:

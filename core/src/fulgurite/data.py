@@ -143,9 +143,10 @@ class Data:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.source, Mapping):
-            fix = "fg.ArrayData(arrays, batch_size=...) makes batches of a dictionary of arrays"
-            raise ConfigurationError(f"data must be an iterable of batches, and a dictionary gives its keys; {fix}.")
+        if isinstance(self.source, Mapping | np.ndarray | jax.Array):
+            gives = "a dictionary gives its keys" if isinstance(self.source, Mapping) else "an array gives its rows"
+            fix = "fg.ArrayData(arrays, batch_size=...) makes batches of arrays"
+            raise ConfigurationError(f"data must be an iterable of batches, and {gives}; {fix}.")
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
         if self.prefetch < 0:

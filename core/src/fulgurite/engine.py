@@ -353,6 +353,8 @@ class Engine:
         given = spec.metrics, spec.losses
         own = [one if one is None else tuple((name, hashable(of)) for name, of in one.items()) for one in given]
         key = spec.name, spec.fresh, *own
+        if key not in self._evaluations and len(self._evaluations) >= 16 + len(self.evaluators):
+            del self._evaluations[next(iter(self._evaluations))]  # a lambda in a loop is another one each time
         return self._evaluations.setdefault(key, Evaluation(self, spec))
 
     def _root_key(self) -> Key[Array, ""]:
