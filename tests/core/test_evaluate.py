@@ -223,15 +223,15 @@ def test_metrics_of_the_caller() -> None:
 def test_metrics_of_the_caller_are_let_go_of() -> None:
     """A function that is written in a loop is another one each time; what is compiled for it is kept a while."""
     engine, model, data = fg.Engine(), Linear(), regression(8, 4)
-    given: list[Any] = []
-    for _ in range(20):
 
+    def evaluated() -> weakref.ref[Any]:
         def size(preds: Any, batch: Any) -> Any:
             return abs(preds)
 
-        given.append(weakref.ref(size))
         engine.evaluate(model, data, metrics={"size": size})
-    del size
+        return weakref.ref(size)
+
+    given = [evaluated() for _ in range(20)]
     gc.collect()
     assert sum(one() is not None for one in given) <= 16
 
