@@ -320,6 +320,16 @@ def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install
     assert "plugin 'broken' (acme-broken 0.7) cannot be imported" in notice
 
 
+def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install):
+    install("acme-broken", SINK, ("broken = not a : valid value",), version="0.7")
+    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    import acme_sinks  # type: ignore[import-not-found]
+
+    assert list(fg.Engine(plugins=[acme_sinks.Sink()]).plugins.plugins) == ["acme"]
+    with pytest.raises(PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\) cannot be imported from 'not a"):
+        fg.Engine(plugins=["broken"])
+
+
 def test_a_class_that_its_module_lacks_counts_as_broken(install: Install):
     install("acme-sinks", SINK, ("acme = acme_sinks:Snik",), version="0.7")
     with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-sinks 0\.7\).*Snik"):

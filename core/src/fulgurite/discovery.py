@@ -28,6 +28,12 @@ class Installed:
         """Name and version, such as `fulgurite-wandb 0.1`."""
         return f"{self.entry.dist.name} {self.entry.dist.version}" if self.entry.dist else "unknown distribution"
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The module and the attribute that the entry point says, even if they cannot be such."""
+        module, _, attribute = self.entry.value.partition("[")[0].partition(":")
+        return module.strip(), attribute.strip()
+
     def load(self) -> Any:
         """Imports the plugin's class; a failure names plugin and distribution."""
         name = self.entry.name
@@ -77,7 +83,7 @@ def distribution_of(cls: type) -> str:
     """Name and version of the distribution that a class comes from, else its module."""
     package = cls.__module__.partition(".")[0]
     for one in (one for entries in installed().values() for one in entries):
-        if one.entry.module.partition(".")[0] == package:
+        if one.names[0].partition(".")[0] == package:
             return one.distribution
     names = _packages().get(package) if _is_installed(package) else None
     return f"{names[0]} {version(names[0])}" if names else f"module {cls.__module__}"

@@ -330,8 +330,8 @@ def _base_name(plugin: Any, available: dict[str, list[Installed]]) -> str:
     if isinstance(name := getattr(cls, "plugin_name", None), str):
         return name
     for name, entries in available.items():
-        for entry in (one.entry for one in entries):
-            if entry.attr == cls.__qualname__ and cls.__module__.startswith(entry.module):
+        for module, attribute in (one.names for one in entries):
+            if attribute == cls.__qualname__ and cls.__module__.startswith(module):
                 return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 

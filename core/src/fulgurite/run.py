@@ -64,6 +64,8 @@ class Scheduled:
     before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"Scheduled: name is {self.name!r}; it must be a text that is not empty")
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.phase not in PHASES:
             raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; there are {', '.join(PHASES)}")
