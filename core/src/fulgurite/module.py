@@ -140,7 +140,7 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
         return value
     try:
         value = jnp.asarray(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         gap = f"metric {name!r} is {type(value).__name__}, which is no number and no array of them"
         raise ModelError(f"{gap}; what is to be shown is for fg.Output(media=...)") from error
     if mask is not None and not masks and value.ndim == 0:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evaluated import Act, Counting, Keeper, Logits, Sink, numbers
-from fulgurite.errors import ConfigurationError, NonFiniteError, PluginError
+from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, LastCheckpoint
 
 ZERO = numbers([0])
@@ -178,6 +178,9 @@ def test_metrics_may_be_callables_that_cannot_be_hashed() -> None:
     arrays = logits([1, 0, 0, 1])
     found = engine().evaluate(Logits(), [arrays], metrics=over)
     assert (found["over_0.5"], found["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
+    for nothing in (None, "right"):
+        with pytest.raises(ModelError, match="metric 'accuracy' is .*, which is no number"):
+            engine().evaluate(Logits(), [arrays], metrics={"accuracy": lambda preds, batch, nothing=nothing: nothing})
     bad: Any = ["accuracy"]
     worse: Any = {"accuracy": 3}
     for given in (bad, worse):
