@@ -239,10 +239,14 @@ def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_
 ) -> None:
     class Keyed(Counting):
         key: Any = None
+        waves: Any = None
 
         def __init__(self, *, key: Any) -> None:
             super().__init__()
-            self.key = key
+            self.key, self.waves = key, jnp.zeros(2, jnp.complex64)
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight - jnp.sum(jnp.imag(self.waves)))
 
     engine(tmp_path / "run", Checkpoints(1), steps=2, log_every=None).fit(Keyed, ZEROS)
     average = "checkpoints", "average", tmp_path / "run", "--last", 2, "--out"
@@ -251,6 +255,12 @@ def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_
     printed(capsys, *average, tmp_path / "mean")
     mean = engine(None, Checkpoints(1)).restored(Keyed, fg.Checkpoint(tmp_path / "mean"))
     assert (float(mean.module.weight), mean.module.key.dtype) == (-1.5, jax.random.key(0).dtype)
+    first, second = (tmp_path / "run" / "checkpoints" / f"step-{step}" for step in (1, 2))
+    either = [engine(None, Checkpoints(1)).restored(Keyed, fg.Checkpoint(tmp_path / "run", step)) for step in (1, 2)]
+    waves: list[Any] = [np.asarray(one.module.waves) for one in either]
+    assert np.abs(waves[0].imag - waves[1].imag).min() == 1
+    assert mean.module.waves.tolist() == ((waves[0] + waves[1]) / 2).tolist()
+    assert "module.waves: differs by up to 1\n" in printed(capsys, "checkpoints", "diff", first, second, code=1)
 
 
 @pytest.mark.parametrize(

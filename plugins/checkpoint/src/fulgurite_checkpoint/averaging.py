@@ -13,7 +13,7 @@ from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.inspecting import dtype_of, loaded, values
+from fulgurite_checkpoint.inspecting import dtype_of, loaded, values, wide
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import publish
 
@@ -21,9 +21,9 @@ PARTS = ("module", "model_state")
 
 
 def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
-    """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float
-    array of module and model state, summed in float64; of other arrays there, and of step and key, those of the newest.
-    Gives their steps."""
+    """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float or
+    complex array of module and model state, summed in double precision; of other arrays there, and of step and key,
+    those of the newest. Gives their steps."""
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():
@@ -47,11 +47,11 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
 
 def _means(kept: list[Read], names: list[str]) -> dict[str, Any]:
     newest = loaded(kept[-1], names)
-    floats = [name for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.floating)]
-    sums = {name: np.asarray(newest[name]).astype(np.float64) for name in floats}
+    floats = [name for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.inexact)]
+    sums = {name: np.asarray(newest[name]).astype(wide(newest[name].dtype)) for name in floats}
     for one in kept[:-1]:
         for name, array in values(one, floats).items():
-            sums[name] += array.astype(np.float64)
+            sums[name] += array.astype(wide(array.dtype))
     return newest | {name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()}
 
 

@@ -82,7 +82,18 @@ def loaded(kept: Read, names: list[str]) -> dict[str, jax.Array]:
 def _distance(left: np.ndarray, right: np.ndarray) -> str:
     if left.dtype.kind in "biu":
         return f"{np.count_nonzero(left != right)} of {left.size} differ"
-    return f"differs by up to {number(float(np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)))))}"
+    first, second = left.astype(wide(left.dtype)), right.astype(wide(right.dtype))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(first - second)
+    apart = apart[~np.isnan(apart)]
+    odd = np.count_nonzero(np.isnan(first) != np.isnan(second))
+    nan = f", and {odd} of {left.size} are NaN on one side" if odd else ""
+    return f"differs by up to {number(float(np.max(apart, initial=0.0)))}{nan}"
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which numbers of another are added up and compared."""
+    return np.complex128 if jax.numpy.issubdtype(dtype, jax.numpy.complexfloating) else np.float64
 
 
 def dtype_of(name: str) -> Any:
@@ -102,7 +113,8 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
-    each = 8 if dtype.startswith("key<") else dtype_of(dtype).itemsize
+    key = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
+    each = key.get(dtype) or dtype_of(dtype).itemsize
     return each * int(np.prod(shape, dtype=np.int64))
 
 
