@@ -66,6 +66,10 @@ elif what[0] == "fail":
     if mine == 1:
         os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else sys.exit(7) if what[1] == "exit" else 1 / 0
     agreement.gather("never", None)
+elif what == ["loud"]:
+    for number in range(3000):
+        print("x" * 100, flush=True)
+    print("that was all", file=sys.stderr)
 elif what == ["wait"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(f"{mine}.pid", "x") as file:
@@ -123,6 +127,18 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
 
 
+def test_a_process_whose_output_nobody_reads_any_more_goes_on(program: Path) -> None:
+    """More of it than a pipe holds."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*FULGURITE, "launch", "--processes", "1", str(program), "loud"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert ended.returncode == 0, ended.stderr
+    assert "process 0 of 1: what it prints can no longer be passed on" in ended.stderr
+    assert "that was all" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
@@ -178,6 +194,7 @@ def alive(pid: int) -> bool:
         (["--processes", "0", __file__], "at least 1"),
         (["--processes", "2", "nowhere.py"], "no Python file nowhere.py"),
         (["--processes", "two", __file__], "invalid int"),
+        (["--processes", "2", "--logs", __file__, __file__], "is no folder that can be written to"),
         ([__file__], "--processes"),
     ],
 )
@@ -286,6 +303,9 @@ def test_a_backend_in_use() -> None:
         (("127.0.0.1:4000", 2), "process missing"),
         ((None, 2, 0), "coordinator missing"),
         (("127.0.0.1", 2, 0), "HOST:PORT"),
+        ((":4000", 2, 0), "HOST:PORT"),
+        (("127.0.0.1:0", 2, 0), "HOST:PORT"),
+        (("127.0.0.1:65536", 2, 0), "HOST:PORT"),
         (("127.0.0.1:4000", 2, 2), "no process 2 of 2"),
         (("127.0.0.1:4000", 2, 0, 0), "at least 1"),
     ],

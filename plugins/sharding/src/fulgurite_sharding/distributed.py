@@ -49,7 +49,8 @@ class Group:
                 f"distributed: {' and '.join(missing)} missing. Give coordinator, processes and process, or none of "
                 "them where SLURM, MPI or Kubernetes tells JAX what they are"
             )
-        if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
+        host, _, port = (self.coordinator or "HOST:1").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise ConfigurationError(f"distributed: coordinator is {self.coordinator!r}; write HOST:PORT of process 0")
         if self.processes is not None and not 0 <= (self.process or 0) < self.processes:
             raise ConfigurationError(

@@ -57,10 +57,12 @@ def launch(arguments: list[str]) -> int:
         if not Path(options.program).is_file():
             raise ConfigurationError(f"there is no Python file {options.program}")
         devices = _devices(options.processes)
+        if options.logs:
+            options.logs.mkdir(parents=True, exist_ok=True)
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
-    if options.logs:
-        options.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.exit(2, f"error: --logs {options.logs} is no folder that can be written to: {error}\n")
     command = [sys.executable, "-m", "fulgurite_sharding.launched", options.program, *options.arguments]
     with _reserved_port() as port, _noted_signals() as received, ExitStack() as stack:
         members, ended = [], SimpleQueue[_Member]()
@@ -132,13 +134,18 @@ class _Member:
         ended.put(self)
 
     def _pass_on(self, source: IO[str], target: IO[str], tail: deque[str]) -> None:
+        places = [(target, self._prefix), *([(self._log, "")] if self._log else [])]
         for line in source:
             tail.append(line)
-            if self._log:
-                self._log.write(line)
-                self._log.flush()
-            target.write(self._prefix + line)
-            target.flush()
+            for place in tuple(places):
+                try:
+                    place[0].write(place[1] + line)
+                    place[0].flush()
+                except OSError as error:  # a closed pipe, a full disk: whoever is not read any more would wait for ever
+                    places.remove(place)
+                    with suppress(OSError):
+                        what = "its log" if place[0] is self._log else "what it prints"
+                        print(f"{self.name}: {what} can no longer be passed on: {error}", file=sys.stderr, flush=True)
 
 
 def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: list[int]) -> int:
