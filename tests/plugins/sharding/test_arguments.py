@@ -1,5 +1,6 @@
 """What is wrong with a mesh or a rule is found when it is written down, and one device needs no other program."""
 
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError, PluginError
+from fulgurite_checkpoint import Checkpoints
 from fulgurite_sharding import BySize, DataParallel, Fsdp, Sharding, TensorParallel, bytes_per_device, show
 from jax.sharding import PartitionSpec as P
 
@@ -111,6 +113,23 @@ def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
     )
     np.testing.assert_allclose(laid_out.history["train/loss"], plain.history["train/loss"], rtol=1e-6)
     np.testing.assert_allclose(laid_out.module.weight, plain.module.weight, rtol=1e-6)
+
+
+def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
+    """Where arrays lie decides no number, so that a checkpoint asks for no plugin that says it."""
+
+    def trained(steps: int, *plugins: Any) -> fg.Result:
+        plugins = (*plugins, Checkpoints(every=3))
+        engine = fg.Engine(steps=steps, log_every=3, plugins=plugins, autoload=False, run=tmp_path / "run")
+        return engine.fit(Line, data(), resume="auto")
+
+    trained(3)
+    with pytest.warns(UserWarning, match="need not be exact: mesh was None and is"):
+        trained(6, Fsdp(min_size=1))
+    with pytest.warns(UserWarning, match="mesh was .* and is None"):
+        result = trained(9)
+    alone = fg.Engine(steps=9, log_every=3, autoload=False).fit(Line, data())
+    np.testing.assert_allclose(result.module.weight, alone.module.weight, rtol=1e-6)
 
 
 def test_bytes_and_table_of_arrays_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
