@@ -162,6 +162,7 @@ class Engine:
                 program = self._program(source, first, resident_of(data))
                 given = source.arrays if state is None else state
                 check_begun_alike(self, given, program.placing.told(first), feed, steps=steps, epochs=epochs, fuse=fuse)
+                del first  # a fit keeps no batch longer than its steps do
                 # Before plugins are given what they kept, which may be in the fields that are their settings.
                 manifest = manifest_of(self, program.module_text, feed.told, steps=steps, epochs=epochs)
                 snapshot = None if reference is None else restored(self, reference, program.like)
