@@ -67,7 +67,8 @@ class Program:
         leaves, treedef = jax.tree.flatten(self.like)
         with tracing_on(self._engine.mesh):
             initialize = self.initializer(source)
-            if source.given is None:  # what a callable does may change, so that it is traced each time
+            # What a callable does may change, so that it is traced each time; within `jax.eval_shape` nothing is made.
+            if source.given is None and not isinstance(key, jax.core.Tracer):
                 lowered = initialize.lower(None, key)
                 text = sha256(lowered.as_text().encode()).digest()
                 if text != self._initializer[0]:
