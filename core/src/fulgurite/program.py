@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Key
 
 from fulgurite.annotations import spec_of
@@ -68,7 +69,7 @@ class Program:
         with tracing_on(self._engine.mesh):
             initialize = self.initializer(source)
             # What a callable does may change, so that it is traced each time; within `jax.eval_shape` nothing is made.
-            if source.given is None and not isinstance(key, jax.core.Tracer):
+            if source.given is None and not isinstance(key, Tracer):
                 lowered = initialize.lower(None, key)
                 text = sha256(lowered.as_text().encode()).digest()
                 if text != self._initializer[0]:
