@@ -555,7 +555,9 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("hook", "answer", "message"), NO_ANSWERS, ids=[f"{one[0]}-{one[1]}" for one in NO_ANSWERS])
+@pytest.mark.parametrize(
+    ("hook", "answer", "message"), NO_ANSWERS, ids=[f"{one[0]}-{index}" for index, one in enumerate(NO_ANSWERS)]
+)
 def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, message: str) -> None:
     with pytest.raises(FulguriteError, match=message) as caught:
         wrong = engine(plugin("careless", **{hook: lambda self: answer}), steps=1)

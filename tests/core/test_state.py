@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, StateError
+from fulgurite.state import digest
 from models import (
     Act,
     Classifier,
@@ -556,3 +557,8 @@ def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
     fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: kept.append(run))]).fit(Linear, regression())
     with pytest.raises(StateError, match="only during the call"):
         _ = kept[0].state
+
+
+def test_a_digest_is_of_the_numbers_however_they_lie() -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert digest({"y": table[:, 1]}) == digest({"y": jnp.asarray(table[:, 1])}) != digest({"y": table[:, 2]})

@@ -161,7 +161,7 @@ class Engine:
                 first, fuse = _first(feed, origin), self.fuse if fuse is None else fuse
                 program = self._program(source, first, resident_of(data))
                 given = source.arrays if state is None else state
-                check_begun_alike(self, given, program.placing.told(first), feed, steps=steps, epochs=epochs, fuse=fuse)
+                check_begun_alike(self, given, first, program.placing, feed, steps=steps, epochs=epochs, fuse=fuse)
                 del first  # a fit keeps no batch longer than its steps do
                 # Before plugins are given what they kept, which may be in the fields that are their settings.
                 manifest = manifest_of(self, program.module_text, feed.told, steps=steps, epochs=epochs)
@@ -180,8 +180,7 @@ class Engine:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
                 path = directory.path if reference is None or reference.path is None else reference.path
                 own = directory.is_at(path) if snapshot else origin > 0 and resume != "never"
-                step = int(state.step) if own else None
-                newest = snapshot is None or snapshot.newest
+                step, newest = int(state.step) if own else None, snapshot is None or snapshot.newest
                 attempt = self.consensus.decide(lambda: directory.begin(dumps(manifest), step, newest))
             return Loop(
                 self,
@@ -354,9 +353,10 @@ class Engine:
         given = spec.metrics, spec.losses
         own = [one if one is None else tuple((name, hashable(of)) for name, of in one.items()) for one in given]
         key = spec.name, spec.fresh, *own
-        if key not in self._evaluations and len(self._evaluations) >= 16 + len(self.evaluators):
-            del self._evaluations[next(iter(self._evaluations))]  # a lambda in a loop is another one each time
-        return self._evaluations.setdefault(key, Evaluation(self, spec))
+        evaluation = self._evaluations[key] = self._evaluations.pop(key, None) or Evaluation(self, spec)
+        if len(self._evaluations) > 16 + len(self.evaluators):  # a lambda in a loop is another one each time
+            del self._evaluations[next(iter(self._evaluations))]
+        return evaluation
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)

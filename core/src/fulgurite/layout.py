@@ -50,13 +50,13 @@ class Packing:
             start = ends.setdefault(_vector_dtype(struct.dtype), 0)
             ends[_vector_dtype(struct.dtype)] = start + struct.size
             self._places.append((list(ends).index(_vector_dtype(struct.dtype)), start))
-        self.dtypes = list(ends)
+        self.dtypes, self._hash = list(ends), hash(tuple(self._structs))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Packing) and (self._structs, self._parts) == (other._structs, other._parts)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._structs))
+        return self._hash
 
     def pack(self, values: Sequence[Array]) -> Vectors:
         """The vectors that hold `values`."""

@@ -10,6 +10,7 @@ from fulgurite.consensus import FIT, Consensus
 from fulgurite.data import Masked
 from fulgurite.errors import ConfigurationError, DataError, ProcessError
 from fulgurite.feed import Feed
+from fulgurite.placing import BatchPlacing
 from fulgurite.state import digest
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ def check_alike(consensus: Consensus, name: str, told: dict[str, Any]) -> None:
                 raise ConfigurationError(f"the processes of one training differ in {gap}. Each must run {fix}")
 
 
-def check_begun_alike(engine: "Engine", given: Any, batch: dict[str, Any], feed: Feed, **length: int | None) -> None:
-    """`check_alike` at the beginning of a fit from the arrays `given`; `batch` is what is to be told of the first."""
+def check_begun_alike(
+    engine: "Engine", given: Any, batch: Any, placing: BatchPlacing, feed: Feed, **length: int | None
+) -> None:
+    """`check_alike` at the beginning of a fit from the arrays `given`, whose first batch is `batch`."""
     if jax.process_count() > 1:
         told = {name: getattr(engine, name) for name in ("seed", "limit", "nonfinite")} | length
         told |= {"batches an epoch": feed.epoch_length, "arrays": digest(given)}
-        check_alike(engine.consensus, FIT, told | batch)
+        check_alike(engine.consensus, FIT, told | placing.told(batch))
 
 
 def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:

@@ -293,9 +293,7 @@ class Loop:
             raise
         if item is None:
             wanted = "" if self.span.end is None else f" of {self.span.end}"
-            fix = (
-                "pass something that can be iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
-            )
+            fix = "pass what can be iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
             raise DataError(f"data ended after {step} steps{wanted}. An iterator can be used up once: {fix}")
         return item
 
@@ -369,8 +367,10 @@ class Loop:
             return
         with self._accounts.time(task.name), blame(task.plugin, f"action {task.scheduled.name}", self.step):
             self.exact = is_exact(task.trigger)
-            answer = task.scheduled.action(self.run)
-            self.exact = True
+            try:
+                answer = task.scheduled.action(self.run)
+            finally:
+                self.exact = True
             if isinstance(answer, Stop):
                 self.stopped = self.stopped or answer.reason
                 self.span = replace(self.span, end=self.step)

@@ -85,10 +85,11 @@ def shared(tree: PyTree, mesh: Mesh | None) -> PyTree:
     `mesh`."""
 
     def share(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_on(leaf.sharding, mesh)):
+        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or getattr(leaf.sharding, "mesh", 0) == mesh):
             return leaf
         if jax.process_count() == 1:
-            return jax.device_put(leaf, everywhere(mesh))
+            # What is not committed to a device goes where it is wanted, no more of it than that.
+            return jax.device_put(leaf, everywhere(mesh)) if getattr(leaf, "committed", False) else leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(replicated(jax.random.key_data(leaf), mesh), impl=jax.random.key_impl(leaf))
         return replicated(leaf, mesh)
@@ -162,15 +163,18 @@ class BatchPlacing:
         have, such as two that share a model."""
         if self.shardings is None:
             return {}
-        whole, rows = list[str](), list[int]()
+        whole, told = list[str](), dict[str, Any]()
         for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
             shape = list(leaf.shape)
             if shape and not (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
-                parts = _rows(sharding, leaf.ndim)
-                rows = sorted(parts[jax.process_index()])
-                shape[0] = shape[0] * len(frozenset().union(*parts.values())) // len(rows)
+                parts = _parts(sharding, leaf.ndim)
+                own = parts[jax.process_index()]
+                told[f"{path or 'the array'} at {sorted(own)} of the mesh"] = digest(leaf)
+                shape[0] = (
+                    shape[0] * len({at[0] for part in parts.values() for at in part}) // len({at[0] for at in own})
+                )
             whole.append(f"{path} {leaf.dtype}{shape}".strip())
-        return {"the whole batch": ", ".join(whole), f"the examples in rows {rows} of the mesh": digest(batch)}
+        return told | {"the whole batch": ", ".join(whole)}
 
 
 def spread(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:
@@ -194,7 +198,7 @@ def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     sharding, leaf = next(iter(jax.tree.leaves(placing.shardings)), None), jax.tree.leaves(batch)[0]
     if sharding is None:
         return 0, 1
-    rows = _rows(sharding, leaf.ndim)
+    rows = {process: {at[0] for at in part} for process, part in _parts(sharding, leaf.ndim).items()}
     parts = sorted(set(map(frozenset, rows.values())), key=min)
     if sum(map(len, parts)) != len(frozenset().union(*parts)):
         gap = f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same"
@@ -203,16 +207,12 @@ def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     return parts.index(frozenset(rows[jax.process_index()])), len(parts)
 
 
-def _rows(sharding: NamedSharding, rank: int) -> dict[int, set[int]]:
-    """Where along the first axis the parts of each process begin, as if there were as many rows as devices."""
-    rows: dict[int, set[int]] = {}
+def _parts(sharding: NamedSharding, rank: int) -> dict[int, set[tuple[int, ...]]]:
+    """Where the parts of each process begin, as if each axis were as long as there are devices."""
+    parts: dict[int, set[tuple[int, ...]]] = {}
     for device, index in sharding.devices_indices_map((sharding.mesh.size,) * rank).items():
-        rows.setdefault(device.process_index, set()).add(index[0].start or 0)
-    return rows
-
-
-def _is_on(sharding: Any, mesh: Mesh | None) -> bool:
-    return isinstance(sharding, NamedSharding) and sharding.mesh == mesh
+        parts.setdefault(device.process_index, set()).add(tuple(one.start or 0 for one in index))
+    return parts
 
 
 @lru_cache(maxsize=256)

@@ -171,7 +171,7 @@ def digest(tree: PyTree) -> int:
     for leaf in filter(is_array, jax.tree.leaves(tree)):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-            number = crc32(np.asarray(data).reshape(-1).view(np.uint8).data, number)
+            number = crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, number)
     return number
 
 
