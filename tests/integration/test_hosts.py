@@ -79,7 +79,7 @@ def test_what_fails_on_one_host_fails_on_all() -> None:
             "arrays: ",
             "float32[16, 3]",
             "an epoch: 1 on",
-            "rows",
+            "what is in label at [(0,)] of the mesh: ",
         ],
         strict=True,
     ):

@@ -169,7 +169,7 @@ class BatchPlacing:
             if shape and not (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
                 parts = _parts(sharding, leaf.ndim)
                 own = parts[jax.process_index()]
-                told[f"{path or 'the array'} at {sorted(own)} of the mesh"] = digest(leaf)
+                told[f"what is in {path or 'the array'} at {sorted(own)} of the mesh"] = digest(leaf)
                 shape[0] = (
                     shape[0] * len({at[0] for part in parts.values() for at in part}) // len({at[0] for at in own})
                 )
