@@ -51,15 +51,14 @@ def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
         return
     index, last = 0, None
     while True:
-        batch, failure = None, None
+        batch, failure, told = None, None, dict[str, Any](size=0)
         try:
             item = next(feed, None)
             batch = None if item is None else item.batch
-            told = {"size": 0} if batch is None else _described(batch)
+            told = told if batch is None else _described(batch)
         except Exception as error:
-            failure, told = error, _failed(error)
-        answers = consensus.gather("evaluation", told)
-        _check(answers, f"batch {index} of an evaluation", failure)
+            failure = error
+        answers = _answers(consensus, f"batch {index} of an evaluation", told, failure)
         size, masked = _agreed(answers)
         if not size:
             return
@@ -71,12 +70,7 @@ def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
 def conclude(consensus: Consensus, failure: Exception | None) -> None:
     """The end of an evaluation that may do anything: if it has failed on one process, it fails on all of them."""
     if jax.process_count() > 1:
-        told = {"size": 0} if failure is None else _failed(failure)
-        _check(consensus.gather("evaluation", told), "an evaluation", failure)
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    return {"error": f"{type(error).__name__}: {error}"}
+        _answers(consensus, "an evaluation", {"size": 0}, failure)
 
 
 def _described(batch: Any) -> dict[str, Any]:
@@ -90,7 +84,10 @@ def _described(batch: Any) -> dict[str, Any]:
     return {"size": lengths.pop(), "masked": masked, "spec": f"{spec} in {structure}"}
 
 
-def _check(answers: list[dict[str, Any]], what: str, failure: Exception | None) -> None:
+def _answers(consensus: Consensus, what: str, told: dict[str, Any], failure: Exception | None) -> list[dict[str, Any]]:
+    """What each process tells; a failure of one is an error on all of them."""
+    told = told if failure is None else {"error": f"{type(failure).__name__}: {failure}"}
+    answers = consensus.gather("evaluation", told)
     if failure is not None:
         raise failure
     for process, answer in enumerate(answers):
@@ -100,6 +97,7 @@ def _check(answers: list[dict[str, Any]], what: str, failure: Exception | None) 
     if len(specs) > 1:
         (one, first), (other, second), *_ = specs.items()
         raise DataError(f"{what} is {one} on process {first}, and {other} on process {second}")
+    return answers
 
 
 def _agreed(answers: list[dict[str, Any]]) -> tuple[int, bool]:

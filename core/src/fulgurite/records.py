@@ -52,14 +52,13 @@ def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
     write down is an error here: there, the sink would be the one that failed, and be left out."""
     if kind not in _VALUES:
         raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, _VALUES)}")
+    where, (what, fits) = f"run.emit({kind!r}, {source!r}, ...)", _VALUES[kind]
     if not isinstance(source, str):
-        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): the source is a name, such as that of the plugin")
-    what, fits = _VALUES[kind]
+        raise PluginError(f"{where}: the source is a name, such as that of the plugin")
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): give {what} by name, as a dictionary; not {values!r}")
-    if bad := [name for name, value in values.items() if not fits(value)]:
-        found = f"{bad[0]!r} is of type {type(values[bad[0]]).__name__}"
-        raise PluginError(f"run.emit({kind!r}, {source!r}, ...): {found}; give {what} by name")
+        raise PluginError(f"{where}: give {what} by name, as a dictionary; not {values!r}")
+    if bad := [f"{name!r} is of type {type(value).__name__}" for name, value in values.items() if not fits(value)]:
+        raise PluginError(f"{where}: {bad[0]}; give {what} by name")
     if kind in ("text", "config"):
         dumps(values)
     return _own(values)

@@ -66,10 +66,8 @@ class UpdateRule:
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
         """One update with these gradients, for the `train_step` of an engine; not every rule can do that."""
-        kind = type(self).__name__
-        raise ModelError(
-            f"the update rule {kind} of a plugin takes its own gradients: call ctx.rule(self.forward, ...)"
-        )
+        kind, fix = type(self).__name__, "call ctx.rule(self.forward, ...)"
+        raise ModelError(f"the update rule {kind} of a plugin takes its own gradients: {fix}")
 
     def trained(self, module: PyTree) -> PyTree[bool]:
         """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
@@ -104,18 +102,14 @@ class GradientUpdate(UpdateRule):
         def loss(params: PyTree) -> Any:
             return forward(eqx.combine(params, state.module), batch, ctx).loss
 
-        return self._applied(state, *gradient(forward, state.module, batch, ctx, chosen), loss)
+        return self.apply(state, *gradient(forward, state.module, batch, ctx, chosen), loss)
 
-    def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
-        return self._applied(state, grads, output, None)
-
-    def _applied(self, state: TrainState, grads: PyTree, output: Output, loss: Any) -> tuple[TrainState, Output]:
+    def apply(self, state: TrainState, grads: PyTree, output: Output, loss: Any = None) -> tuple[TrainState, Output]:
         params, grads = (eqx.filter(tree, self.phase.chosen(state.module)) for tree in (state.module, grads))
         before, optimizer = state.opt_state
         grads, before = self.phase.before.update(grads, before, params)
-        told = {"value": output.loss, "grad": grads, "value_fn": loss}
         update = optax.with_extra_args_support(self.phase.optimizer).update
-        updates, optimizer = update(grads, optimizer, params, **told)
+        updates, optimizer = update(grads, optimizer, params, value=output.loss, grad=grads, value_fn=loss)
         module = eqx.apply_updates(state.module, updates)
         state = state.replace(module=module, model_state=output.model_state, opt_state=(before, optimizer))
         return state, output.replace(grads=grads, updates=updates)

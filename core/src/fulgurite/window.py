@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -50,8 +51,8 @@ class Window(eqx.Module):
             jnp.where(start, 1, self.count + 1),
             jnp.bool_(False),
             jnp.bool_(True),
-            _where(start, metrics, merged),
-            _where(self.begun, then, running),
+            jax.tree.map(partial(jnp.where, start), metrics, merged),
+            jax.tree.map(partial(jnp.where, self.begun), then, running),
         )
 
     def close(self) -> "Window":
@@ -134,7 +135,3 @@ def _alike(name: str, one: Any, merged: Any) -> Any:
     if jax.tree.structure(one) != jax.tree.structure(merged):
         raise ModelError(f"metric {name!r} became {merged!r} when merged: it must stay {type(one).__name__} as it was")
     return merged
-
-
-def _where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -32,10 +32,6 @@ class Phase(fg.Phase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
-            raise ConfigurationError(
-                f"Phase: optimizer is {self.optimizer!r}; give one of optax, as in optax.adam(1e-3)"
-            )
         if self.accumulate is not None and not hasattr(self.accumulate, "how"):
             raise ConfigurationError(f"Phase: accumulate is {self.accumulate!r}; give Accumulate(4), or with 'steps'")
         for name, value in (("every", self.every), ("repeat", self.repeat)):
