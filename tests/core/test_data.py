@@ -176,7 +176,6 @@ def test_arrays_that_are_no_data(make: Callable[[], ArrayData], message: str) ->
         (lambda: ArrayData(np.ones(4), 4).epoch(0, seed=0, process=(2, 2)), "process 2 of 2"),
         (lambda: Data([np.ones(3)], prefetch=-1), "prefetch is -1"),
         (lambda: Data(lambda: [np.ones(3)]), "must be an iterable of batches, not <function"),
-        (lambda: Feed([np.ones(3)], seed=0, limit=0), "limit is 0"),
     ],
 )
 def test_arguments_that_cannot_be_meant(make: Callable[[], Any], message: str) -> None:

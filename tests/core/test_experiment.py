@@ -206,7 +206,7 @@ def test_arguments_as_manifests_hold_them():
         return fg.Experiment(engine=fg.Engine(steps=1), model=None, data=None)
 
     build(experiment, [])
-    with pytest.raises(ConfigurationError, match="the argument width of experiment is for no manifest"):
+    with pytest.raises(ConfigurationError, match=r"experiment\(width=\.\.\.\) is for no manifest"):
         build(experiment, [], run="runs/a")
 
 

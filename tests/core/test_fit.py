@@ -478,7 +478,7 @@ def test_models_without_a_contract_are_told_what_is_missing() -> None:
 
     cases: list[tuple[Any, type[Exception], str]] = [
         (Stepless(), ModelError, "Stepless has no training_step"),
-        (eqx.nn.Linear(2, 2, key=jax.random.key(0)), ModelError, "subclass fg.Module, or wrap the model in fg.Task"),
+        (eqx.nn.Linear(2, 2, key=jax.random.key(0)), ModelError, "subclass fg.Module, or give fg.Task"),
         (Unoptimized, ConfigurationError, "Unoptimized.configure_optimizers gave float"),
         (Several, PluginError, "the optimizers a, b need"),
         (3, ModelError, "int is none of them"),

@@ -92,7 +92,7 @@ def test_a_class_is_not_an_instance() -> None:
 
 @pytest.mark.parametrize("one", [42, None, print, ["rng"]])
 def test_what_cannot_be_a_plugin_is_an_error(one: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"a plugin is an instance of a class with hooks.*, not "):
+    with pytest.raises(ConfigurationError, match=r"a plugin is an instance with hooks.*, not "):
         engine(one)
 
 
@@ -241,8 +241,8 @@ class Anything:
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        (Generator, "would do nothing when called: a hook is no generator and not async"),
-        (Coroutine, "'log_scalars' would do nothing when called"),
+        (Generator, "does nothing when called: a hook is no generator and not async"),
+        (Coroutine, "'log_scalars' does nothing when called"),
         (Positional, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
         (Anything, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
     ],
@@ -361,8 +361,6 @@ def test_a_plugin_cannot_redefine_a_hook() -> None:
 def test_what_specifies_no_hook_is_an_error(specifications: Any) -> None:
     with pytest.raises(PluginError, match="specifies no hook: mark functions"):
         engine(plugin("greedy", hookspecs=specifications))
-    with pytest.raises(ConfigurationError, match=r"hookspec\('evnt'\): there are build, traced, event"):
-        fg.hookspec("evnt")  # type: ignore[arg-type]
 
 
 def test_inherited_specifications_are_specifications() -> None:

@@ -104,7 +104,7 @@ def test_two_actions_of_one_name_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("a", 1, None, "act"), "no action; only phase 'log'"),
+        (("a", 1, None, "act"), "an action is called with the run; not None"),
         (("a", 0, print, "act"), "must be a positive integer"),
         (("", 1, print, "act"), "name is ''; it must be a text that is not empty"),
         ((None, 1, print, "act"), "name is None; it must be a text"),

@@ -108,9 +108,9 @@ def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: An
 
 
 NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
-    "no dictionary": ("scalars", "tester", [1], r"give numbers and arrays of them by name, as a dictionary; not \[1\]"),
+    "no dictionary": ("scalars", "tester", [1], r"numbers and arrays of them come by name, as a dictionary; not \[1\]"),
     "no name": ("scalars", "tester", {3: 1}, "by name, as a dictionary"),
-    "no source": ("scalars", 3, {"a": 1}, "the source is a name"),
+    "no source": ("scalars", 3, {"a": 1}, "the source is a text"),
     "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; give numbers"),
     "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
     "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),

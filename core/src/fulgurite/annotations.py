@@ -1,7 +1,7 @@
 """jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
 from inspect import ismethod, signature
 from types import NoneType, UnionType
@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 import jax
 import jaxtyping
 
-from fulgurite.errors import DataError
+from fulgurite.errors import DataError, noted
 from fulgurite.paths import leaves_with_paths
 
 
@@ -30,14 +30,9 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
                 raise DataError(f"{path} is {given}; {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
 
 
-@contextmanager
-def described(what: str, batch: Any) -> Iterator[None]:
+def described(what: str, batch: Any) -> AbstractContextManager[None]:
     """Adds to an exception from tracing `what` the batch on which it was traced."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"while tracing {what} on a batch of {describe(batch)}")
-        raise
+    return noted(lambda: f"while tracing {what} on a batch of {describe(batch)}")
 
 
 def describe(tree: Any) -> str:

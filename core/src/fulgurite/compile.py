@@ -1,8 +1,7 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +10,16 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from fulgurite.annotations import describe, shapes_of, spec_of
-from fulgurite.consensus import Consensus
-from fulgurite.data import ArrayData, Indexed
+from fulgurite.data import ArrayData
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.layout import Flat, Layout, Packing, Vectors
 from fulgurite.lockstep import check_alike
 from fulgurite.module import Output
 from fulgurite.placing import BatchPlacing, everywhere, tracing_on
 from fulgurite.step import TrainStep
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
 
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once. That costs a step
 # with a small state more than it gains: 0.88 against 0.79 of a hand-written one (MLP 64-128-128-10, two cores, jax
@@ -43,31 +44,22 @@ class CompiledStep:
     XLA on CPU runs a convolution inside of one on a single thread.
 
     Arguments:
-        step: the traced step, for states of `layout`.
-        cap: the largest number of executables.
-        compiling: a context that each compilation runs in.
-        on_compile: told of each executable: name, spec of its batch, executable.
-        mesh: what is traced may name its axes.
+        step: the traced step of `engine`, for states of `layout`.
         placing: of batches.
-        consensus: of the processes, which compile alike.
+        on_compile: told of each executable: name, spec of its batch, executable.
     """
 
     def __init__(
         self,
+        engine: "Engine",
         step: TrainStep,
         layout: Layout,
-        *,
-        fuse: int,
-        cap: int,
-        compiling: Callable[[], AbstractContextManager[None]],
-        on_compile: Callable[[str, Any, jax.stages.Compiled], None],
-        mesh: jax.sharding.Mesh | None,
         placing: BatchPlacing,
-        consensus: Consensus,
+        fuse: int,
+        on_compile: Callable[[str, Any, jax.stages.Compiled], None],
     ) -> None:
         self.fuse = fuse
-        self._step, self._layout, self._cap = step, layout, cap
-        self._compiling, self._on_compile, self._mesh, self._consensus = compiling, on_compile, mesh, consensus
+        self._engine, self._step, self._layout, self._on_compile = engine, step, layout, on_compile
         self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
         self._unpack = Packing([]).unpack
@@ -85,11 +77,8 @@ class CompiledStep:
         if executable is None:
             self._placing.check(batches[0], at := f"the batch for step {self._step.at}")
             if jax.process_count() > 1:
-                check_alike(
-                    self._consensus,
-                    "batches of new shapes",
-                    {"what they train on": at, **self._placing.told(batches[0])},
-                )
+                told = {"what they train on": at, **self._placing.told(batches[0])}
+                check_alike(self._engine.consensus, "batches of new shapes", told)
         buffer = self._places(batches[0] if self.fuse == 1 else jax.tree.map(self._buffered, *batches))
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         if executable is None:
@@ -121,20 +110,18 @@ class CompiledStep:
             if rule == id(self._step.rule)
         ]
         if seen and jax.tree.structure(spec) != jax.tree.structure(seen[0]):
-            raise DataError(
-                f"{at} has another structure than those before: {describe(spec)}, not {describe(seen[0])}. A source "
-                "must yield batches of one structure"
-            )
-        if len(seen) >= self._cap:
+            gap = f"{at} has another structure than those before"
+            raise DataError(f"{gap}: {describe(spec)}, not {describe(seen[0])}. Give all of them one")
+        cap = self._engine.max_compilations
+        if len(seen) >= cap:
             shapes = "\n".join(f"  {describe(one)}" for one in seen)
-            raise CompilationError(
-                f"{at}, {describe(spec)}, would be shape number {self._cap + 1} and max_compilations is {self._cap}. "
-                f"Seen so far:\n{shapes}\nPad the batches to few shapes, for the last one of an epoch by "
-                "ArrayData(remainder='pad') or 'drop', or raise Engine(max_compilations=)."
-            )
-        shardings = None if self._layout.shardings is None else (*self._layout.shardings, everywhere(self._mesh))
+            gap = f"{at}, {describe(spec)}, would be shape number {cap + 1} and max_compilations is {cap}"
+            fix = "Pad batches to few shapes, the last of an epoch by ArrayData(remainder='pad'), or raise the number"
+            raise CompilationError(f"{gap}. Seen so far:\n{shapes}\n{fix}")
+        shardings, mesh = self._layout.shardings, self._engine.mesh
+        shardings = None if shardings is None else (*shardings, everywhere(mesh))
         run = jax.jit(self._run, donate_argnums=0, out_shardings=shardings)
-        with self._compiling(), tracing_on(self._mesh):
+        with self._engine.plugins.accounts.time("compile"), tracing_on(mesh):
             lowered = run.lower(*arguments[:3], self._places.specs(arguments[3]), *arguments[4:])
             small = sum(array.nbytes for array in arguments[0]) < _SMALL_STATE
             small = small and "stablehlo.convolution" not in lowered.as_text()
@@ -164,9 +151,8 @@ class CompiledStep:
         return jax.lax.fori_loop(0, n, body, (arrays, packed, output))
 
     def _one(self, resident: Any, batch: Any, due: Any, arrays: Any, packed: Any) -> Any:
-        if isinstance(batch, Indexed):
-            batch = ArrayData.gather(resident, batch)
-        state, output = self._step(self._layout.join_traced(Flat(arrays, packed)), batch, due)
+        state = self._layout.join_traced(Flat(arrays, packed))
+        state, output = self._step(state, ArrayData.gather(resident, batch), due)
         flat = self._layout.split_traced(state)
         leaves, self._output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]

@@ -125,11 +125,13 @@ class ArrayData:
         return jax.tree.map(jnp.asarray, self.arrays)
 
     @staticmethod
-    def gather(resident: Any, indexed: Indexed) -> Any:
-        """The batch that `indexed` stands for. Pure; meant to be traced."""
-        mode = "promise_in_bounds" if indexed.mask is None else "fill"
-        value = jax.tree.map(lambda array: array.at[indexed.indices].get(mode=mode, fill_value=0), resident)
-        return value if indexed.mask is None else Masked(value, indexed.mask)
+    def gather(resident: Any, batch: Any) -> Any:
+        """The batch that an `Indexed` one stands for; any other as it is. Pure; meant to be traced."""
+        if not isinstance(batch, Indexed):
+            return batch
+        mode = "promise_in_bounds" if batch.mask is None else "fill"
+        value = jax.tree.map(lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), resident)
+        return value if batch.mask is None else Masked(value, batch.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +147,7 @@ class Data:
     def __post_init__(self) -> None:
         if isinstance(self.source, Mapping | np.ndarray | jax.Array):
             gives = "a dictionary gives its keys" if isinstance(self.source, Mapping) else "an array gives its rows"
-            fix = "fg.ArrayData(arrays, batch_size=...) makes batches of arrays"
-            raise ConfigurationError(f"data must be an iterable of batches, and {gives}; {fix}.")
+            raise ConfigurationError(f"data is an iterable of batches, and {gives}; use fg.ArrayData(arrays, size)")
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
         if self.prefetch < 0:
@@ -204,9 +205,7 @@ def _padded(part: np.ndarray, length: int, value: int) -> np.ndarray:
 def _common_length(arrays: Any) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     if single := [f"data{keystr(path)}" for path, leaf in leaves if not leaf.ndim]:
-        raise DataError(
-            f"ArrayData: {single[0]} is a single number; give arrays of examples, of a list np.asarray(...)."
-        )
+        raise DataError(f"ArrayData: {single[0]} is a single number; give arrays of examples, not a list of numbers.")
     lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
     first, length = next(iter(lengths.items()), ("", 0))
     for where, other in lengths.items():

@@ -61,8 +61,7 @@ def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
         raise PluginError(f"no plugin {name!r} is installed. {hint}")
     if len(among[name]) > 1:
         claims = " and ".join(one.distribution for one in among[name])
-        fix = "uninstall one, or pass an instance of the class that you mean"
-        raise PluginError(f"the plugin name {name!r} is claimed by {claims}: {fix}")
+        raise PluginError(f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance")
     return among[name][0]
 
 

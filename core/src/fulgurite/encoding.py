@@ -14,16 +14,13 @@ from fulgurite.errors import ConfigurationError
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
     """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
     ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
-    return _ENCODERS[sort_keys].encode(_encoded(value))
+    options: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+    return json.dumps(_encoded(value), sort_keys=sort_keys, **options)
 
 
 def loads(text: str | bytes) -> Any:
     """What `dumps` wrote. Nothing is imported or called."""
     return json.loads(text, object_hook=_decoded)
-
-
-_OPTIONS: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
-_ENCODERS = {sort: json.JSONEncoder(sort_keys=sort, **_OPTIONS) for sort in (False, True)}
 
 
 def _encoded(value: Any) -> Any:

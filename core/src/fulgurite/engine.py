@@ -14,9 +14,9 @@ from jaxtyping import Array, Key, PyTree
 from fulgurite.accounts import Accounts
 from fulgurite.consensus import LOCAL, Consensus
 from fulgurite.context import Context
-from fulgurite.data import ArrayData, Indexed, as_array, as_data, part_of, resident_of
+from fulgurite.data import ArrayData, as_array, as_data, part_of, resident_of
 from fulgurite.encoding import dumps
-from fulgurite.errors import ConfigurationError, DataError, NonFiniteError, PluginError, StateError, did_you_mean
+from fulgurite.errors import ConfigurationError, DataError, NonFiniteError, PluginError, StateError, did_you_mean, noted
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Interrupt, Show
 from fulgurite.explain import explained
 from fulgurite.feed import Feed
@@ -243,7 +243,7 @@ class Engine:
         data = part_of(data, "train")
         with self._feed(data, origin, epochs=epochs) as feed:
             for item in islice(feed, steps):
-                yield ArrayData.gather(resident_of(data), item.batch) if isinstance(item.batch, Indexed) else item.batch
+                yield ArrayData.gather(resident_of(data), item.batch)
 
     def train_step(self, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
         """One update, pure and traced: the seam for subclasses, used by `fit` and `step` alike.
@@ -377,11 +377,8 @@ class Engine:
 
 
 def _first(feed: Feed, origin: int) -> Any:
-    try:
+    with noted(lambda: f"while the data source made the batch for step {origin + 1}"):
         return feed.peek()
-    except Exception as error:
-        error.add_note(f"while the data source made the batch for step {origin + 1}")
-        raise
 
 
 def _given(model: Any, state: TrainState) -> int:

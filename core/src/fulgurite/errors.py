@@ -4,7 +4,8 @@ A message says what was wrong, where it came from, and what to do. Whoever wants
 `FulguriteError`; whoever wants one kind catches that class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -61,6 +62,16 @@ class NonFiniteError(FulguriteError, FloatingPointError):
         told = f"step {step}: {culprit} is not finite. Nothing of this step is saved"
         super().__init__(f"{told}. {fix} to leave such updates out.")
         self.step, self.culprit = step, culprit
+
+
+@contextmanager
+def noted(note: Callable[[], str]) -> Iterator[None]:
+    """Adds a note to an exception that leaves the block; it is written only then."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(note())
+        raise
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

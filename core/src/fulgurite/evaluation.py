@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from fulgurite.annotations import check_batch, describe, described, spec_of
 from fulgurite.context import Context
-from fulgurite.data import ArrayData, Indexed, resident_of
+from fulgurite.data import ArrayData, resident_of
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from fulgurite.feed import Feed
 from fulgurite.lockstep import conclude, together
@@ -88,7 +88,6 @@ class Evaluation:
         self._plugins, self._streams, self._spec = engine.plugins, engine.streams, spec
         self._mesh, self._consensus = engine.mesh, engine.consensus
         self._tasks = ["log", *(task.name for task in engine.tasks)]
-        self._shows = SHOW in self._tasks
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._at = 0  # the batch that is being traced, for errors
         self._told = False
@@ -236,7 +235,7 @@ class Evaluation:
     @contextmanager
     def _prepared(self, subject: Any, batch: Any, resident: Any, index: Any) -> Iterator[tuple[Any, Any, Context]]:
         module, model_state, key, step = subject
-        batch, mask = unmasked(ArrayData.gather(resident, batch) if isinstance(batch, Indexed) else batch)
+        batch, mask = unmasked(ArrayData.gather(resident, batch))
         ctx = Context(
             self._streams(key),
             step,
@@ -244,8 +243,7 @@ class Evaluation:
             model_state=model_state,
             mask=mask,
             scope=((self._spec.name, index),),
-            flags={name: jnp.asarray(False) for name in self._tasks}
-            | ({SHOW: jnp.asarray(index == 0)} if self._shows else {}),
+            flags={name: index == 0 if name == SHOW else jnp.asarray(False) for name in self._tasks},
             key_step=step if self._spec.fresh else None,
         )
         with training_mode(False, module) as module, described(f"batch {self._at} of {self._spec.name!r}", batch):

@@ -119,9 +119,7 @@ def build(
         try:
             dumps(value)
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"the argument {name} of {experiment.__name__} is for no manifest: {error}"
-            ) from error
+            raise ConfigurationError(f"{experiment.__name__}({name}=...) is for no manifest: {error}") from error
     return made
 
 

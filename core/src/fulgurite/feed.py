@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fulgurite.data import ArrayData, Seed, Stateful, as_array, as_data
-from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.errors import DataError
 
 Place = dict[str, Any]
 Share = tuple[int, int]
@@ -56,8 +56,6 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         epochs: int | None = None,
         process: Share = (0, 1),
     ) -> None:
-        if limit is not None and limit < 1:
-            raise ConfigurationError(f"limit is {limit}; an epoch has at least one batch.")
         data = as_data(data)
         source, at = data.source, position or {"epoch": 0, "batch": 0}
         stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)

@@ -10,13 +10,11 @@ times, and are part of it. *Event* and *sink* hooks run on the host between step
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import optax
 import pluggy
 from jaxtyping import Array, Key, PyTree
-
-from fulgurite.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import jax
@@ -45,9 +43,6 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def hookspec(kind: Kind, gives: str | None = None, deprecated: str | None = None) -> Callable[[F], F]:
     """Marks a function as the specification of a hook of the given kind, whose answers are None or of a class called
     `gives`. `deprecated` says since which version it is and what to do: who implements it is warned of that."""
-
-    if kind not in get_args(Kind):
-        raise ConfigurationError(f"hookspec({kind!r}): there are {', '.join(get_args(Kind))}")
 
     def mark(function: F) -> F:
         function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]

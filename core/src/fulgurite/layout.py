@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from fulgurite.annotations import spec_of
 from fulgurite.errors import StateError
 from fulgurite.paths import from_keys
 from fulgurite.state import TrainState, check_not_consumed, key_of, unshared
@@ -108,7 +109,8 @@ class Layout:
     def __init__(self, state: TrainState, shardings: list[NamedSharding] | None = None) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
         paths = [str(from_keys(keys)) for keys, _ in keyed]
-        self._leaves = [_struct(leaf) for _, leaf in keyed]
+        leaves = [leaf for _, leaf in keyed]
+        self._leaves = [spec_of(leaf) if eqx.is_array(leaf) else leaf for leaf in leaves]
         self._key = key_of(state)
         self._arrays, self._scalars = [], []
         self._places: dict[int, NamedSharding] = {}
@@ -258,10 +260,6 @@ def _bits(array: Any, dtype: Any) -> Any:
     if jnp.bool_ in (array.dtype, dtype):
         return array.astype(dtype)
     return array.view(dtype) if isinstance(array, np.ndarray) else jax.lax.bitcast_convert_type(array, dtype)
-
-
-def _struct(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
 
 
 def _is_key(leaf: Any) -> bool:

@@ -112,9 +112,8 @@ class Lock:
             return
         found = owner_of(self._path)
         if found is not None and found[0] != self._owner:
-            why = f"this process had shown no sign of life for {DEAD:.0f} s and may write nothing any more"
-            fix = "End it; the other one goes on"
-            raise CheckpointError(f"{self._path.parent} was taken over by {found[0]}: {why}. {fix}")
+            why = f"this process had shown no sign of life for {DEAD:.0f} s. End it; the other one goes on"
+            raise CheckpointError(f"{self._path.parent} was taken over by {found[0]}: {why}")
         self._checked = now
 
     def release(self) -> None:
@@ -154,10 +153,8 @@ class Lock:
         if free and (owner is None or owner.ended or owner.here):
             return True
         if owner is None or owner.here or self._seen not in (None, file.st_mtime):
-            user = owner or "another process"
-            raise CheckpointError(
-                f"{self._path.parent} is in use by {user}: wait for its end, or choose another run directory"
-            )
+            user, fix = owner or "another process", "wait for its end, or choose another run directory"
+            raise CheckpointError(f"{self._path.parent} is in use by {user}: {fix}")
         with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the clock of the file system
             left = DEAD - (os.fstat(now.fileno()).st_mtime - file.st_mtime)
         if left <= 0:

@@ -78,8 +78,8 @@ class Module(eqx.Module):
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, Phase]":
         """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes, and no values."""
-        fix = "return an optax.GradientTransformation such as optax.adam(1e-3)"
-        raise ModelError(f"{type(self).__name__} has no optimizer: define configure_optimizers(self) and {fix}")
+        fix = "define configure_optimizers(self), and return one such as optax.adam(1e-3)"
+        raise ModelError(f"{type(self).__name__} has no optimizer: {fix}")
 
 
 class Task(Module):
@@ -122,8 +122,7 @@ class Task(Module):
 def method_of(module: Any, name: str) -> Callable[..., Any]:
     """The method `name` of the module's class, which fulgurite calls."""
     if not hasattr(type(module), name):
-        fix = "subclass fg.Module, or wrap the model in fg.Task(model, loss=..., optimizer=...)"
-        raise ModelError(f"{type(module).__name__} has no {name}: {fix}")
+        raise ModelError(f"{type(module).__name__} has no {name}: subclass fg.Module, or give fg.Task(model, loss=...)")
     return getattr(type(module), name)
 
 

@@ -3,7 +3,6 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import jax
@@ -127,8 +126,9 @@ class BatchPlacing:
         for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
             if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                 continue
-            for axis, (size, parts) in enumerate(zip(leaf.shape, _local_parts(sharding, leaf.ndim), strict=True)):
-                if size % parts:
+            own = _parts(sharding, leaf.ndim)[jax.process_index()]
+            for axis, size in enumerate(leaf.shape):
+                if size % (parts := len({at[axis] for at in own})):
                     over = f"{parts} parts along the mesh's {sharding.spec[axis]!r}"
                     return f"axis {axis} of {path or 'the array'} {list(leaf.shape)} does not divide into {over}"
         return None
@@ -170,9 +170,8 @@ class BatchPlacing:
                 parts = _parts(sharding, leaf.ndim)
                 own = parts[jax.process_index()]
                 told[f"what is in {path or 'the array'} at {sorted(own)} of the mesh"] = digest(leaf)
-                shape[0] = (
-                    shape[0] * len({at[0] for part in parts.values() for at in part}) // len({at[0] for at in own})
-                )
+                rows = {at[0] for part in parts.values() for at in part}
+                shape[0] = shape[0] * len(rows) // len({at[0] for at in own})
             whole.append(f"{path} {leaf.dtype}{shape}".strip())
         return told | {"the whole batch": ", ".join(whole)}
 
@@ -207,22 +206,15 @@ def share_of(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     return parts.index(frozenset(rows[jax.process_index()])), len(parts)
 
 
+@lru_cache(maxsize=256)
 def _parts(sharding: NamedSharding, rank: int) -> dict[int, set[tuple[int, ...]]]:
     """Where the parts of each process begin, as if each axis were as long as there are devices."""
+    if len(sharding.spec) > rank:
+        raise PluginError(f"hook batch_sharding gave {sharding.spec} for an array with {rank} axes")
     parts: dict[int, set[tuple[int, ...]]] = {}
     for device, index in sharding.devices_indices_map((sharding.mesh.size,) * rank).items():
         parts.setdefault(device.process_index, set()).add(tuple(one.start or 0 for one in index))
     return parts
-
-
-@lru_cache(maxsize=256)
-def _local_parts(sharding: NamedSharding, rank: int) -> tuple[int, ...]:
-    """Into how many parts the devices of this process divide each axis of its part of an array."""
-    if len(sharding.spec) > rank:
-        raise PluginError(f"hook batch_sharding gave {sharding.spec} for an array with {rank} axes")
-    shape = (prod(sharding.mesh.shape.values()),) * rank
-    indices = list(sharding.addressable_devices_indices_map(shape).values())
-    return tuple(len({index[axis].start for index in indices if index}) for axis in range(rank))
 
 
 def _global(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from inspect import signature
 from types import MappingProxyType
@@ -17,7 +18,7 @@ import fulgurite.discovery as discovery
 import fulgurite.hooks as hooks
 from fulgurite.accounts import Accounts
 from fulgurite.discovery import Installed
-from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean
+from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean, noted
 from fulgurite.ordering import ordered
 
 _MARK = f"{hooks.PROJECT}_impl"
@@ -218,18 +219,15 @@ class PluginManager:
                 raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
             if any(is_kind(method) for is_kind in _ANSWER_LATER):
-                raise PluginError(
-                    f"{where}: {name!r} would do nothing when called: a hook is no generator and not async"
-                )
+                raise PluginError(f"{where}: {name!r} does nothing when called: a hook is no generator and not async")
             parameters = signature(method).parameters.values()
             if unknown := [one.name for one in parameters if one.name not in known or one.kind in _NOT_BY_NAME]:
                 given = f"{', '.join(known) or 'nothing'}{', by name' * bool(known)}"
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
-                what = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
-                why = "What is merely installed must not change a result"
-                fix = f"its package may autoload event and sink hooks only. '-{registered.name}' leaves it out"
-                raise PluginError(f"{what}. {why}: {fix}")
+                gap = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
+                why = "what is merely installed may have event and sink hooks only"
+                raise PluginError(f"{gap}: {why}. '-{registered.name}' leaves it out")
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")
             found[hook] = _function(method, options)
@@ -269,18 +267,10 @@ def _function(method: Callable[..., Any], options: dict[str, Any]) -> Callable[.
     return function
 
 
-class blame:
+def blame(plugin: Registered, what: str, step: int | None) -> AbstractContextManager[None]:
     """Adds to an exception which plugin raised it, where it came from, in which hook, at which step."""
-
-    def __init__(self, plugin: Registered, what: str, step: int | None) -> None:
-        self._plugin, self._what, self._step = plugin, what, step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            at = "" if self._step is None else f", step {self._step}"
-            error.add_note(f"plugin {self._plugin.name!r} ({self._plugin.distribution}), {self._what}{at}")
+    at = "" if step is None else f", step {step}"
+    return noted(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{at}")
 
 
 def merge(answers: Iterable[tuple[Registered, dict[str, Any]]], what: str) -> dict[str, Any]:
@@ -307,9 +297,7 @@ def _named(one: Any) -> tuple[str | None, dict[str, Any]]:
     if isinstance(one, type):
         raise ConfigurationError(f"{one.__name__} is a class: pass an instance, {one.__name__}(...)")
     if type(one).__module__ == "builtins":
-        raise ConfigurationError(
-            f"a plugin is an instance of a class with hooks, a name or {{name: {{}}}}, not {one!r}"
-        )
+        raise ConfigurationError(f"a plugin is an instance with hooks, a name or {{name: {{}}}}, not {one!r}")
     return None, {}
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 
 from fulgurite.annotations import spec_of
 from fulgurite.compile import CompiledStep
-from fulgurite.data import ArrayData, Indexed
+from fulgurite.data import ArrayData
 from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Packing, Vectors
@@ -103,17 +103,8 @@ class Program:
     def compiled(self, fuse: int) -> CompiledStep:
         """The compiled step for up to `fuse` steps a dispatch."""
         if fuse not in self._compiled:
-            self._compiled[fuse] = CompiledStep(
-                self.step,
-                self.layout,
-                fuse=fuse,
-                cap=self._engine.max_compilations,
-                compiling=lambda: self._plugins.accounts.time("compile"),
-                on_compile=self._on_compile,
-                mesh=self._engine.mesh,
-                placing=self.placing,
-                consensus=self._engine.consensus,
-            )
+            step = CompiledStep(self._engine, self.step, self.layout, self.placing, fuse, self._on_compile)
+            self._compiled[fuse] = step
         return self._compiled[fuse]
 
     def flags(self, due: Sequence[bool]) -> np.ndarray:
@@ -158,10 +149,8 @@ class Program:
 
     def _update_rule_of(self, module: Any) -> UpdateRule:
         method_of(module, "training_step")
-        given = self._plugins.exclusive("optimizers", module=module)
-        source = (
-            f"hook optimizers of {', '.join(one.plugin.name for one in self._plugins.implementations('optimizers'))}"
-        )
+        owners = ", ".join(hook.plugin.name for hook in self._plugins.implementations("optimizers"))
+        given, source = self._plugins.exclusive("optimizers", module=module), f"hook optimizers of {owners}"
         if given is None:
             configure = method_of(module, "configure_optimizers")
             given, source = configure(module), f"{type(module).__name__}.configure_optimizers"
@@ -196,8 +185,7 @@ class Program:
         )
 
     def _step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
-        if isinstance(batch, Indexed):
-            batch = ArrayData.gather(resident, batch)
+        batch = ArrayData.gather(resident, batch)
         return self.step.update(state, batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:

@@ -53,10 +53,8 @@ def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
     if kind not in _VALUES:
         raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, _VALUES)}")
     where, (what, fits) = f"run.emit({kind!r}, {source!r}, ...)", _VALUES[kind]
-    if not isinstance(source, str):
-        raise PluginError(f"{where}: the source is a name, such as that of the plugin")
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise PluginError(f"{where}: give {what} by name, as a dictionary; not {values!r}")
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in (source, *values)):
+        raise PluginError(f"{where}: the source is a text, and {what} come by name, as a dictionary; not {values!r}")
     if bad := [f"{name!r} is of type {type(value).__name__}" for name, value in values.items() if not fits(value)]:
         raise PluginError(f"{where}: {bad[0]}; give {what} by name")
     if kind in ("text", "config"):

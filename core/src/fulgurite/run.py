@@ -69,9 +69,7 @@ class Scheduled:
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.phase not in PHASES:
             raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; there are {', '.join(PHASES)}")
-        if self.action is None and self.phase != "log":
-            raise ConfigurationError(f"Scheduled {self.name!r} has no action; only phase 'log' can do without one")
-        if self.action is not None and not callable(self.action):
+        if not callable(self.action) and (self.action is not None or self.phase != "log"):
             raise ConfigurationError(f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}")
         for key, value in (("after", self.after), ("before", self.before)):
             if not isinstance(value, tuple):

@@ -49,10 +49,8 @@ class FileSink:
     def open_log(self, run: Run) -> None:
         """Opens the files and drops what came after the checkpoint that is gone on from."""
         if run.directory is None:
-            fix = f"give Engine(run='runs/a') or --run runs/a, or leave {self.plugin_name} out"
-            raise ConfigurationError(
-                f"{self.plugin_name} writes into the run's directory, and this run has none: {fix}"
-            )
+            gap = f"{self.plugin_name} writes into the run's directory, and this run has none"
+            raise ConfigurationError(f"{gap}: give Engine(run='runs/a') or --run runs/a, or leave it out")
         self._writer = None
         # Who was taken for dead for 60 s and wakes up may not write into what another process goes on with.
         held = partial(run.directory.check_held, within=1.0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
+from fulgurite.annotations import describe
 from fulgurite.errors import ModelError, StateError
 from fulgurite.health import Health
 from fulgurite.paths import leaves_with_paths
@@ -139,7 +140,7 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
         raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
     for place, (a, b) in enumerate(zip(old, new, strict=True)):
         if hashable(a) != hashable(b):
-            change = f"{where} changed {leaves_with_paths(before)[place][0]} from {_spec(a)} to {_spec(b)}"
+            change = f"{where} changed {leaves_with_paths(before)[place][0]} from {describe(a)} to {describe(b)}"
             raise ModelError(f"{change}; shape, dtype and other leaves must stay")
 
 
@@ -177,7 +178,3 @@ def digest(tree: PyTree) -> int:
 
 def _is_pair(model: Any) -> bool:
     return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
-
-
-def _spec(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"{type(leaf).__name__} {leaf!r}"

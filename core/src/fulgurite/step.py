@@ -169,7 +169,7 @@ def _term(name: Any, value: Any, module: Any) -> Array:
     """One term of the loss, which is a floating-point number."""
     term = jnp.asarray(value) if eqx.is_array_like(value) else value
     if not isinstance(term, jax.Array) or term.shape != () or not jnp.issubdtype(term.dtype, jnp.floating):
-        kind = f"{term.dtype}{list(term.shape)}" if isinstance(term, jax.Array) else repr(value)
+        kind = describe(term) if isinstance(term, jax.Array) else repr(value)
         gap = f"the loss term {name!r} of {type(module).__name__} is {kind}"
         raise ModelError(f"{gap}: a loss is one floating-point number; average it over the batch")
     return term

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Int, Key
 
-from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
+from fulgurite.errors import PluginError, did_you_mean
 
 Phase = Literal["init", "train", "eval"]
 AnyKey = Key[Array, ""]
@@ -28,10 +28,6 @@ class Stream:
     train: bool = False
     eval: bool = False
     per_step: bool = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"a stream's name must be a string that is not empty, not {self.name!r}")
 
 
 PARAMS = Stream("params", init=True, per_step=False)
@@ -63,9 +59,8 @@ class Streams:
         """The key of stream `name`: the root folded with the name, the step (if the stream is per step and a step is
         given) and the phase's name."""
         if name not in self.streams:
-            fix = f"add fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to Engine(plugins=[...])"
-            hint = f"{did_you_mean(name, self.streams)} Install fulgurite-rng and {fix}."
-            raise PluginError(f"no random stream is called {name!r}. {hint}")
+            fix = f"Install fulgurite-rng and add fulgurite_rng.Rng(fg.Stream({name!r}, train=True)) to the plugins."
+            raise PluginError(f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} {fix}")
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
             key = jax.random.fold_in(key, step)

@@ -41,9 +41,7 @@ class Trigger:
         after = max(after, span.origin)
         step = self._following(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
-            raise ConfigurationError(
-                f"{self!r} gave {step!r} as the next step after {after}; give a later one, or None"
-            )
+            raise ConfigurationError(f"{self!r} gave {step!r} as the next step after {after}; give a later one or None")
         return None if step is None or (span.end is not None and step > span.end) else step
 
     def _following(self, after: int, span: Span) -> int | None:
@@ -199,8 +197,6 @@ class Or(Trigger):
 
     def __init__(self, parts: Iterable[Trigger]) -> None:
         object.__setattr__(self, "parts", tuple(part for trigger in parts for part in _parts(trigger)))
-        if not self.parts:
-            raise ConfigurationError("Or() has no parts: give at least one trigger.")
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))

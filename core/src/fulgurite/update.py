@@ -40,9 +40,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
-            raise ConfigurationError(
-                f"fg.Phase: optimizer is {self.optimizer!r}; give one of optax, as optax.adam(1e-3)"
-            )
+            raise ConfigurationError(f"fg.Phase: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)")
         if not isinstance(self.params, Selector | None):
             object.__setattr__(self, "params", select(self.params))
 
@@ -66,8 +64,7 @@ class UpdateRule:
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
         """One update with these gradients, for the `train_step` of an engine; not every rule can do that."""
-        kind, fix = type(self).__name__, "call ctx.rule(self.forward, ...)"
-        raise ModelError(f"the update rule {kind} of a plugin takes its own gradients: {fix}")
+        raise ModelError(f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)")
 
     def trained(self, module: PyTree) -> PyTree[bool]:
         """True for the arrays of `module` that it may update, by default those of floating-point numbers."""

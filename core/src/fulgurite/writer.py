@@ -60,10 +60,8 @@ class Writer:
         """Has a record written. It must not be changed afterwards. Raises what writing failed with."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
-                self._told, queued = True, f"{self._size} records are queued"
-                warnings.warn(
-                    f"sink {self._name!r} is slower than training, which waits for it: {queued}", stacklevel=2
-                )
+                self._told, slow = True, f"sink {self._name!r} is slower than training, which waits for it"
+                warnings.warn(f"{slow}: {self._size} records are queued", stacklevel=2)
             self._wait(lambda: len(self._work) < self._size)
             if self.failure is not None:
                 raise self.failure

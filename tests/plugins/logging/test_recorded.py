@@ -16,9 +16,10 @@ import optax
 import pytest
 from fulgurite.encoding import loads
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.masking import masked, masked_arguments
+from fulgurite.masking import masked
 from fulgurite_logging import Compilations, Environment, LearningRate, Media, Norms
 from fulgurite_logging.console import number
+from fulgurite_logging.environment import masked_arguments
 from logged import Act, Line, data
 
 

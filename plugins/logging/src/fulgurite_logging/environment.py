@@ -3,15 +3,17 @@
 import fnmatch
 import os
 import platform
+import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.masking import masked, masked_arguments
+from fulgurite.masking import MASK, NAME, masked
 from fulgurite.paths import leaves_with_paths, parse, shape_summary, total_size
 
 VARIABLES = (
@@ -30,6 +32,7 @@ VARIABLES = (
     "XLA_*",
 )
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
+_OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,12 @@ def parameters(state: fg.TrainState) -> dict[str, Any]:
     count, size = total_size(state.module)
     optimizer = total_size(state.opt_state)[1]
     return {"count": count, "bytes": size, "optimizer_bytes": optimizer, "modules": dict(modules), "arrays": arrays}
+
+
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command, each `masked`, and those behind an option such as `--api-key` as well."""
+    hidden = [bool(_OPTION.fullmatch(before)) for before in ("", *arguments)]
+    return [
+        MASK if secret and not argument.startswith("--") else masked(argument)
+        for secret, argument in zip(hidden, arguments, strict=False)
+    ]
