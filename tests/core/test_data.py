@@ -346,6 +346,22 @@ def test_a_stateful_iterator_goes_on_and_ends() -> None:
             assert list(map(bits, resumed)) == list(map(bits, items[consumed:]))
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("make", [Deck, WrappingDeck, lambda: Tape(9)])
+def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(make: Any, prefetch: int) -> None:
+    with Feed(Data(make(), prefetch=prefetch), seed=0) as whole:
+        expected = lists(jax.tree.leaves(item.batch)[0] for item in islice(whole, 9))
+    source, found = make(), []
+    for count in (1, 3, 2, 3):  # the second ends with an epoch
+        with Feed(Data(source, prefetch=prefetch), seed=0) as stream:
+            found += lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, count))
+    assert found == expected
+    source = make()
+    for _ in range(3):
+        with Feed(Data(source, prefetch=prefetch), seed=0, keep=True, epochs=1) as stream:
+            assert lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, 2)) == expected[:2]
+
+
 def test_an_iterator_does_not_repeat() -> None:
     source = ones(2)
     with Feed(source, seed=0) as stream:

@@ -1,9 +1,11 @@
 """Every hook: what it does to a run, and where it is described."""
 
 import ast
+import gc
 import hashlib
 import importlib.util
 import sys
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,6 +242,23 @@ def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
     for batch in numbers(*[[0.0]] * 5):
         state, _ = stepping.step(state, batch)
     assert float(state.module.weight) == -(2 * 3 + 2)
+
+
+def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
+    """An executable knows its rule by identity, so that no later rule may get the place of an earlier one in memory."""
+    made: list[weakref.ref[fg.UpdateRule]] = []
+
+    class Growing(Scaling):
+        def at(self, step: Any, span: fg.Span) -> fg.UpdateRule:
+            rule = Growing(self.rule, float(step) + 1, self.until)
+            made.append(weakref.ref(rule))
+            return rule
+
+    growing = plugin("growing", wrap_update_rule=lambda self, rule: Growing(rule, 1.0, 99))
+    training = engine(growing, Act(fg.Every(1), lambda run: None), steps=4)
+    assert float(training.fit(Counting(), numbers([0])).module.weight) == -(1 + 2 + 3 + 4)
+    gc.collect()
+    assert sum(rule() is not None for rule in made) >= 4
 
 
 class Preempting(fg.Consensus):

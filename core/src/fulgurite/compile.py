@@ -62,6 +62,7 @@ class CompiledStep:
         self._engine, self._step, self._layout, self._on_compile = engine, step, layout, on_compile
         self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._rules: list[Any] = []  # of the executables, which know them by id: no other may get it
         self._unpack = Packing([]).unpack
         self._output_tree: Any = None
         self._media_tree: Any = None
@@ -127,6 +128,7 @@ class CompiledStep:
             small = small and "stablehlo.convolution" not in lowered.as_text()
             compiled = lowered.compile(_SMALL_STEP_OPTIONS.get(jax.default_backend()) if small else None)
         self._on_compile("step", spec, compiled)
+        self._rules.append(self._step.rule)
         return compiled
 
     def _run(self, arrays: Any, packed: Any, resident: Any, buffer: Any, n: Any, due: Any) -> Any:

@@ -204,7 +204,7 @@ class Engine:
         if isinstance(as_data(data).source, Iterator):
             raise DataError("init would use up the first batch of an iterator: pass what can be iterated again")
         source = source_of(model)
-        with self._feed(data, 0) as feed:
+        with self._feed(data, 0, keep=True) as feed:
             return self._program(source, _first(feed, 0), resident_of(data)).init(source, self._root_key())
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
@@ -343,11 +343,11 @@ class Engine:
             self._programs[key_of(((program.like.module, program.like.model_state), batch, resident))] = program
         return self._programs[key]
 
-    def _feed(self, data: Any, origin: int, position: Any = None, epochs: int | None = None) -> Feed:
+    def _feed(self, data: Any, origin: int, position: Any = None, **options: Any) -> Feed:
         # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
         seed = (self.seed, origin) if origin else self.seed
         share = share_of(self.plugins, data, self.mesh)
-        return Feed(data, seed=seed, position=position, limit=self.limit, epochs=epochs, process=share)
+        return Feed(data, seed=seed, position=position, limit=self.limit, process=share, **options)
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         given = spec.metrics, spec.losses

@@ -102,7 +102,7 @@ class Evaluation:
         in_flight: deque[Any] = deque()
         leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
-        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
+        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share, keep=True) as feed:
             for index, batch in self._batches(feed):
                 if interrupted():
                     raise Interrupted
@@ -172,7 +172,7 @@ class Evaluation:
         in_flight: deque[Any] = deque()
         leaves, resident = shared(subject.leaves, self._mesh), replicated(resident_of(data), self._mesh)
         share = share_of(self._plugins, data, self._mesh)
-        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share) as feed:
+        with tracing_on(self._mesh), Feed(data, seed=0, limit=limit, epochs=1, process=share, keep=True) as feed:
             for index, batch in self._batches(feed):
                 run = self._function("predict_step", subject, batch)
                 batch = spread(self._plugins, batch, self._mesh)

@@ -41,7 +41,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
     one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`. What
     goes on with the same batches for certain is `exact`; a replayed source is where it is a list or tuple. The place in
     a source that is `shared`, an `ArrayData`, is that of all processes together; in others each has its own;
-    `told` is what the source is, in words.
+    `told` is what the source is, in words. A `Stateful` source is left right after the batch consumed last, and not
+    where reading ahead came to; with `keep`, as it was found.
 
     `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A `DataError` is raised
     for a position that does not fit the data, an empty epoch, and anything but numbers in a batch."""
@@ -55,6 +56,7 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         limit: int | None = None,
         epochs: int | None = None,
         process: Share = (0, 1),
+        keep: bool = False,
     ) -> None:
         data = as_data(data)
         source, at = data.source, position or {"epoch": 0, "batch": 0}
@@ -76,10 +78,13 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
             items = _iterated(source, at, limit, epochs, data.copy)
         self._items = _prefetched(items, data.prefetch) if data.prefetch else items
         self._ahead: Item | None = None
+        self._stateful, self._keep = source if stateful else None, keep
+        self._left: Any = {"source": _state(source)} if stateful and keep else {}
 
     def __next__(self) -> Item:
         item = next(self._items) if self._ahead is None else self._ahead
         self._ahead = None
+        self._left = self._left if self._keep else item.position
         self._number += 1
         if item.epoch_end:
             self.epoch_length, self._number = self._number, 0
@@ -96,6 +101,9 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         """Ends the feed and its thread; waits at most a few seconds for a source that is busy with a batch."""
         self._ahead = None
         self._items.close()
+        if self._stateful is not None and "source" in self._left:
+            self._stateful.restore(self._left["source"])
+        self._left = {}
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -114,6 +122,7 @@ def _sought(data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | N
 def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool) -> Items:
     epoch, number, restored = at["epoch"], at["batch"], "source" in at
     stateful = isinstance(source, Stateful)
+    rest = restored or (stateful and not isinstance(source, Iterator))
     if restored:
         source.restore(at["source"])
     while epochs is None or epoch < epochs:
@@ -124,14 +133,14 @@ def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, cop
             number += 1
             place = {"epoch": epoch + last, "batch": 0 if last else number}
             yield Item(batch, last, {**place, "source": state} if stateful else place)
-        # A source restored to the end of an epoch may first give the rest of that epoch, which is empty.
-        if number == start and not (restored and start == 0):
+        # A source restored to the end of an epoch, now or by a feed before, may first give the rest of it, nothing.
+        if number == start and not (rest and start == 0):
             why = "it is empty, is shorter than it was, or can be iterated only once"
             raise DataError(f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}.")
         if isinstance(source, Iterator):
             return
         epoch += number > start
-        number, restored = 0, False
+        number, restored, rest = 0, False, False
 
 
 def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
