@@ -78,7 +78,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
             items = _iterated(source, at, limit, epochs, data.copy)
         self._items = _prefetched(items, data.prefetch) if data.prefetch else items
         self._ahead: Item | None = None
-        self._stateful, self._keep = source if stateful else None, keep
+        self._source: Any = source
+        self._keep = keep
         self._left: Any = {"source": _state(source)} if stateful and keep else {}
 
     def __next__(self) -> Item:
@@ -101,8 +102,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         """Ends the feed and its thread; waits at most a few seconds for a source that is busy with a batch."""
         self._ahead = None
         self._items.close()
-        if self._stateful is not None and "source" in self._left:
-            self._stateful.restore(self._left["source"])
+        if "source" in self._left:
+            self._source.restore(self._left["source"])
         self._left = {}
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +123,7 @@ def _sought(data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | N
 def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool) -> Items:
     epoch, number, restored = at["epoch"], at["batch"], "source" in at
     stateful = isinstance(source, Stateful)
-    rest = restored or (stateful and not isinstance(source, Iterator))
+    rest = restored or all((stateful, not isinstance(source, Iterator)))
     if restored:
         source.restore(at["source"])
     while epochs is None or epoch < epochs:
