@@ -80,7 +80,7 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         self._ahead: Item | None = None
         self._source: Any = source
         self._keep = keep
-        self._left: Any = {"source": _state(source)} if stateful and keep else {}
+        self._left: Any = {"source": _state(self._source)} if stateful and keep else {}
 
     def __next__(self) -> Item:
         item = next(self._items) if self._ahead is None else self._ahead
