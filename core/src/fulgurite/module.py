@@ -63,7 +63,12 @@ class Module(eqx.Module):
         raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output")
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation, in inference mode; `training_step` unless overridden."""
+        """The metrics of one batch in evaluation, in inference mode; `training_step` unless overridden, or without that
+        what the functions of a method `losses` give."""
+        if type(self).training_step is Module.training_step and callable(getattr(self, "losses", None)):
+            parts = [named(name, one()) for name, one in losses_of(self, batch, ctx).items()]
+            kinds = {kind: {k: v for one in parts for k, v in getattr(one, kind).items()} for kind in _BY_NAME}
+            return Output(**kinds, preds=next((one.preds for one in parts if one.preds is not None), None))
         check_batch(type(self).training_step, batch)
         return self.training_step(batch, ctx)
 
@@ -117,6 +122,30 @@ class Task(Module):
         if self.optimizer is None:
             raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
         return self.optimizer
+
+
+_BY_NAME = ("losses", "metrics", "media")
+
+
+def losses_of(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[[], Any]]:
+    """The functions that `losses(batch, ctx)` of a module gives, each for one of several losses, by name."""
+    check_batch(module.losses, batch)
+    functions, where = module.losses(batch, ctx), f"{type(module).__name__}.losses"
+    if not isinstance(functions, dict):
+        raise ModelError(f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name")
+    if bad := [name for name, function in functions.items() if not callable(function)]:
+        kind = "an array" if isinstance(functions[bad[0]], jax.Array) else type(functions[bad[0]]).__name__
+        gap = f"{where} gave {kind} as {bad[0]!r}"
+        raise ModelError(f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}")
+    return functions
+
+
+def named(name: str, made: Any) -> Output:
+    """What the function of the loss `name` made, a loss or an output, with all of it under that name."""
+    output = made if isinstance(made, Output) else Output(made)
+    terms = {} if output.loss is None else {name: output.loss}
+    metrics, media = ({f"{name}/{key}": one for key, one in part.items()} for part in (output.metrics, output.media))
+    return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media)
 
 
 def method_of(module: Any, name: str) -> Callable[..., Any]:

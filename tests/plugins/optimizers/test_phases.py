@@ -165,6 +165,30 @@ def test_terms_of_plugins_are_addressed_by_phase() -> None:
         assert "loss" not in result.metrics["train"]
 
 
+class ByFunctions(fg.Module):
+    """No `training_step`: what is trained is what `losses` gives."""
+
+    x: jax.Array
+    y: jax.Array
+
+    def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+        def largest() -> fg.Output:
+            ctx.add_loss("max/l2", self.y**2)
+            return fg.Output(self.y * batch.sum(), metrics={"sum": batch.sum()}, preds=batch)
+
+        return {"min": lambda: self.x * batch.mean(), "max": largest}
+
+
+def test_what_losses_gives_is_evaluated_too() -> None:
+    data, plugin = [np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([5.0], np.float32)], Phases(**sgd(0.5, 0.25))
+    module = ByFunctions(jnp.float32(2), jnp.float32(3))
+    numbers = engine(plugin).evaluate(module, data)
+    assert numbers == {"min": 5.5, "max": 17.25, "max/l2": 9, "max/sum": 5.75, "loss": 31.75}
+    own = engine().evaluate(module, data, metrics={"twice": lambda preds, batch: 2 * preds}, losses={})
+    assert own["twice"] == 5.5
+    assert engine().predict(module, data).tolist() == [1, 2, 3, 5]
+
+
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +200,8 @@ def test_case_35_losses_and_optimizers_belong_together() -> None:
         with pytest.raises(ModelError, match="the optimizer 'third' has no loss; the module gives min, max"):
             third = Phase(optax.sgd(0.1), "z")
             engine(Phases(min=x, max=y, third=third), steps=1).init(Three(*map(jnp.float32, (1, 2, 3))), ONE)
+        with pytest.raises(ModelError, match="the loss 'max' has no optimizer; there are phases for min"):
+            engine(Phases(min=x), steps=1).init(game(kind=kind), ONE)
     with pytest.raises(ConfigurationError, match="'min' and 'max' both update x: select other arrays"):
         engine(Phases(min=x, max=Phase(optax.sgd(0.1))), steps=1).init(game(), ONE)
     with pytest.raises(PathError, match="'z' selects no array of Game"):

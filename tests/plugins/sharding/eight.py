@@ -414,6 +414,21 @@ def check_outputs_lie_as_the_rules_say() -> None:
     assert seen["part"] == (8, 12)
 
 
+def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_what_is_no_array() -> None:
+    class Showing(Wide):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            preds = batch["x"] @ self.matrix + self.vector
+            metrics = {"constant": 2.0, "rows": jnp.float32(len(preds))}
+            media = {"preds": lambda: fg.media.Histogram.of(preds)}
+            return fg.Output(preds.mean(), preds={"hidden": preds}, metrics=metrics, media=media)
+
+    rules = Sharding(outputs=[("preds.hidden", P("data")), ("**", P())])
+    trained = engine(rules, steps=1).fit(Showing, regression())
+    arrays = regression().arrays
+    ten = fg.ArrayData(jax.tree.map(lambda array: array[:10], arrays), 8)
+    assert engine(rules).evaluate(trained, ten)["rows"] == np.float32((8 * 8 + 2 * 2) / 10)
+
+
 def check_rules_and_meshes_that_do_not_fit_are_errors() -> None:
     data = regression()
     for sharding, error, words in [

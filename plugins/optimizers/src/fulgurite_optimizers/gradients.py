@@ -8,8 +8,8 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.annotations import check_batch
 from fulgurite.errors import ModelError
+from fulgurite.module import losses_of, named
 from fulgurite.paths import leaves_with_paths
 from fulgurite.step import examples_in
 from fulgurite.update import Forward
@@ -113,26 +113,21 @@ class Gradients:
             return self._part(name, forward(module, batch, ctx), batch, ctx)
 
         def losses(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-            check_batch(module.losses, batch)
-            functions = module.losses(batch, ctx)
-            _check_functions(module, functions)
+            functions = losses_of(module, batch, ctx)
             self._check(functions)
-            made = functions[name]()
-            output = made if isinstance(made, fg.Output) else fg.Output(made)
-            terms = {name: output.loss} if output.loss is not None else {}
-            metrics = {f"{name}/{key}": value for key, value in output.metrics.items()}
-            media = {f"{name}/{key}": one for key, one in output.media.items()}
-            return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media)
+            return named(name, functions[name]())
 
         output = forward(module, batch, ctx, losses)
         # The loss terms of plugins are there for all phases.
-        self._check_owned({self._owner(key): None for key in output.losses})
-        own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
+        owners = self._owners(output.losses)
+        self._check_owned(owners.values())
+        own = {key: value for key, value in output.losses.items() if owners[key] == name}
         return self._made(name, own, output, batch, ctx)
 
     def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
-        self._check({self._owner(key): None for key in output.losses})
-        own = {key: value for key, value in output.losses.items() if self._owner(key) == name}
+        owners = self._owners(output.losses)
+        self._check(dict.fromkeys(owners.values()))
+        own = {key: value for key, value in output.losses.items() if owners[key] == name}
         if name != self._metrics_of:
             output = output.replace(metrics={}, media={})
         return self._made(name, own, output, batch, ctx)
@@ -144,8 +139,12 @@ class Gradients:
         media, self._shown[name] = jax.tree.flatten(output.media)
         return Part(None, terms, metrics, output.model_state, output.preds, media)
 
-    def _owner(self, term: str) -> str:
-        return next(iter(self._phases)) if len(self._phases) == 1 else term.partition("/")[0]
+    def _owners(self, terms: Terms) -> dict[str, str]:
+        """The phase of each term; a single phase has them all, unless the losses are called by phases."""
+        owners = {term: term.partition("/")[0] for term in terms}
+        name, *others = self._phases
+        alone = not others and not (self._functions and name in owners.values())
+        return dict.fromkeys(terms, name) if alone else owners
 
     def _check(self, losses: Any) -> None:
         """Every loss has an optimizer, and every optimizer a loss."""
@@ -180,16 +179,6 @@ class Gradients:
                 "batch. Select other arrays",
                 stacklevel=2,
             )
-
-
-def _check_functions(module: Any, functions: Any) -> None:
-    where = f"{type(module).__name__}.losses"
-    if not isinstance(functions, dict):
-        raise ModelError(f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name")
-    if bad := [name for name, function in functions.items() if not callable(function)]:
-        kind = "an array" if isinstance(functions[bad[0]], jax.Array) else type(functions[bad[0]]).__name__
-        gap = f"{where} gave {kind} as {bad[0]!r}"
-        raise ModelError(f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}")
 
 
 def total(terms: Terms) -> Float[Array, ""]:

@@ -46,7 +46,7 @@ class Sharding:
             (such as `**.mu.**.weight`) take precedence.
         rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
         outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), for training and
-            evaluation.
+            evaluation, of whose batches one that does not divide is left as it is.
         agree_every: with several processes, after how many steps they agree again on what is due by the clock and on
             wishes to stop; see `Agreement`.
 
@@ -163,11 +163,12 @@ class Sharding:
 
     @fg.hookimpl
     def output_sharding(self, output: fg.Output) -> PyTree[NamedSharding | None]:
-        """What the rules for outputs say."""
-        rules = Rules(self.outputs, "Sharding(outputs=)")
+        """What the rules for outputs say; in evaluation where it fits, whose last batch may be of any size."""
+        rules = Rules(self.outputs, "Sharding(outputs=)", strict=fg.is_training())
 
         def place(keys: Any, leaf: Any) -> NamedSharding | None:
-            spec = rules.spec(from_keys(keys), leaf.shape, self.devices)
+            # Among the media there are functions, and a metric may be a number of Python.
+            spec = rules.spec(from_keys(keys), leaf.shape, self.devices) if hasattr(leaf, "shape") else None
             return None if spec is None else self._on_mesh(spec)
 
         return jax.tree_util.tree_map_with_path(place, output) if rules else None

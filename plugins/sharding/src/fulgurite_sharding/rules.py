@@ -37,10 +37,11 @@ class BySize:
 
 
 class Rules:
-    """Rules for the arrays of one tree; the first whose pattern is the whole path decides."""
+    """Rules for the arrays of one tree; the first whose pattern is the whole path decides. Unless `strict`, an array
+    whose dimensions do not divide as that says is left alone."""
 
-    def __init__(self, rules: Iterable[Rule], what: str) -> None:
-        self._what, self._rules = what, [_parsed(rule, what) for rule in rules]
+    def __init__(self, rules: Iterable[Rule], what: str, *, strict: bool = True) -> None:
+        self._what, self._strict, self._rules = what, strict, [_parsed(rule, what) for rule in rules]
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -54,8 +55,7 @@ class Rules:
         """What the first matching rule says of an array, or None. A `ConfigurationError` if it does not fit."""
         for pattern, spec in self._rules:
             if pattern.matches(path):
-                self._check(pattern, spec, path, shape, mesh)
-                return spec
+                return spec if self._fits(pattern, spec, path, shape, mesh) else None
         return None
 
     def check_used(self, paths: Sequence[Path]) -> None:
@@ -65,17 +65,20 @@ class Rules:
                 near = did_you_mean(pattern.text, map(str, paths))
                 raise PathError(f"{self._what}: the rule {(pattern.text, spec)} matches no array. {near}")
 
-    def _check(self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh) -> None:
+    def _fits(self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh) -> bool:
         where = f"{self._what}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
         if len(spec) > len(shape):
             raise ConfigurationError(f"{where}, which has {len(shape)} dimensions")
         for dimension, names in enumerate(spec):
             count = prod(mesh.shape[name] for name in axes_of((names,)))
-            if shape[dimension] % count:
+            if shape[dimension] % count and self._strict:
                 raise ConfigurationError(
                     f"{where}: dimension {dimension} of {shape[dimension]} does not divide by axis {names!r}, which "
                     f"has {count} devices"
                 )
+            if shape[dimension] % count:
+                return False
+        return True
 
 
 def axes_of(spec: Iterable[Any]) -> list[str]:
