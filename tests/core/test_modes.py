@@ -610,10 +610,41 @@ def test_any_structure_of_arrays_is_checked_wherever_it_goes(hint: Any, right: A
             call(made(model), [wrong])
 
 
-def test_a_batch_of_another_kind_than_annotated_is_shown() -> None:
-    with pytest.raises(TypeError) as caught:
-        fg.Engine(steps=1).fit(OfImages, [(images()["image"], images()["label"])])
-    assert any("float32[4,2,2]" in note and "int32[4]" in note for note in caught.value.__notes__)
+Two = tuple[Float[Array, "b 3"], Float[Array, "b 3"]]
+
+
+@pytest.mark.parametrize(
+    ("hint", "batch", "expected"),
+    [
+        (Images, (WRONG, WRONG), r"batch is .*float32\[4,3\].* expects a dictionary\. The batch: \[0\] float32"),
+        (Two, (WRONG,) * 3, "expects a tuple of 2"),
+        (Two, (WRONG,), "expects a tuple of 2"),
+        (Two, {"x": WRONG}, "batch is x float32.* expects a tuple of 2"),
+        (dict[str, Two], {"x": WRONG}, r'batch\["x"\] is float32\[4,3\].* expects a tuple of 2'),
+        (list[Float[Array, "b 3"]], WRONG, "expects a list"),
+        (Two | dict[str, Float[Array, "b 5"]], {"x": WRONG}, "expects"),
+    ],
+)
+def test_a_batch_of_another_structure_than_annotated_is_shown(hint: Any, batch: Any, expected: str) -> None:
+    class Annotated(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight)
+
+        training_step.__annotations__["batch"] = hint
+
+    with pytest.raises(DataError, match=expected):
+        fg.Engine(steps=1).init(made(Annotated), [batch])
+
+
+@pytest.mark.parametrize("hint", [tuple[Any, Any], dict[str, Any], tuple[Float[Array, "b 3"], ...], Two | Any])
+def test_an_annotation_that_a_batch_may_have_lets_it_through(hint: Any) -> None:
+    class Annotated(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight)
+
+        training_step.__annotations__["batch"] = hint
+
+    fg.Engine(steps=1).init(made(Annotated), [(WRONG,) * 3])
 
 
 def test_annotations_are_checked_under_the_names_of_strings_too() -> None:

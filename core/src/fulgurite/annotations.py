@@ -1,6 +1,6 @@
 """jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
 from inspect import ismethod, signature
@@ -17,15 +17,17 @@ from fulgurite.paths import leaves_with_paths
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
     """Checks a batch against the annotation of the step's first parameter behind `self`: a jaxtyping array type, or
     tuples, lists, dictionaries, `TypedDict`s, `NamedTuple`s, dataclasses or unions of these; named dimensions must
-    agree across the batch. A mismatch is an error that names the leaf. Any other annotation is left alone."""
+    agree across the batch. A mismatch, of structure too, is an error that names the place. Any other annotation is
+    left alone."""
     try:
         hint = get_type_hints(step).get([*signature(step).parameters, ""][0 if ismethod(step) else 1])
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     with jaxtyping.jaxtyped("context"):
         for path, value, expected in _annotated("batch", batch, hint):
-            if not isinstance(value, expected):
-                shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]'
+            if not _fits(value, expected):
+                array = not isinstance(expected, str)
+                shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]' if array else expected
                 given = "missing" if value is None else describe(value)
                 raise DataError(f"{path} is {given}; {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
 
@@ -57,13 +59,20 @@ def shapes_of(tree: Any) -> tuple[Any, ...]:
 
 
 def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
+    """Each array with its path and its type; a text for it, which nothing fits, where another structure is wanted."""
     origin, kinds, parts = get_origin(hint), get_args(hint), []
     if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
         return [(path, value, hint)]
     if origin in (Union, UnionType):
         found = [_annotated(path, value, one) for one in kinds if one is not NoneType]
-        fits = value is None or any(all(isinstance(leaf, one) for _, leaf, one in some) for some in found)
+        fits = value is None or any(all(_fits(leaf, one) for _, leaf, one in some) for some in found)
         return [] if fits else found[0]
+    kind = dict if is_typeddict(hint) else origin
+    several = len(kinds) if origin is tuple and ... not in kinds else None
+    odd = kind in (tuple, list) and (not isinstance(value, tuple | list) or several not in (None, len(value)))
+    if (odd or (kind is dict and not isinstance(value, Mapping))) and _holds_arrays(hint):
+        wanted = {dict: "a dictionary", list: "a list", tuple: f"a tuple of {several}" if several else "a tuple"}
+        return [(path, value, wanted[kind])]
     if is_typeddict(hint) and isinstance(value, dict):
         asked = [item for item in get_type_hints(hint).items() if item[0] in value or item[0] in hint.__required_keys__]
         parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in asked]
@@ -75,3 +84,13 @@ def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
     elif origin is dict and isinstance(value, dict):
         parts = [(f'{path}["{name}"]', part, kinds[1]) for name, part in value.items()]
     return [found for part in parts for found in _annotated(*part)]
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    return not isinstance(expected, str) and isinstance(value, expected)
+
+
+def _holds_arrays(hint: Any) -> bool:
+    """Whether there is an array in the structure that is annotated."""
+    parts = get_type_hints(hint).values() if is_typeddict(hint) else get_args(hint)
+    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(map(_holds_arrays, parts))

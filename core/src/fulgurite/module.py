@@ -67,8 +67,12 @@ class Module(eqx.Module):
         what the functions of a method `losses` give."""
         if type(self).training_step is Module.training_step and callable(getattr(self, "losses", None)):
             parts = [named(name, one()) for name, one in losses_of(self, batch, ctx).items()]
-            kinds = {kind: {k: v for one in parts for k, v in getattr(one, kind).items()} for kind in _BY_NAME}
-            return Output(**kinds, preds=next((one.preds for one in parts if one.preds is not None), None))
+            losses, metrics, media = (
+                {key: value for one in parts for key, value in getattr(one, kind).items()}
+                for kind in ("losses", "metrics", "media")
+            )
+            preds = next((one.preds for one in parts if one.preds is not None), None)
+            return Output(losses=losses, metrics=metrics, media=media, preds=preds)
         check_batch(type(self).training_step, batch)
         return self.training_step(batch, ctx)
 
@@ -122,9 +126,6 @@ class Task(Module):
         if self.optimizer is None:
             raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
         return self.optimizer
-
-
-_BY_NAME = ("losses", "metrics", "media")
 
 
 def losses_of(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[[], Any]]:
