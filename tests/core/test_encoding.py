@@ -94,6 +94,18 @@ def test_the_small_dtypes_of_jax_keep_their_values_and_dtype(dtype: str):
     assert back.astype(float).tolist() == [1.0, -2.0, 3.0]
 
 
+def test_long_doubles_are_written_as_doubles():
+    third = np.longdouble(1) / 3
+    assert loads(dumps({"x": third})) == {"x": float(third)}
+    assert loads(dumps(np.full(2, third))).tolist() == [float(third)] * 2
+
+
+def test_a_text_that_utf_8_does_not_have_is_valid_json():
+    value = {"name\udcff": ["\udc80 ö", "plain"]}
+    written = dumps(value).encode()
+    assert strict(written.decode()) == loads(written) == value
+
+
 def test_a_scalar_of_bfloat16_is_a_number():
     assert same(loads(dumps(jnp.bfloat16(-2))), -2.0)
 

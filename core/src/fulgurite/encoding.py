@@ -15,7 +15,9 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
     """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
     ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
     options: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
-    return json.dumps(_encoded(value), sort_keys=sort_keys, **options)
+    text = json.dumps(_encoded(value), sort_keys=sort_keys, **options)
+    # A lone surrogate, as in a file name of another encoding, cannot be written but by its escape.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def loads(text: str | bytes) -> Any:
@@ -28,7 +30,9 @@ def _encoded(value: Any) -> Any:
         return value if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real(value.dtype):
         array = np.asarray(value)
-        plain = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and its like
+        # Of bfloat16 and its like, and of long doubles, Python knows no numbers.
+        single, long = array.dtype.kind == "V", array.dtype == np.longdouble
+        plain = array.astype(np.float32 if single else np.float64) if single or long else array
         if array.ndim == 0:
             return _encoded(plain.item())
         items = [_encoded(item) for item in plain.ravel().tolist()]

@@ -36,7 +36,7 @@ from fulgurite.state import Source, TrainState, check_not_consumed, hashable, ke
 from fulgurite.step import Step, forward
 from fulgurite.streams import DEFAULT, PARAMS, Stream, Streams
 from fulgurite.tasks import Task, collect
-from fulgurite.triggers import AtEnd, Every, Span, Trigger
+from fulgurite.triggers import AtEnd, Endless, Every, Trigger
 from fulgurite.weights import restored_weights, subject_of, view_of
 
 
@@ -221,7 +221,7 @@ class Engine:
             self._stepping = program = self._program(source_of((state.module, state.model_state)), batch, None)
             program.check(state)
         compiled = program.compiled(1)
-        program.enter(state.step, Span(0))
+        program.enter(state.step, Endless(0))
         flat, output = compiled(program.layout.split(state), [batch], program.flags([False] * len(self.tasks)))
         return program.layout.join(flat), compiled.output(output)
 

@@ -29,6 +29,10 @@ class Span:
         return cls(value["origin"], value["end"], tuple(value["epoch_ends"]))
 
 
+class Endless(Span):
+    """That of a loop of `Engine.step`, which knows of no end and no epochs."""
+
+
 class Trigger:
     """A rule that says at which steps something happens. A subclass is a frozen dataclass and defines `_following`. It
     is `exact` if the steps follow from the program and its data alone, not from a clock or a process."""

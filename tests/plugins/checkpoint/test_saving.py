@@ -120,6 +120,9 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     assert [entry.value("test/score") for entry in entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
     with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
         weights_in(tmp_path, "best", best="test/loss")
+    counting(tmp_path / "nan", Scores((NAN,)), steps=1)
+    with pytest.raises(CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"):
+        weights_in(tmp_path / "nan", "best", best="test/score")
 
 
 def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`fulgurite plot`: pictures of what was logged, and errors for files that hold something else."""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fulgurite.command import main
+from fulgurite.errors import ConfigurationError
 from fulgurite_logging.plot import LONGEST_LINE, command, series
 
 
@@ -26,6 +28,27 @@ def test_series_are_the_single_numbers(tmp_path: Path) -> None:
     assert list(found) == ["train/loss", "train/accuracy", "test/loss"]
     assert found["train/loss"] == (list(range(1, 50)), [1 / step for step in range(1, 50)])
     assert found["test/loss"][0] == [50] and np.isnan(found["test/loss"][1])
+
+
+def test_what_evaluators_in_processes_of_their_own_found_is_drawn(tmp_path: Path) -> None:
+    run, commits = logged(tmp_path / "a"), {}
+    for name in ("checkpoints/step-8", "superseded/1/step-8", "superseded/1/step-9"):
+        (run / name).mkdir(parents=True)
+        (run / name / "COMMIT").write_text(name)
+        commits[name] = hashlib.sha256(name.encode()).hexdigest()
+    rows = [
+        (8, commits["checkpoints/step-8"], 0.5),
+        (8, commits["superseded/1/step-8"], 0.7),
+        (9, commits["superseded/1/step-9"], 0.9),
+        (4, "removed since", 0.25),
+    ]
+    lines = [json.dumps(dict(evaluator="slow", step=a, commit=b, metrics={"accuracy": c})) for a, b, c in rows]
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "side.jsonl").write_text("\n".join([*lines, '{"eval']))
+    assert series(run)["slow/accuracy"] == ([4, 8], [0.25, 0.5])
+    (run / "evaluations" / "side.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="side.jsonl, line 1: no result: 'evaluator'"):
+        series(run)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -141,6 +141,10 @@ def test_phases_may_be_frozen_too() -> None:
 def test_freezing_that_cannot_be_meant_is_an_error() -> None:
     with pytest.raises(PathError, match="'third' selects no array"):
         engine(frozen("third"), steps=1).init(Two, points())
+    for until in (fg.EveryEpoch(), fg.Times(2) | fg.At(9), fg.AtEnd()):
+        loop = engine(Freeze("first", until=until))
+        with pytest.raises(ConfigurationError, match="a loop of engine.step knows of no epochs and no end"):
+            loop.step(loop.init(Two, points()), next(iter(points())))
     with pytest.raises(ConfigurationError, match="until is Period"):
         Freeze("first", until=fg.Period(3))
     with pytest.raises(ConfigurationError, match="until is AtStart"):

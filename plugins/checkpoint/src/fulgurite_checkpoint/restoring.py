@@ -89,6 +89,8 @@ def chosen(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
                 for name in one.commit.metrics[source]
             }
         )
+        if metric in have:
+            raise CheckpointError(f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}")
         raise CheckpointError(
             f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There is: "
             f"{', '.join(have) or 'none'}. Evaluate at the steps that are saved"

@@ -1,8 +1,10 @@
 """`fulgurite plot`: metrics of runs over steps, as a picture."""
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite_logging.jsonl import EXACT
 
 LONGEST_LINE = 1 << 24
+FOLDERS = ("superseded/*", "checkpoints")
 Series = dict[str, tuple[list[int], list[float]]]
 
 
@@ -66,21 +69,46 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
 
 
 def series(run: Path) -> Series:
-    """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values."""
+    """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values. What evaluators in
+    processes of their own found is among them."""
     found: Series = {}
-    for record in records(run / EXACT if run.is_dir() else run):
-        for name, value in record["values"].items() if record["kind"] == "scalars" else ():
+    rows = ((one["source"], one["step"], one["values"]) for one in records(run) if one["kind"] == "scalars")
+    for source, step, values in chain(rows, evaluations(run)):
+        for name, value in values.items():
             if isinstance(value, int | float):
-                steps, values = found.setdefault(f"{record['source']}/{name}", ([], []))
-                steps.append(record["step"])
-                values.append(float(value))
+                steps, numbers = found.setdefault(f"{source}/{name}", ([], []))
+                steps.append(step)
+                numbers.append(float(value))
     return found
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, one by one. A last line that is not whole is left out: a run may be writing it."""
+def records(run: Path) -> Iterator[dict[str, Any]]:
+    """The records of a run, or of a file, one by one."""
+    path = run / EXACT if run.is_dir() else run
     if not path.is_file():
         raise ConfigurationError(f"there is no {path}: give the directory of a run that was logged with 'jsonl'")
+    return _lines(path, "record", {"kind": str, "source": str, "step": int, "values": dict})
+
+
+def evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
+    """Evaluator, step and metrics of the results that `fulgurite evaluate --group` wrote into the directory of a run,
+    the newest of each step, but those of checkpoints that a later attempt set aside."""
+    aside, there = ({_digest(path) for path in run.glob(f"{where}/step-*/COMMIT")} for where in FOLDERS)
+    found = {}
+    for file in sorted(run.glob("evaluations/*.jsonl")):
+        for one in _lines(file, "result", {"evaluator": str, "step": int, "commit": str, "metrics": dict}):
+            if one["commit"] in there or one["commit"] not in aside:
+                found[one["evaluator"], one["step"]] = one["metrics"]
+    return [(name, step, found[name, step]) for name, step in sorted(found)]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _lines(path: Path, what: str, members: dict[str, type]) -> Iterator[dict[str, Any]]:
+    """The lines of a file, which have these members. A last one that is not whole is left out: a run may be writing
+    it."""
     with open(path, "rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE):
@@ -90,10 +118,9 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                     return
                 raise ConfigurationError(f"{path}, line {number}: longer than {LONGEST_LINE} bytes")
             try:
-                record = encoding.loads(line)
-                whole = isinstance(record["values"], dict) and isinstance(record["source"], str)
-                if not whole or type(record["step"]) is not int or not isinstance(record["kind"], str):
-                    raise ValueError("it lacks kind, source, step or values")
+                one = encoding.loads(line)
+                if not all(type(one[name]) is kind for name, kind in members.items()):
+                    raise ValueError(f"it lacks {', '.join(members)}")
             except (ValueError, TypeError, LookupError, RecursionError) as error:
-                raise ConfigurationError(f"{path}, line {number}: no record: {error}") from error
-            yield record
+                raise ConfigurationError(f"{path}, line {number}: no {what}: {error}") from error
+            yield one

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.paths import Selector, leaves_with_paths
+from fulgurite.triggers import Endless, Or
 from fulgurite.update import Forward
 from jaxtyping import PyTree
 
@@ -27,7 +28,7 @@ class Freeze:
     Attributes:
         where: what is frozen: a pattern, a function of the module, or what `fg.select` and `fg.exclude` give.
         until: when training of it begins: a step, or a trigger, whose first time counts. The step is compiled anew
-            there. A trigger by epochs counts those of the fit. None for never.
+            there. A trigger by epochs counts those of the fit; a loop of `engine.step` knows of none. None for never.
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -66,6 +67,12 @@ class Freeze:
     def thaws(self, span: fg.Span) -> int | None:
         """The step after which everything is trained, as far as it is known."""
         assert isinstance(self.until, fg.Trigger)
+        parts = self.until.parts if isinstance(self.until, Or) else (self.until,)
+        if isinstance(span, Endless) and any(isinstance(part, fg.EveryEpoch | fg.Times | fg.AtEnd) for part in parts):
+            raise ConfigurationError(
+                f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs and no end: give a "
+                "step, or train with engine.fit"
+            )
         return self.until.next(0, replace(span, origin=0))
 
     def parted(self, module: PyTree) -> tuple[PyTree, PyTree]:
