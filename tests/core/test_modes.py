@@ -324,6 +324,7 @@ def test_no_loss_at_all() -> None:
             lambda module, batch, ctx: (ctx.add_loss("a", module.weight), ctx.add_loss("a", module.weight)),
             "'a' was added twice",
         ),
+        (lambda module, batch, ctx: ctx.add_loss(3, module.weight), r"add_loss\(3, .*give a name and an array"),
         (
             lambda module, batch, ctx: fg.Output(module.weight, metrics={"each": batch}),
             r"metric 'each' is an array of shape \(2,\)",
@@ -409,6 +410,21 @@ def test_the_fix_that_the_error_shows() -> None:
 
     result = fg.Engine(steps=2).fit(step_of(body), numbers([1, 3]))
     assert float(result.module.weight) == -2 and result.metrics["train"]["hidden size"] == 1.5
+
+
+def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() -> None:
+    batches = fg.ArrayData(np.asarray([2, 4, 6], np.float32), 2, remainder="pad")
+
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        ctx.add_loss("all", module.weight * jnp.ones((3, 2)))  # no array of examples
+        ctx.add_loss("each", fg.metrics.Mean.of(batch, ctx.mask).compute() if careful else batch)
+        return fg.Output()
+
+    careful = False
+    with pytest.raises(ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.of"):
+        fg.Engine(steps=2).fit(step_of(body), batches)
+    careful = True
+    assert fg.Engine(steps=2, log_every=1).fit(step_of(body), batches).history["train/each"].tolist() == [3, 6]
 
 
 def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:

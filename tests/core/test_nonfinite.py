@@ -118,6 +118,36 @@ def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, culprit: str, 
     assert events.exceptions == [caught.value] and not events.results
 
 
+class Weights:
+    """Puts `make(weight, step)` in the place of the weight, after every update."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    @fg.hookimpl
+    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+        made = self.make(module.weight, ctx.step + 1)
+        return eqx.tree_at(lambda module: module.weight, module, made), own
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
+    saver, good = Saver(), numbers([1.0, 2.0])
+    breaking = Weights(lambda weight, step: jnp.where(step == BAD, jnp.nan, weight))
+    with pytest.raises(NonFiniteError) as caught:
+        fg.Engine(steps=6, fuse=fuse, plugins=[saver, breaking]).fit(Root, good)
+    assert (caught.value.step, caught.value.culprit) == (BAD, "what after_update made of weight")
+    assert saver.saved == list(range(1, BAD))
+    skipping = fg.Engine(steps=6, fuse=fuse, nonfinite="skip", plugins=[breaking]).fit(Root, good)
+    assert int(skipping.state.health.skipped) == 1 and np.isfinite(skipping.module.weight).all()
+
+
+def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
+    with pytest.raises(NonFiniteError) as caught:
+        fg.Engine(steps=6, plugins=[Weights(lambda weight, step: jnp.clip(weight, -1, 1))]).fit(Update, batches())
+    assert (caught.value.step, caught.value.culprit) == (BAD, "the update of weight")
+
+
 @pytest.mark.parametrize(("fuse", "log"), [(1, 6), (8, 6), (1, 5), (8, 2)])
 def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int) -> None:
     saved: list[int] = []
@@ -297,12 +327,16 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
     assert int(skipping.state.plugins["slice"]["updates"]) == 2
 
 
-def test_skip_logs_no_window_in_which_every_step_was_skipped() -> None:
+def test_of_a_window_in_which_every_step_was_skipped_only_that_is_logged() -> None:
     bad, good = numbers([0, 2], [1, 2])
     result = fg.Engine(steps=5, log_every=1, nonfinite="skip").fit(Loss, [good, bad, bad, good, bad])
     assert result.history.steps("train/loss").tolist() == [1, 4]
-    assert result.history["train/skipped_steps"].tolist() == [0, 2]
+    assert result.history["train/skipped_steps"].tolist() == [0, 1, 2, 2, 3]
+    assert result.metrics["train"]["loss"] == result.history["train/loss"][-1]
     assert int(result.state.health.skipped) == 3 and int(result.state.step) == 5
+    nothing = fg.Engine(steps=5, log_every=fg.AtStart() | fg.Every(2), nonfinite="skip").fit(Loss, [bad])
+    assert nothing.history.names() == ["train/skipped_steps"]
+    assert nothing.history.steps("train/skipped_steps").tolist() == [2, 4]
 
 
 def test_skip_counts_in_the_step_loop_too() -> None:

@@ -90,15 +90,21 @@ class Context:
         return self.flags.get(SHOW)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
-        """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged.
+        """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged. One for each example
+        of a padded batch is an error: `fg.metrics.Mean.of(value, ctx.mask).compute()` leaves the padding out.
 
         A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way:
         return it from there and add it outside.
         """
         if self.losses is None:
             raise ModelError(f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in training_step")
+        if not isinstance(name, str) or not eqx.is_array_like(value):
+            raise ModelError(f"ctx.add_loss({name!r}, {value!r}): give a name and an array or number")
         if name in self.losses:
             raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
+        if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
+            gap = f"ctx.add_loss({name!r}) was given {jnp.shape(value)[0]} values of a padded batch, padding and all"
+            raise ModelError(f"{gap}: average them, as by fg.metrics.Mean.of(value, ctx.mask).compute()")
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)
         leak = ModelError(
             f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or with a value made "

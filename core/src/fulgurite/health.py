@@ -38,20 +38,26 @@ class Health(eqx.Module):
         exempt = [jnp.any(_marks(leaf, 0) != 0) for _, leaf in _floating(module)]
         return Health(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), jnp.array(exempt, bool))
 
-    def examine(self, output: Output, module: PyTree, few: int) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
+    def examine(
+        self, output: Output, updated: PyTree, module: PyTree, few: int
+    ) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
         """Whether anything of a step is not finite, the index of the first such term, and the names of all terms.
 
         Arguments:
             output: of the step, with `grads`.
-            module: after the update. That an update was not finite shows in the parameter, which is written anyway.
+            updated: the module after the update. That an update was not finite shows in the parameter, which is written
+                anyway.
+            module: what `after_update` made of it, which is looked at where it is another one.
             few: the size up to which the elements of an array are looked at one by one.
         """
         losses = output.losses or ({} if output.loss is None else {"loss": output.loss})
         terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
         terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
         marks = [(name, _marks(leaf, few)) for name, leaf in terms]
-        for index, (path, leaf) in enumerate(_floating(module)):
-            marks.append((f"the update of {path}", jnp.where(self.exempt[index], 0, _marks(leaf, few))))
+        for index, ((path, leaf), (_, last)) in enumerate(zip(_floating(updated), _floating(module), strict=True)):
+            after = [] if last is leaf else [(f"what after_update made of {path}", last)]
+            for name, one in [(f"the update of {path}", leaf), *after]:
+                marks.append((name, jnp.where(self.exempt[index], 0, _marks(one, few))))
         names = [name for name, mark in marks for _ in range(mark.size)]
         found = jnp.concatenate([mark for _, mark in marks]) != 0
         culprit = jnp.min(jnp.where(found, jnp.arange(len(names), dtype=jnp.int32), len(names)))

@@ -389,10 +389,11 @@ class Loop:
         self._flat, values = self.program.close(self._flat)
 
         def finish() -> Record | None:
-            metrics = self.program.closing(values)
-            if metrics is not None:
-                self.metrics["train"] = metrics
-            return None if metrics is None else Record("scalars", "train", step, dict(metrics), stream)
+            told = self.metrics.get("train", {})
+            if (metrics := self.program.closing(values, told)) is None:
+                return None
+            self.metrics["train"] = told | metrics
+            return Record("scalars", "train", step, metrics, stream)
 
         if (rate := self._rate(step, monotonic())) is not None:
             self.run.emit("scalars", "train", {"steps_per_second": rate}, stream="telemetry")

@@ -118,13 +118,15 @@ class Program:
         packed, values = self._close(self.layout.packing, flat.packed)
         return Flat(flat.arrays, packed), values
 
-    def closing(self, values: Any) -> dict[str, Any] | None:
-        """The metrics of a closed window as Python numbers, None if it was empty. Raises if a step was not finite."""
+    def closing(self, values: Any, told: dict[str, Any]) -> dict[str, Any] | None:
+        """The metrics of a closed window as Python numbers; of one without a step how many were skipped, if those are
+        more than in `told`, else None. Raises if a step was not finite."""
         metrics, steps, health = jax.device_get(values)
         self.check_finite(health)
-        if self._engine.nonfinite == "skip":
+        metrics = metrics if steps else {}
+        if self._engine.nonfinite == "skip" and (steps or health.skipped > told.get("skipped_steps", 0)):
             metrics["skipped_steps"] = health.skipped
-        return {name: as_number(value) for name, value in metrics.items()} if steps else None
+        return {name: as_number(value) for name, value in metrics.items()} or None
 
     def health(self, flat: Flat) -> Health:
         """The health of a state; waits for the device."""

@@ -97,9 +97,9 @@ class TrainStep:
                 raise ModelError(f"{name} returned {type(answer).__name__}: return (state, fg.Output(...))")
         new, output = answer
         check_same_structure(_part(state), _part(new), "the training step")
-        few = 256 if self._engine.mesh is None else 0  # where arrays are divided, elements would have to be gathered
-        bad, culprit, self.terms = state.health.examine(output, new.module, few)
+        few, updated = 256 if self._engine.mesh is None else 0, new.module  # divided arrays would have to be gathered
         new = self._after_update(new, output, ctx)
+        bad, culprit, self.terms = state.health.examine(output, updated, new.module, few)
         extra, given = dict[str, Any](), {"output": output, "grads": output.grads, "updates": output.updates}
         for hook in self._plugins.implementations("step_metrics"):
             name = hook.plugin.name
