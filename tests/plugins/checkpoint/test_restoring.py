@@ -114,7 +114,7 @@ def test_another_shape_is_an_error_that_lists_all_of_them(net: Any, tmp_path: Pa
 
 
 def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"plugin 'average' \(module trained\).*was active.*pip install"):
+    with pytest.raises(CheckpointError, match=r"'average' \(module trained\) was active .* is not now: add it"):
         going_on(net, NET, tmp_path=tmp_path)
     with pytest.warns(UserWarning, match="plugin 'average'"):
         result = going_on(net, NET, tmp_path=tmp_path, on_missing_plugin="warn")
@@ -122,6 +122,9 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         going_on(net, NET, tmp_path=tmp_path / "ignored", on_missing_plugin="ignore")
+    counting(tmp_path / "installed", "rng")
+    with pytest.raises(CheckpointError, match=r"'rng' .* is not now: pip install fulgurite-rng, and add it"):
+        counting(tmp_path / "other", resume=tmp_path / "installed")
 
 
 def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(run: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Sli
     )
     told = [
         f"plugin {name!r} ({then[name]['distribution']} {then[name]['version']}) was active when it was saved and is "
-        f"not now: pip install {then[name]['distribution']}, and add it to the plugins"
+        f"not now: {_source(then[name])}add it to the plugins"
         for name in gone
     ] + [
         f"plugin {name!r} ({now[name]['distribution']} {now[name]['version']}) is active now and was not when it was "
@@ -197,6 +197,11 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Sli
     if told and missing == "warn":
         warnings.warn(f"{kept.path} was saved with other plugins: {'; '.join(told)}", stacklevel=2)
     return Slices(list(map(_slice, added)), list(map(_slice, gone)))
+
+
+def _source(plugin: dict[str, Any]) -> str:
+    """What to do first to have a plugin of a manifest; one of a program's own is in no distribution."""
+    return "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
 
 
 def differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
