@@ -541,8 +541,12 @@ WRONG = {
     "after_update": lambda self, module: module,
 }
 NO_ANSWERS: list[tuple[str, Any, str]] = [
-    ("evaluators", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook evaluators: .* is no evaluator"),
-    ("rng_streams", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook rng_streams: .* is no random stream"),
+    (
+        "evaluators",
+        [fg.Scheduled("test", 1, evaluate)],
+        "plugin 'careless', hook evaluators: give a list of Eval",
+    ),
+    ("rng_streams", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook rng_streams: give a list of Stream"),
     ("optimizers", {"default": optax.sgd(1.0)}, "hook optimizers of careless gave dict; give .* a dict of fg.Phase"),
     ("optimizers", {}, "hook optimizers of careless gave dict"),
     ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),

@@ -124,7 +124,7 @@ def test_schedule_gives_actions() -> None:
         def schedule(self) -> Any:
             return [print]
 
-    with pytest.raises(PluginError, match=r"plugin 'loose', hook schedule: give a list of fg.Scheduled"):
+    with pytest.raises(PluginError, match=r"plugin 'loose', hook schedule: give a list of Scheduled"):
         engine(Loose())
 
 

@@ -82,7 +82,7 @@ def test_overriding_step_alone_is_an_error() -> None:
         def step(self, state: Any, batch: Any) -> Any:
             return super().step(state, batch)
 
-    with pytest.raises(ConfigurationError, match="Stepping overrides step, which fit never calls: override tr"):
+    with pytest.raises(ConfigurationError, match="Stepping overrides step; fit never calls it: override tr"):
         Stepping(steps=1)
 
     class Both(Stepping):

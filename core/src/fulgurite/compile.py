@@ -62,7 +62,8 @@ class CompiledStep:
         self._engine, self._step, self._layout, self._on_compile = engine, step, layout, on_compile
         self._placing, self._places = placing, placing if fuse == 1 else placing.stacked()
         self._executables: dict[Any, jax.stages.Compiled] = {}
-        self._rules: list[Any] = []  # of the executables, which know them by id: no other may get it
+        # What was compiled for each rule, which is kept, so that no other one gets its id.
+        self._seen: dict[int, tuple[Any, list[Any]]] = {}
         self._unpack = Packing([]).unpack
         self._output_tree: Any = None
         self._media_tree: Any = None
@@ -105,11 +106,7 @@ class CompiledStep:
 
     def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
         spec, at = spec_of(batch), f"the batch for step {self._step.at}"
-        seen = [
-            jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*one) for one in specs])
-            for rule, treedef, specs in self._executables
-            if rule == id(self._step.rule)
-        ]
+        _, seen = self._seen.setdefault(id(self._step.rule), (self._step.rule, []))
         if seen and jax.tree.structure(spec) != jax.tree.structure(seen[0]):
             gap = f"{at} has another structure than those before"
             raise DataError(f"{gap}: {describe(spec)}, not {describe(seen[0])}. Give all of them one")
@@ -127,8 +124,8 @@ class CompiledStep:
             small = sum(array.nbytes for array in arguments[0]) < _SMALL_STATE
             small = small and "stablehlo.convolution" not in lowered.as_text()
             compiled = lowered.compile(_SMALL_STEP_OPTIONS.get(jax.default_backend()) if small else None)
+        seen.append(spec)
         self._on_compile("step", spec, compiled)
-        self._rules.append(self._step.rule)
         return compiled
 
     def _run(self, arrays: Any, packed: Any, resident: Any, buffer: Any, n: Any, due: Any) -> Any:

@@ -17,8 +17,6 @@ from fulgurite.streams import Phase, Streams, fold_name
 if TYPE_CHECKING:
     from fulgurite.update import UpdateRule
 
-_KEEP: Any = object()
-
 
 @dataclass(eq=False, repr=False)
 class Context:
@@ -118,24 +116,10 @@ class Context:
         except jax.errors.UnexpectedTracerError as error:
             raise leak from error
 
-    def fresh(
-        self,
-        name: str,
-        index: Int[ArrayLike, ""] | None = None,
-        *,
-        training: bool | None = None,
-        model_state: Any = _KEEP,
-        mask: Any = _KEEP,
-    ) -> "Context":
-        """A context for another forward pass in the step, or number `index` of several, with its own keys and terms."""
-        return replace(
-            self,
-            training=self.training if training is None else training,
-            model_state=self.model_state if model_state is _KEEP else model_state,
-            mask=self.mask if mask is _KEEP else mask,
-            scope=(*self.scope, (name, index)),
-            losses=None,
-        )
+    def fresh(self, name: str, index: Int[ArrayLike, ""] | None = None, **changes: Any) -> "Context":
+        """A context for another forward pass in the step, or number `index` of several, with its own keys and terms;
+        `changes` are another `training`, `model_state` or `mask`."""
+        return replace(self, scope=(*self.scope, (name, index)), losses=None, **changes)
 
     def for_forward(self) -> "Context":
         """The same context at the place of the trace where it is called, ready to collect loss terms."""

@@ -162,8 +162,6 @@ def as_data(source: Any) -> Data:
 
 def part_of(data: Any, part: str, name: str | None = None) -> Any:
     """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
-    if data is None:
-        raise ConfigurationError("no data was given")
     parts = [hasattr(data, one) for one in ("train", "evaluations")]
     if not any(parts) or (not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))):
         return data

@@ -43,9 +43,9 @@ class Installed:
                 raise TypeError("an entry point names a class, or a function that makes a plugin")
             return found
         except (Exception, SystemExit) as error:
-            reason = f"cannot be imported from {self.entry.value!r}: {type(error).__name__}: {error}"
+            gap = f"plugin {name!r} ({self.distribution}) cannot be imported from {self.entry.value!r}"
             fix = f"Mend or uninstall that distribution, or leave it out with '-{name}'."
-            raise PluginError(f"plugin {name!r} ({self.distribution}) {reason}. {fix}") from error
+            raise PluginError(f"{gap}: {type(error).__name__}: {error}. {fix}") from error
 
 
 def installed() -> dict[str, list[Installed]]:

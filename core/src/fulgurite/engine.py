@@ -79,16 +79,13 @@ class Engine:
         compilation_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
-            fix = "override train_step(self, state, batch, ctx), which fit, step and fused steps all use"
-            raise ConfigurationError(f"{type(self).__name__} overrides step, which fit never calls: {fix}")
+            raise ConfigurationError(f"{type(self).__name__} overrides step; fit never calls it: override train_step")
         counts = {"steps": steps, "epochs": epochs, "fuse": fuse, "limit": limit, "dev_run": dev_run}
         _check_counts(**counts, max_compilations=max_compilations)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigurationError(f"seed is {seed!r}; it must be an integer that is not negative")
-        if steps is not None and epochs is not None:
-            raise ConfigurationError("give steps or epochs, not both")
         self.steps, self.epochs, self.seed, self.fuse, self.limit = steps, epochs, seed, fuse, limit
         self.nonfinite: Policy = nonfinite
         self.max_compilations, self.dev_run = max_compilations, dev_run

@@ -109,8 +109,7 @@ class Layout:
     def __init__(self, state: TrainState, shardings: list[NamedSharding] | None = None) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(state)
         paths = [str(from_keys(keys)) for keys, _ in keyed]
-        leaves = [leaf for _, leaf in keyed]
-        self._leaves = [spec_of(leaf) if eqx.is_array(leaf) else leaf for leaf in leaves]
+        self._leaves = [spec_of(leaf) if eqx.is_array(leaf) else leaf for _, leaf in keyed]
         self._key = key_of(state)
         self._arrays, self._scalars = [], []
         self._places: dict[int, NamedSharding] = {}
@@ -128,13 +127,10 @@ class Layout:
         self._arrays = [*self._small, *self._large]
         self._impls = {index: _impl(self._leaves[index]) for index in arrays if _is_key(self._leaves[index])}
         scalars = [self._leaves[index] for index in self._scalars]
-        parts = {
-            name: (
-                jax.tree.structure(getattr(state, name)),
-                tuple(i for i, n in enumerate(self._scalars) if paths[n].startswith(name)),
-            )
-            for name in ("window", "health")
-        }
+        parts: dict[str, Part] = {}
+        for name in ("window", "health"):
+            places = tuple(place for place, index in enumerate(self._scalars) if paths[index].startswith(name))
+            parts[name] = jax.tree.structure(getattr(state, name)), places
         plain = [jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars]
         self.packing = Packing(plain, parts)
         self._bundle = Packing([self._leaves[index] for index in self._small])

@@ -57,12 +57,9 @@ def contents(one: Installed) -> dict[str, Any]:
         cls = one.load()
     except PluginError as error:
         return {"error": str(error)}
-    specified: dict[str, Any] = {
-        name: getattr(namespace, name, None)
-        for namespace in (hooks, getattr(cls, "hookspecs", None))
-        for name in dir(namespace)
-    }
-    known = {name: hook.fulgurite_kind for name, hook in specified.items() if hasattr(hook, "fulgurite_kind")}
+    namespaces = (hooks, getattr(cls, "hookspecs", None))
+    specified: list[tuple[str, Any]] = [(name, getattr(one, name, None)) for one in namespaces for name in dir(one)]
+    known = {name: hook.fulgurite_kind for name, hook in specified if hasattr(hook, "fulgurite_kind")}
     marks = {name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None) for name in dir(cls)}
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
     found = {name: known.get(name, "unknown") for name in names}
@@ -76,9 +73,8 @@ def described(name: str, one: Installed) -> dict[str, Any]:
         cls = one.load()
     except PluginError as error:
         return {"name": name, "distribution": one.distribution, "error": str(error)}
-    texts = [
-        inspect.cleandoc(one.__doc__ or "") for one in reversed(cls.__mro__[:-1] if inspect.isclass(cls) else [cls])
-    ]
+    classes = reversed(cls.__mro__[:-1] if inspect.isclass(cls) else [cls])
+    texts = [inspect.cleandoc(one.__doc__ or "") for one in classes]
     docs = {
         named: " ".join(option["text"].split())
         for text in texts

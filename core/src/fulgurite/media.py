@@ -61,8 +61,7 @@ class Images(Media):
             raise ModelError(f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}")
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
-                kinds = "uint8, which goes to 255, or floats or booleans, which go to 1"
-                raise ModelError(f"fg.media.Images: pixels are {pixels.dtype}; give {kinds}")
+                raise ModelError(f"fg.media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1")
             pixels = jnp.round(255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))).astype(jnp.uint8)
         return Images(pixels)
 

@@ -81,14 +81,12 @@ class Module(eqx.Module):
         check_batch(type(self).validation_step, batch)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
-            fix = "define predict_step(self, batch, ctx), or return fg.Output(..., preds=...) from its step"
-            raise ModelError(f"{type(self).__name__} cannot predict: {fix}")
+            raise ModelError(f"{type(self).__name__} cannot predict: define predict_step or return fg.Output(preds=)")
         return preds
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, Phase]":
         """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes, and no values."""
-        fix = "define configure_optimizers(self), and return one such as optax.adam(1e-3)"
-        raise ModelError(f"{type(self).__name__} has no optimizer: {fix}")
+        raise ModelError(f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return one")
 
 
 class Task(Module):

@@ -108,10 +108,8 @@ class BatchPlacing:
         """As plugins say, for batches like this one."""
         shardings = plugins.exclusive("batch_sharding", batch=spec_of(batch), mesh=mesh)
         structure = jax.tree.structure(batch)
-        if shardings is not None and (
-            jax.tree.structure(shardings) != structure
-            or not all(isinstance(one, NamedSharding) for one in jax.tree.leaves(shardings))
-        ):
+        named = all(isinstance(one, NamedSharding) for one in jax.tree.leaves(shardings))
+        if shardings is not None and not (named and jax.tree.structure(shardings) == structure):
             raise PluginError(f"hook batch_sharding must give a NamedSharding for each array of a batch {structure}")
         return BatchPlacing(shardings)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from inspect import signature
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
@@ -145,15 +145,17 @@ class PluginManager:
             raise PluginError(f"hook {hook} can be done by one plugin, but {names} each do it: leave all but one out")
         return found[0] if found else None
 
+    def listed(self, hook: str, kind: type) -> list[tuple[Registered, Any]]:
+        """The objects in the lists that a hook gives, each with its plugin; another kind of object is an error."""
+        found = [(plugin, one) for plugin, answer in self.call(hook) for one in answer or ()]
+        for plugin, one in found:
+            if not isinstance(one, kind):
+                raise PluginError(f"plugin {plugin.name!r}, hook {hook}: give a list of {kind.__name__}, not {one!r}")
+        return found
+
     def named(self, hook: str, what: str, kind: type) -> dict[str, Any]:
-        """The objects in the lists that a hook gives, by their `name`; another kind of object is an error, and so is a
-        name twice, which names both plugins."""
-        answers = []
-        for plugin, answer in self.call(hook):
-            if bad := [one for one in answer or () if not isinstance(one, kind)]:
-                raise PluginError(f"plugin {plugin.name!r}, hook {hook}: {bad[0]!r} is no {what}")
-            answers += [(plugin, {one.name: one}) for one in answer or ()]
-        return merge(answers, what)
+        """What is `listed`, by its `name`; a name twice is an error that names both plugins."""
+        return merge([(plugin, {one.name: one}) for plugin, one in self.listed(hook, kind)], what)
 
     def _select(self, wanted: list[Any], autoload: bool) -> list[Registered]:
         available, environment = discovery.installed(), discovery.selection_from_environment()
@@ -189,8 +191,11 @@ class PluginManager:
 
     def _register(self, registered: Registered) -> None:
         where = f"plugin {registered.name!r} ({type(registered.plugin).__name__})"
+        # Not the plugin itself: pluggy compares by `==` and would trip over dataclasses that hold arrays.
+        methods = ModuleType(registered.name)
+        vars(methods).update(self._marked(registered, where))
         try:
-            self._pluggy.register(_Proxy(registered, self._marked(registered, where)), name=registered.name)
+            self._pluggy.register(methods, name=registered.name)
         except pluggy.PluginValidationError as error:
             raise PluginError(f"{where}: {error}") from error
         except ValueError as error:
@@ -215,8 +220,7 @@ class PluginManager:
                     continue
                 raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
             if unsupported := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
-                fix = "order plugins by the class attributes `before` and `after`"
-                raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
+                raise PluginError(f"{where} marks {name!r} with {unsupported[0]}: order plugins by `before`, `after`")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
             if any(is_kind(method) for is_kind in _ANSWER_LATER):
                 raise PluginError(f"{where}: {name!r} does nothing when called: a hook is no generator and not async")
@@ -234,21 +238,14 @@ class PluginManager:
         return found
 
     def _sorted(self, hook: str) -> tuple[Implementation, ...]:
-        caller, place = self._pluggy.hook.__dict__[hook], list(self.plugins)
+        caller = self._pluggy.hook.__dict__[hook]
+        functions = {one.plugin_name: one.function for one in caller.get_hookimpls()}
         gives = caller.spec.function.fulgurite_gives
-        made = [
-            Implementation(one.plugin.registered, hook, one.function, tuple(signature(one.function).parameters), gives)
-            for one in caller.get_hookimpls()
-        ]
-        return tuple(sorted(made, key=lambda one: place.index(one.plugin.name)))
-
-
-class _Proxy:
-    """What pluggy sees of a plugin. pluggy compares by `==` and would trip over dataclasses that hold arrays."""
-
-    def __init__(self, registered: Registered, methods: dict[str, Callable[..., Any]]) -> None:
-        self.registered = registered
-        self.__dict__.update(methods)
+        return tuple(
+            Implementation(one, hook, functions[name], tuple(signature(functions[name]).parameters), gives)
+            for name, one in self.plugins.items()
+            if name in functions
+        )
 
 
 def _options(member: Any) -> dict[str, Any] | None:

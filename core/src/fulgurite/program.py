@@ -166,7 +166,7 @@ class Program:
         rule = self._plugins.exclusive("update_rule", module=module, phases=phases)
         first = next(iter(phases.values()))
         if rule is None and (len(phases) != 1 or type(first) is not Phase):
-            fix = "install fulgurite-optimizers and add Phases() to the plugins, or give one fg.Phase"
+            fix = "add Phases() of fulgurite-optimizers to the plugins, or give one fg.Phase"
             raise PluginError(f"the optimizers {', '.join(phases)} need an update rule of a plugin: {fix}")
         rule = rule or GradientUpdate(first)
         for hook in self._plugins.implementations("wrap_update_rule"):

@@ -44,8 +44,7 @@ def reference_of(
     if isinstance(resume, Checkpoint):
         return resume
     if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
-        choices = "'auto', 'never', 'latest', 'best', a step, a path, or fg.Checkpoint(...)"
-        raise ConfigurationError(f"resume is {resume!r}; choose {choices}")
+        raise ConfigurationError(f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path")
     own = None if directory is None else directory.path
     if resume == "auto":
         return Checkpoint(own, optional=True)

@@ -60,24 +60,14 @@ def source_of(model: Any) -> Source:
     """The source of a model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as
     `model(key=key)`, that gives either. A callable's arrays are made under jit; a given module's are copied."""
     if isinstance(model, eqx.Module) or _is_pair(model):
-        pair: Any = model if isinstance(model, tuple) else (model, None)
-        check_has_state(*pair)
-        check_aliases(pair[0])
+        pair = _checked(model)
         check_not_consumed({"module": pair[0], "model_state": pair[1]})
         arrays, static = eqx.partition(pair, is_array)
         return Source(arrays, lambda arrays, key: owned(eqx.combine(arrays, static)), pair)
     if not callable(model):
-        kinds = "an Equinox module, a pair (module, eqx.nn.State), or a callable, called with key=, that gives either"
+        kinds = "an Equinox module, (module, eqx.nn.State), or a callable that gives either, called with key="
         raise ModelError(f"a model is {kinds}; {type(model).__name__} is none of them")
-
-    def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
-        made = model(key=key)
-        pair: Any = made if _is_pair(made) else (made, None)
-        check_has_state(*pair)
-        check_aliases(pair[0])
-        return owned(pair)
-
-    return Source(None, build)
+    return Source(None, lambda _, key: owned(_checked(model(key=key))))
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -108,8 +98,8 @@ def check_aliases(module: PyTree) -> None:
     for place, leaf in enumerate(jax.tree.leaves(module)):
         if is_array(leaf) and (former := seen.setdefault(id(leaf), place)) != place:
             (one, _), (other, _) = (leaves_with_paths(module)[at] for at in (former, place))
-            fix = "Training would update them as two: copy one of them, or tie them with eqx.nn.Shared"
-            raise ModelError(f"{one} and {other} of {type(module).__name__} are the same array. {fix}")
+            gap = f"{one} and {other} of {type(module).__name__} are the same array"
+            raise ModelError(f"{gap}: copy one of them, or tie them with eqx.nn.Shared")
 
 
 def check_has_state(module: PyTree, model_state: Any) -> None:
@@ -174,6 +164,13 @@ def digest(tree: PyTree) -> int:
             data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
             number = crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, number)
     return number
+
+
+def _checked(model: Any) -> tuple[Any, eqx.nn.State | None]:
+    pair = model if _is_pair(model) else (model, None)
+    check_has_state(*pair)
+    check_aliases(pair[0])
+    return pair
 
 
 def _is_pair(model: Any) -> bool:

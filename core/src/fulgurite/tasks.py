@@ -43,11 +43,7 @@ def collect(plugins: PluginManager, log: Trigger | None) -> list[Task]:
     trigger."""
     owner = Registered("fulgurite", plugins, "core")
     found = [Task("log", owner, Scheduled("log", log, None, "log"))] if log is not None else []
-    for plugin, schedule in plugins.call("schedule"):
-        for one in schedule or ():
-            if not isinstance(one, Scheduled):
-                raise PluginError(f"plugin {plugin.name!r}, hook schedule: give a list of fg.Scheduled, not {one!r}")
-            found.append(Task(f"{plugin.name}.{one.name}", plugin, one))
+    found += [Task(f"{plugin.name}.{one.name}", plugin, one) for plugin, one in plugins.listed("schedule", Scheduled)]
     names = [task.name for task in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise PluginError(f"two scheduled actions are called {twice[0]!r}; give each a name of its own")

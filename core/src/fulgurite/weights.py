@@ -17,7 +17,7 @@ from fulgurite.program import placed, slices_of
 from fulgurite.resume import snapshot_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint
-from fulgurite.state import Source, TrainState, check_has_state, check_not_consumed, key_of, source_of
+from fulgurite.state import TrainState, check_has_state, check_not_consumed, key_of, source_of
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -63,15 +63,8 @@ def view_of(plugins: PluginManager, state: TrainState, name: str) -> Any:
 def restored_weights(engine: "Engine", model: Any, reference: Checkpoint) -> TrainState:
     """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health. It is
     restored without a batch of the training data, on which the structure of the window depends."""
-    like = _like(engine, source_of(model))
-    parts = ["step", "key", "module", *(["model_state"] if like.model_state is not None else [])]
-    parts += [str(from_keys((GetAttrKey("plugins"), DictKey(name)))) for name in like.plugins]
-    snapshot = snapshot_of(engine, replace(reference, map={part: part for part in parts}), like)
-    assert snapshot is not None
-    return snapshot.state
+    source = source_of(model)
 
-
-def _like(engine: "Engine", source: Source) -> TrainState:
     def make(arrays: Any, key: Key[Array, ""]) -> TrainState:
         module, model_state = source.build(arrays, key)
         left_out: Any = None
@@ -80,4 +73,9 @@ def _like(engine: "Engine", source: Source) -> TrainState:
 
     like: TrainState = eqx.filter_eval_shape(make, source.arrays, jax.random.key(0))
     shardings = state_shardings(engine.plugins, like, engine.mesh)
-    return like if shardings is None else placed(like, shardings)
+    like = like if shardings is None else placed(like, shardings)
+    parts = ["step", "key", "module", *(["model_state"] if like.model_state is not None else [])]
+    parts += [str(from_keys((GetAttrKey("plugins"), DictKey(name)))) for name in like.plugins]
+    snapshot = snapshot_of(engine, replace(reference, map={part: part for part in parts}), like)
+    assert snapshot is not None
+    return snapshot.state

@@ -87,8 +87,7 @@ class Writer:
             self._closing = True
             self._wake(hurry=True)
             if not self._changed.wait_for(lambda: self._ended or self.failure, self.patience / 3):
-                left = f"{self._left()} records are not written"
-                warnings.warn(f"training has ended and waits for sink {self._name!r}: {left}", stacklevel=2)
+                warnings.warn(f"training has ended and waits for sink {self._name!r}: {self._left()}", stacklevel=2)
             self._wait(lambda: self._ended)
         if self.failure is not None:
             raise self.failure
@@ -102,11 +101,10 @@ class Writer:
         while not until() and self.failure is None:
             done = self._done
             if not self._changed.wait(self.patience) and self._done == done:
-                left = f"{self._left()} records are not written"
-                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {left}"))
+                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {self._left()}"))
 
-    def _left(self) -> int:
-        return sum(isinstance(work, Record) for work in self._work)
+    def _left(self) -> str:
+        return f"{sum(isinstance(work, Record) for work in self._work)} records are not written"
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
