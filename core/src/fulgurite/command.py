@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, ProcessError
+from fulgurite.errors import ConfigurationError, ProcessError, noted
 from fulgurite.processes import connect
 
 GROUP = "fulgurite.commands"
@@ -32,12 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if others:
         told = f"{_source(others[0])} brings a command {entry.name!r}, which there is already: uninstall one of them"
         parser.exit(2, f"error: {told}\n")
-    try:
+    with noted(lambda: f"command {entry.name!r} ({_source(entry)})"):
         return entry.load()(arguments[1:]) or 0
-    except Exception as error:
-        if entry.dist:
-            error.add_note(f"command {entry.name!r} ({_source(entry)})")
-        raise
 
 
 def _source(entry: EntryPoint) -> str:

@@ -36,8 +36,6 @@ class Experiment:
     data: Any
 
 
-_NAMED = (Enum, PurePath)
-
 Factory = Callable[..., Experiment]
 """A function whose typed arguments are the configuration of the experiment that it returns."""
 
@@ -125,21 +123,22 @@ def build(
 
 def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The arguments that a run was made with."""
-    known = arguments_of(experiment)
-    told = {name: value for name, value in kept.items() if MASK not in json.dumps(value)}
-    for name, value in told.items():
+    known, told = arguments_of(experiment), dict[str, Any]()
+    for name, value in kept.items():
+        if MASK in json.dumps(value):
+            continue
         if name not in known:
             gap = f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}"
             raise ConfigurationError(f"{gap}: evaluate it with the program that trained it")
         if name in given and json.loads(json.dumps(_plain(given[name]))) != value:
             made = f"what the run was made with, {name}={value!r}"
             raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")
-    for name, value in told.items():
-        kinds = get_args(known[name][1]) or (known[name][1],)
-        if isinstance(value, list) and "tuple" in str(known[name][1]):
+        kind = known[name][1]
+        named = any(isinstance(one, type) and issubclass(one, Enum | PurePath) for one in get_args(kind) or (kind,))
+        if isinstance(value, list) and "tuple" in str(kind):
             told[name] = tuple(value)
-        elif isinstance(value, str) and any(isinstance(kind, type) and issubclass(kind, _NAMED) for kind in kinds):
-            told[name] = parsed(name, value, known[name][1])
+        else:
+            told[name] = parsed(name, value, kind) if named and isinstance(value, str) else value
     return told
 
 

@@ -220,7 +220,8 @@ class PluginManager:
                     continue
                 raise PluginError(f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.kinds)}")
             if unsupported := [key for key in ("wrapper", "hookwrapper", "tryfirst", "trylast") if options[key]]:
-                raise PluginError(f"{where} marks {name!r} with {unsupported[0]}: order plugins by `before`, `after`")
+                fix = "order plugins by the class attributes `before` and `after`"
+                raise PluginError(f"{where} marks {name!r} with {unsupported[0]}, which is not supported: {fix}")
             known = self._pluggy.hook.__dict__[hook].spec.argnames
             if any(is_kind(method) for is_kind in _ANSWER_LATER):
                 raise PluginError(f"{where}: {name!r} does nothing when called: a hook is no generator and not async")
