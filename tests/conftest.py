@@ -89,6 +89,31 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+left_out: set[str] = set()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    left_out.update(item.nodeid for item in items if item.get_closest_marker("slow"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist hands on what it left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = sorted(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out.update(getattr(node, "workeroutput", {}).get("left_out", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What takes long is not left out without a word."""
+    if left_out:
+        terminalreporter.section(f"{len(left_out)} slow tests were left out; 'pytest -m slow' runs them")
+        terminalreporter.write_line("\n".join(sorted(left_out)))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs what is marked `optimized`, slow or not, in a process where XLA makes of it what it makes for users."""

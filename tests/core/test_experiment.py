@@ -295,7 +295,7 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
         (signal.SIGINT, 130, []),
         (signal.SIGTERM, 143, []),
         (signal.SIGTERM, 85, ["--preempted-exit-code", "85"]),
-        (signal.SIGINT, 130, ["--preempted-exit-code=85"]),
+        pytest.param(signal.SIGINT, 130, ["--preempted-exit-code=85"], marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_the_program_between_steps_with_its_code(

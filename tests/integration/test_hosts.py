@@ -48,7 +48,7 @@ def expected() -> tuple[dict[str, float], np.ndarray]:
     }, scores
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("processes", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 4])
 def test_uneven_hosts_find_what_scikit_learn_finds_over_the_whole_set(processes: int) -> None:
     hosts = found(processes, *(["failures"] if processes == 2 else []))
     same = [[line for line in lines if "error" not in line] for lines in hosts]

@@ -149,8 +149,8 @@ def test_an_outsider_is_autoloaded(everything: Path):
         ("fit(['-outsider'], 1)", {}),
         ("fit([], 1, autoload=False)", {}),
         ("fit([], 1)", {"FULGURITE_PLUGINS": "-outsider"}),
-        ("fit([], 1)", {"FULGURITE_AUTOLOAD": "0"}),
-        ("fit([], 1)", {"FULGURITE_AUTOLOAD": "rng"}),
+        pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "0"}, marks=pytest.mark.slow),
+        pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "rng"}, marks=pytest.mark.slow),
     ],
 )
 def test_an_autoloaded_outsider_is_switched_off(everything: Path, call: str, variables: dict[str, str]):

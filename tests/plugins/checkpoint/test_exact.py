@@ -26,7 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.Result:
     return training(tmp_path_factory.mktemp("whole")).fit(NET, regression())
 
 
-@pytest.mark.parametrize("killed_at", [4, 8, 11])
+@pytest.mark.parametrize("killed_at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 11))])
 def test_a_resumed_run_ends_with_the_same_bits(whole: fg.Result, tmp_path: Path, killed_at: int) -> None:
     """BatchNorm, dropout, Adam, a plugin's slice, shuffled data; killed twice."""
     for at in (killed_at, killed_at + 1):

@@ -133,8 +133,16 @@ def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
     check_gan(model, points(), loss, optimizers, order, one_key=order == "simultaneous")
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("order", ["alternating", pytest.param("simultaneous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "alternating",
+        *(
+            pytest.param(order, marks=[pytest.mark.optimized, pytest.mark.slow], id=f"{order}-optimized")
+            for order in ("alternating", "simultaneous")
+        ),
+    ],
+)
 def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
     """100 steps of the convolutional GAN of examples/gan.py on the real digits, with its penalty and its optimizer."""
     model = gan.GAN(4, 1.0, key=jax.random.key(1))

@@ -143,7 +143,7 @@ def test_a_process_whose_output_nobody_reads_any_more_goes_on(program: Path) -> 
     ("how", "code", "words"),
     [
         ("kill", 137, "SIGKILL"),
-        ("raise", 1, "exit code 1"),
+        pytest.param("raise", 1, "exit code 1", marks=pytest.mark.slow),
         pytest.param("exit", 7, "exit code 7", marks=pytest.mark.slow),
     ],
 )

@@ -24,6 +24,8 @@ SLOW = 60
 
 def no_sync(subject: Subject) -> None:
     """While a slow step runs, no hook and no action of the phases `log` and `act` waits for it."""
+    if not subject.hooks & {*FREE, "schedule"}:
+        return
     seen: dict[str, list[bool]] = defaultdict(list)
 
     def around(name: str, call: Callable[[], Any]) -> Any:
