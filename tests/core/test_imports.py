@@ -3,10 +3,14 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fulgurite"
@@ -32,6 +36,21 @@ def test_a_plugin_imports_no_other_plugin(plugin: Path):
         if name.startswith("fulgurite_") and name != plugin.name
     }
     assert not others
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_depends_on_what_it_imports(plugin: Path):
+    """Or on the core, which depends on it; some under an extra."""
+    project = tomllib.loads((plugin.parents[1] / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *sum(project.get("optional-dependencies", {}).values(), [])]
+    declared = {canonicalize_name(Requirement(one).name) for one in required}
+    brought = {package: {*map(canonicalize_name, found)} for package, found in packages_distributions().items()}
+    strangers = {
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path, line, name in imports_under(plugin)
+        if name not in {plugin.name} | CORE_MAY_IMPORT and not brought.get(name, set()) & declared
+    }
+    assert not strangers
 
 
 def test_importing_the_core_imports_nothing_heavy():
