@@ -42,7 +42,8 @@ def test_a_plugin_imports_no_other_plugin(plugin: Path):
 def test_a_plugin_depends_on_what_it_imports(plugin: Path):
     """Or on the core, which depends on it; some under an extra."""
     project = tomllib.loads((plugin.parents[1] / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *sum(project.get("optional-dependencies", {}).values(), [])]
+    extras = project.get("optional-dependencies", {}).values()
+    required = [*project["dependencies"], *(one for extra in extras for one in extra)]
     declared = {canonicalize_name(Requirement(one).name) for one in required}
     brought = {package: {*map(canonicalize_name, found)} for package, found in packages_distributions().items()}
     strangers = {
