@@ -98,8 +98,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process of pytest-xdist hands on what it left out."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = sorted(left_out)
+    getattr(session.config, "workeroutput", {})["left_out"] = sorted(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
