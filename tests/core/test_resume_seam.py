@@ -685,16 +685,21 @@ def test_an_optional_checkpoint_may_be_missing() -> None:
     result = engine(Memory(), events, steps=2, log_every=None).fit(Counting(), numbers([0, 0]), resume=optional)
     assert float(result.module.weight) == -2
     assert events.told[0] == "start at 0"
+    with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in memory"):
+        engine(Nothing()).evaluate(Counting(), numbers([0]), weights=optional)
+
+
+class Nothing:
+    """A checkpointer without a checkpoint."""
+
+    @fg.hookimpl
+    def restore(self) -> None:
+        return None
 
 
 def test_a_checkpointer_that_gives_nothing_is_no_silent_fresh_start() -> None:
-    class Empty:
-        @fg.hookimpl
-        def restore(self) -> None:
-            return None
-
     with pytest.raises(CheckpointError, match="memory"):
-        engine(Empty(), steps=2).fit(Counting(), numbers([0]), resume=LATEST)
+        engine(Nothing(), steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 
 
 def test_a_failure_of_the_checkpointer_is_blamed() -> None:

@@ -1,6 +1,6 @@
 """jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
 from inspect import ismethod, signature
@@ -24,12 +24,10 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     with jaxtyping.jaxtyped("context"):
-        for path, value, expected in _annotated("batch", batch, hint):
-            if not _fits(value, expected):
-                array = not isinstance(expected, str)
-                shown = f'{expected.dtype.__name__}[Array, "{expected.dim_str}"]' if array else expected
-                given = "missing" if value is None else describe(value)
-                raise DataError(f"{path} is {given}; {step.__qualname__} expects {shown}. The batch: {describe(batch)}")
+        if misfit := next(_misfits("batch", batch, hint), None):
+            path, value, wanted = misfit
+            given = "missing" if value is None else describe(value)
+            raise DataError(f"{path} is {given}; {step.__qualname__} expects {wanted}. The batch: {describe(batch)}")
 
 
 def described(what: str, batch: Any) -> AbstractContextManager[None]:
@@ -58,22 +56,25 @@ def shapes_of(tree: Any) -> tuple[Any, ...]:
     return treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
-def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
-    """Each array with its path and its type; a text for it, which nothing fits, where another structure is wanted."""
+def _misfits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, Any, str]]:
+    """Where a value is not as annotated: path, what is there, what is wanted."""
     origin, kinds, parts = get_origin(hint), get_args(hint), []
     if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
-        return [(path, value, hint)]
+        if not isinstance(value, hint):
+            yield path, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
+        return
     if origin in (Union, UnionType):
-        found = [_annotated(path, value, one) for one in kinds if one is not NoneType]
-        fits = value is None or any(all(_fits(leaf, one) for _, leaf, one in some) for some in found)
-        return [] if fits else found[0]
+        found = [list(_misfits(path, value, one)) for one in kinds if one is not NoneType]
+        if value is not None and all(found):
+            yield from found[0]
+        return
     kind = dict if is_typeddict(hint) else origin
     several = len(kinds) if origin is tuple and ... not in kinds else None
     odd = kind in (tuple, list) and (not isinstance(value, tuple | list) or several not in (None, len(value)))
     if (odd or (kind is dict and not isinstance(value, Mapping))) and _holds_arrays(hint):
         wanted = {dict: "a dictionary", list: "a list", tuple: f"a tuple of {several}" if several else "a tuple"}
-        return [(path, value, wanted[kind])]
-    if is_typeddict(hint) and isinstance(value, dict):
+        yield path, value, wanted[kind]
+    elif is_typeddict(hint) and isinstance(value, dict):
         asked = [item for item in get_type_hints(hint).items() if item[0] in value or item[0] in hint.__required_keys__]
         parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in asked]
     elif isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, hint):
@@ -83,11 +84,8 @@ def _annotated(path: str, value: Any, hint: Any) -> list[tuple[str, Any, Any]]:
         parts = [(f"{path}[{at}]", part, kind) for at, (part, kind) in enumerate(zip(value, kinds, strict=False))]
     elif origin is dict and isinstance(value, dict):
         parts = [(f'{path}["{name}"]', part, kinds[1]) for name, part in value.items()]
-    return [found for part in parts for found in _annotated(*part)]
-
-
-def _fits(value: Any, expected: Any) -> bool:
-    return not isinstance(expected, str) and isinstance(value, expected)
+    for part in parts:
+        yield from _misfits(*part)
 
 
 def _holds_arrays(hint: Any) -> bool:

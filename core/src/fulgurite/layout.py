@@ -28,8 +28,8 @@ from fulgurite.state import TrainState, check_not_consumed, key_of, unshared
 
 Vectors = tuple[Array | np.ndarray, ...]
 Part = tuple[jax.tree_util.PyTreeDef, tuple[int, ...]]
-# Elements of a small array by platform, and how many arrays are many. With 588 end to end a residual network of 48
-# blocks took two thirds of the time; MLP 64-128-128-10, which has 18, gained nothing (two cores, jax 0.10.2).
+# Elements of a small array by platform, and how many arrays are many: 588 end to end took two thirds of the time, 18
+# gained nothing (two cores, jax 0.10.2).
 _SMALL = {"cpu": 4096}
 _MANY = 100
 

@@ -76,6 +76,6 @@ def restored_weights(engine: "Engine", model: Any, reference: Checkpoint) -> Tra
     like = like if shardings is None else placed(like, shardings)
     parts = ["step", "key", "module", *(["model_state"] if like.model_state is not None else [])]
     parts += [str(from_keys((GetAttrKey("plugins"), DictKey(name)))) for name in like.plugins]
-    snapshot = snapshot_of(engine, replace(reference, map={part: part for part in parts}), like)
+    snapshot = snapshot_of(engine, replace(reference, map={part: part for part in parts}, optional=False), like)
     assert snapshot is not None
     return snapshot.state
