@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpoints
 from fulgurite_evaluators import Evaluator
 
@@ -52,4 +53,8 @@ def test_case_19_the_best_by_what_an_evaluator_finds(values: list[float], best: 
     assert engine.evaluate(Counting, zero, weights=weights)["updates"] == best
     assert engine.predict(Counting, zero, weights=weights).tolist() == [best, best]
     assert int(engine.restored(Counting, weights).step) == best
+    for path, step in ((str(tmp_path), 10 * len(values)), (tmp_path / f"checkpoints/step-{best}", best)):
+        assert engine.evaluate(Counting, zero, weights=path)["updates"] == step
+    with pytest.raises(ConfigurationError, match="path must be that of a run"):
+        engine.evaluate(Counting, zero, weights=3)  # pyright: ignore[reportArgumentType]
     assert sorted(tmp_path.rglob("*")) == before

@@ -28,9 +28,9 @@ from fulgurite.module import Output
 from fulgurite.placing import check_processes, share_of
 from fulgurite.plugins import PluginManager
 from fulgurite.program import Program
-from fulgurite.resume import InitFrom, Resume, completed, reference_of, restored, span_of
+from fulgurite.resume import InitFrom, Place, Resume, completed, reference_of, restored, span_of
 from fulgurite.run import Result
-from fulgurite.runs import Checkpoint, RunDirectory
+from fulgurite.runs import RunDirectory
 from fulgurite.signals import StopRequests
 from fulgurite.state import Source, TrainState, check_not_consumed, hashable, key_of, source_of
 from fulgurite.step import Step, forward
@@ -265,7 +265,7 @@ class Engine:
         limit: int | None = None,
         metrics: Functions | None = None,
         losses: Functions | None = None,
-        weights: Checkpoint | None = None,
+        weights: InitFrom = None,
     ) -> dict[str, Any]:
         """The metrics of a model over one epoch of `data`, exact over batches of unequal size.
 
@@ -276,7 +276,7 @@ class Engine:
             name: of the evaluation; its random numbers depend on it.
             limit: at most so many batches.
             metrics, losses: instead of the module's own, see `EvaluatorSpec`.
-            weights: a checkpoint to take the weights from, which the active checkpointer reads.
+            weights: a checkpoint to take the weights from, or its path, which the active checkpointer reads.
         """
         model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics, losses=losses)
@@ -289,7 +289,7 @@ class Engine:
         data: Any,
         *,
         limit: int | None = None,
-        weights: Checkpoint | None = None,
+        weights: InitFrom = None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
     ) -> PyTree[np.ndarray]:
         """What the module's `predict_step` gives for every example of `data`, in order and without padding.
@@ -302,7 +302,7 @@ class Engine:
         subject = subject_of(model, self._root_key())
         return self._evaluation(spec).predict(subject, spec.data, self._limit(limit), callback)
 
-    def restored(self, model: Any, weights: Checkpoint) -> TrainState:
+    def restored(self, model: Any, weights: Place) -> TrainState:
         """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state. Needs no data."""
         return restored_weights(self, model, weights)
 

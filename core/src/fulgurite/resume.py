@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 T = TypeVar("T")
-InitFrom = Checkpoint | str | os.PathLike[str] | None
+Place = Checkpoint | str | os.PathLike[str]
+InitFrom = Place | None
 Resume = InitFrom | int
 WEIGHTS = {"module": "module", "model_state": "model_state"}
 _STEP_PATH = re.compile(r"(?:(.+)/)?checkpoints/step-(0|[1-9][0-9]{0,11})/?")

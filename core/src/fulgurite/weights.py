@@ -14,7 +14,7 @@ from fulgurite.paths import from_keys
 from fulgurite.placing import state_shardings
 from fulgurite.plugins import PluginManager, merge
 from fulgurite.program import placed, slices_of
-from fulgurite.resume import snapshot_of
+from fulgurite.resume import Place, of_path, snapshot_of
 from fulgurite.run import Result
 from fulgurite.runs import Checkpoint
 from fulgurite.state import TrainState, check_has_state, check_not_consumed, key_of, source_of
@@ -60,9 +60,10 @@ def view_of(plugins: PluginManager, state: TrainState, name: str) -> Any:
     return views[name]
 
 
-def restored_weights(engine: "Engine", model: Any, reference: Checkpoint) -> TrainState:
+def restored_weights(engine: "Engine", model: Any, weights: Place) -> TrainState:
     """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health. It is
     restored without a batch of the training data, on which the structure of the window depends."""
+    reference = weights if isinstance(weights, Checkpoint) else of_path(weights)
     source = source_of(model)
 
     def make(arrays: Any, key: Key[Array, ""]) -> TrainState:
