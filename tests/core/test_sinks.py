@@ -108,7 +108,7 @@ def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: An
 
 
 NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
-    "no dictionary": ("scalars", "tester", [1], r"numbers and arrays of them come by name, as a dictionary; not \[1\]"),
+    "no dictionary": ("scalars", "tester", [1], r"values come by name, as a dictionary; not \[1\]"),
     "no name": ("scalars", "tester", {3: 1}, "by name, as a dictionary"),
     "no source": ("scalars", 3, {"a": 1}, "the source is a text"),
     "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; give numbers"),

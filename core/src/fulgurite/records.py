@@ -5,7 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -50,15 +50,17 @@ class Record:
 def kept(kind: str, source: str, values: Any) -> dict[str, Any]:
     """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards. What no sink could
     write down is an error here: there, the sink would be the one that failed, and be left out."""
-    if kind not in _VALUES:
-        raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, _VALUES)}")
-    where, (what, fits) = f"run.emit({kind!r}, {source!r}, ...)", _VALUES[kind]
+    if kind not in get_args(RecordKind):
+        raise PluginError(f"run.emit knows no records of {kind!r}. {did_you_mean(kind, get_args(RecordKind))}")
+    where = f"run.emit({kind!r}, {source!r}, ...)"
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in (source, *values)):
-        raise PluginError(f"{where}: the source is a text, and {what} come by name, as a dictionary; not {values!r}")
-    if bad := [f"{name!r} is of type {type(value).__name__}" for name, value in values.items() if not fits(value)]:
-        raise PluginError(f"{where}: {bad[0]}; give {what} by name")
+        raise PluginError(f"{where}: the source is a text, and values come by name, as a dictionary; not {values!r}")
     if kind in ("text", "config"):
         dumps(values)
+    for name, value in values.items():
+        if (kind == "scalars" and not _is_number(value)) or (kind == "media" and not isinstance(value, Media)):
+            what = "numbers and arrays of them" if kind == "scalars" else "fg.media"
+            raise PluginError(f"{where}: {name!r} is of type {type(value).__name__}; give {what} by name")
     return _own(values)
 
 
@@ -70,14 +72,6 @@ def _own(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _own(one) for name, one in value.items()}
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
-
-
-_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "scalars": ("numbers and arrays of them", _is_number),
-    "media": ("fg.media", lambda value: isinstance(value, Media)),
-    "text": ("texts", lambda value: True),
-    "config": ("JSON values", lambda value: True),
-}
 
 
 class History:
