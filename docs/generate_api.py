@@ -39,8 +39,8 @@ def page() -> str:
     """The text of the page."""
     parts = [INTRODUCTION]
     for module, title in (CORE | _plugins()).items():
-        parts.append(f"## {title}\n\n{_text(ast.get_docstring(_tree(module)) if title != 'fulgurite' else None)}")
-        parts += [_entry(name, node) for name, node in _public(module)]
+        parts.append(f"## {title}\n\n{_text(ast.get_docstring(_tree(title)) if title != 'fulgurite' else None)}")
+        parts += [_entry(name, *found) for name, found in _public(module)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -48,10 +48,10 @@ def _plugins() -> dict[str, str]:
     """The packages of the plugins, and those in them that gather public names."""
     packages = [folder.name for folder in sorted(ROOT.glob("plugins/*/src/*/")) if (folder / "__init__.py").is_file()]
     gathered = [*packages, *(f"{name}.metrics" for name in packages if name == "fulgurite_evaluators")]
-    return {name: name for name in gathered}
+    return {f"{name}.api" if name == "fulgurite_testing" else name: name for name in gathered}
 
 
-def _public(module: str) -> Iterator[tuple[str, Definition]]:
+def _public(module: str) -> Iterator[tuple[str, tuple[str, Definition]]]:
     """What a module has for others: what it imports under the same name, else what it defines."""
     tree = _tree(module)
     exported = next((ast.literal_eval(node.value) for node in tree.body if _is_all(node)), [])
@@ -63,20 +63,20 @@ def _public(module: str) -> Iterator[tuple[str, Definition]]:
         if alias.asname == alias.name or alias.name in exported
     ]
     if imports:
-        yield from ((name, node) for source, name in imports if (node := _definition(source, name)) is not None)
+        yield from ((name, found) for source, name in imports if (found := _definition(source, name)) is not None)
     else:
-        yield from (
-            (node.name, node) for node in tree.body if isinstance(node, Definition) and not node.name.startswith("_")
-        )
+        for node in tree.body:
+            if isinstance(node, Definition) and not node.name.startswith("_"):
+                yield node.name, (module, node)
 
 
-def _definition(module: str, name: str) -> Definition | None:
+def _definition(module: str, name: str) -> tuple[str, Definition] | None:
     """Where a name is defined, through modules that import it."""
     for node in _tree(module).body:
         if isinstance(node, Definition) and node.name == name:
-            return node
+            return module, node
         if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
-            return None if node.module == "fulgurite" else _definition(node.module, name)
+            return _definition(node.module, name) if re.match(r"fulgurite[._]", node.module) else None
     return None
 
 
@@ -90,23 +90,50 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _entry(name: str, node: Definition) -> str:
-    parts = [f"### {name}\n\n```python\n{_signature(name, node)}\n```\n\n{_text(ast.get_docstring(node))}"]
-    for method in node.body if isinstance(node, ast.ClassDef) else ():
-        if not isinstance(method, ast.FunctionDef) or method.name.startswith("_") or _is_hook(method):
+def _entry(name: str, module: str, node: Definition) -> str:
+    parts = [f"### {name}\n\n```python\n{_signature(name, node, module)}\n```\n\n{_text(ast.get_docstring(node))}"]
+    for method in _methods(module, node) if isinstance(node, ast.ClassDef) else ():
+        if (method.name.startswith("_") and method.name != "__call__") or _is_hook(method):
             continue
-        if about := ast.get_docstring(method):
+        about = ast.get_docstring(method)
+        if about or method.name == "of":
             parts.append(
                 f"#### {name}.{method.name}\n\n```python\n{_signature(method.name, method)}\n```\n\n{_text(about)}"
             )
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-def _signature(name: str, node: Definition) -> str:
+def _bases(module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
+    """A class and those that it derives from, as far as they are ours, the class itself first."""
+    bases = [(module, node)]
+    for base in node.bases:
+        path = ast.unparse(base).split("[")[0]
+        found = _definition("fulgurite.api", path[3:]) if path.startswith("fg.") else _definition(module, path)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            bases += _bases(found[0], found[1])
+    return bases
+
+
+def _methods(module: str, node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
+    """Those of the class, and of a base that is not public itself."""
+    seen = set[str]()
+    for _, base in _bases(module, node):
+        for method in base.body if base is node or base.name.startswith("_") else ():
+            if isinstance(method, ast.FunctionDef) and method.name not in seen:
+                seen.add(method.name)
+                yield method
+
+
+def _signature(name: str, node: Definition, module: str = "") -> str:
     """How it is called: a class by its `__init__`, or by the fields of a dataclass or module."""
     if isinstance(node, ast.ClassDef):
-        init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
-        return _wrapped(name, _arguments(init) if init else _fields(node), "")
+        bases = [base for _, base in _bases(module, node)]
+        for base in bases:
+            for one in base.body:
+                if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                    return _wrapped(name, _arguments(one), "")
+        fields = {field.partition(":")[0]: field for base in reversed(bases) for field in _fields(base)}
+        return _wrapped(name, list(fields.values()), "")
     returns = f" -> {_written(node.returns)}" if node.returns else ""
     if any(ast.unparse(one) in ("property", "cached_property") for one in node.decorator_list):
         return f"{name}{returns.replace(' -> ', ': ')}"
@@ -150,7 +177,9 @@ def _fields(node: ast.ClassDef) -> list[str]:
             fields.append("*")
         elif not one.target.id.startswith("_") and "ClassVar" not in text and "init=False" not in default:
             made = "field(" in default
-            shown = " = ..." if made and "default" in default else "" if made or not default else f" = {default}"
+            plain = re.search(r"[( ]default=([^,()]+)[,)]", default)
+            shown = f" = {default}" if default and not made else f" = {plain[1]}" if plain else ""
+            shown = " = ..." if made and not plain and "default" in default else shown
             fields.append(text + shown)
     return fields
 

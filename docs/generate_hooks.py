@@ -81,7 +81,7 @@ CALLED = {
 }
 
 ARGUMENTS = {
-    "module": "the module that is trained; in a build hook its arrays are shapes, in a traced hook tracers",
+    "module": "the module that is trained; its arrays are traced: they have shapes and dtypes, and no values",
     "state": "the train state",
     "mesh": "the mesh that the hook `mesh` gave, or None",
     "own": "this plugin's slice of the train state, as `plugin_state` made it",

@@ -12,6 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import equinox as eqx
 import fulgurite as fg
@@ -150,7 +151,7 @@ def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def experiment(
-    layout: str = "data",
+    layout: Literal["data", "fsdp", "tensor", "both"] = "data",
     devices: int = 0,
     width: int = 128,
     blocks: int = 2,

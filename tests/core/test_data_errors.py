@@ -139,11 +139,11 @@ def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
 
 def test_the_same_in_the_step_loop() -> None:
     engine = fg.Engine(steps=1)
-    state = engine.init(Counting, [[1.0, 2.0]])
-    state, _ = engine.step(state, [1.0, 2.0])
+    state = engine.init(Counting, [(1.0, 2.0)])
+    state, _ = engine.step(state, (1.0, 2.0))
     assert float(state.module.weight) == -1
     with pytest.raises(DataError, match=r"\[0\].*encode it first"):
-        engine.step(state, ["text", 2.0])
+        engine.step(state, ("text", 2.0))
 
 
 def test_a_source_that_reuses_its_buffers_says_copy() -> None:
@@ -169,3 +169,12 @@ def test_a_source_may_yield_arrays_of_the_device() -> None:
         device = fg.Engine(steps=4).fit(Linear, batches, fuse=fuse)
         assert device.module.weight.tolist() == host.module.weight.tolist()
     assert not any(array.is_deleted() for batch in batches for array in batch.values())
+
+
+def test_lists_of_numbers_in_a_batch_are_an_error_and_not_an_array_for_each_number() -> None:
+    with pytest.raises(
+        DataError, match=r"data\['y'\] is a list of 3 numbers, each an array of its own: give one array"
+    ):
+        fg.Engine(steps=1).fit(Linear, [{"x": np.zeros((3, 3), np.float32), "y": [0.0, 1.0, 2.0]}])
+    few = [{"x": [jnp.zeros((3, 3))], "scale": [2.0]}]  # a list of arrays, and one number
+    assert next(iter(fg.Engine(steps=1).batches(few)))["scale"][0] == 2

@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import fulgurite as fg
 import pytest
+from fulgurite import discovery
 from fulgurite.errors import ConfigurationError, PluginError
 from models import Counting, numbers
 
@@ -120,6 +121,18 @@ def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
         fg.Engine(plugins=["amce"])
+
+
+def test_what_brings_a_plugin_of_ours_is_told():
+    available = discovery.installed()
+    with pytest.raises(PluginError, match="no plugin 'jsonl' is installed. fulgurite-logging brings it, .*/logging$"):
+        discovery.find("jsonl", {})
+    with pytest.raises(PluginError, match="no plugin 'mine' is installed. There are: .*"):
+        discovery.find("mine", available)
+    for name, (one, *_) in available.items():
+        if one.distribution.startswith("fulgurite-"):
+            with pytest.raises(PluginError, match=f"{one.distribution.partition(' ')[0]} brings it"):
+                discovery.find(name, {})
 
 
 def test_a_plugin_is_named_once(install: Install):

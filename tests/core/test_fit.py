@@ -264,7 +264,7 @@ def test_lengths_that_cannot_be_meant() -> None:
     for bad in (0, -1, True):
         with pytest.raises(ConfigurationError, match=r"steps is .*positive integer"):
             fg.Engine().fit(Counting, data, steps=bad)
-    for seed in (1.5, -1, None, True):
+    for seed in (1.5, -1, None, True, 2**63):
         with pytest.raises(ConfigurationError, match=r"seed is .*not negative"):
             fg.Engine(steps=1, seed=seed)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="limit is 2.5"):

@@ -3,9 +3,11 @@ from functools import reduce
 from typing import Any
 
 import equinox as eqx
+import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import (
@@ -390,3 +392,51 @@ def test_float64_is_computed_in_float64():
         values = np.array([1.0, 1.0 + 1e-12])
         assert Mean.of(values).compute() == values.mean()
         assert Std.of(values).merge(Std.of(values)).compute() == values.std()
+
+
+class Raw(fg.metrics.Metric):
+    """Arrays, of which nobody says how they are merged."""
+
+    values: jax.Array
+
+    def compute(self) -> jax.Array:
+        return self.values.sum()
+
+
+class Growing(Raw):
+    """Keeps every value, so that its shape grows."""
+
+    def merge(self, other: Any) -> "Growing":
+        return Growing(jnp.concatenate([self.values, other.values]))
+
+
+class Failing(fg.metrics.Metric):
+    """Cannot be computed."""
+
+    mean: fg.metrics.Mean
+
+    def compute(self) -> jax.Array:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "message"),
+    [
+        (lambda: Raw(jnp.ones(2)), ModelError, "Raw holds .*, which is no metric: define merge"),
+        (lambda: Growing(jnp.ones(2)), ModelError, "metric 'mine' became .* when merged: .* of the same shapes"),
+        (lambda: Failing(fg.metrics.Mean.of(1.0)), ZeroDivisionError, "^"),
+    ],
+)
+def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(metric: Any, error: Any, message: str) -> None:
+    class Measuring(fg.Module):
+        weight: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight * 1.0, metrics={"mine": metric()})
+
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(1.0)
+
+    with pytest.raises(error, match=message) as caught:
+        fg.Engine(steps=2).fit(Measuring(jnp.zeros(())), [np.zeros(1, np.float32)] * 2)
+    assert "metric 'mine'" in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])

@@ -221,6 +221,15 @@ def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
         Stuck().next(3, Span(0, 9))
 
 
+def test_a_rule_that_moves_with_what_it_is_asked_is_an_error_and_not_a_run_without_logs() -> None:
+    class Later(Trigger):
+        def _following(self, after: int, span: Span) -> int:
+            return after + 3
+
+    with pytest.raises(ConfigurationError, match="gave 6 as the next step after 3, and 8 as that after 5; give the"):
+        Later().next(3, Span(0, 9))
+
+
 def test_what_a_clock_or_process_decides_is_not_exact() -> None:
     assert is_exact(Every(4) | At(1) | AtStart() | Times(3))
     assert not is_exact(Every(4) | Period(10))

@@ -55,6 +55,8 @@ def test_case_19_the_best_by_what_an_evaluator_finds(values: list[float], best: 
     assert int(engine.restored(Counting, weights).step) == best
     for path, step in ((str(tmp_path), 10 * len(values)), (tmp_path / f"checkpoints/step-{best}", best)):
         assert engine.evaluate(Counting, zero, weights=path)["updates"] == step
+    # What is at hand says how the model is made.
+    assert engine.evaluate(engine.restored(Counting, weights), zero, weights=weights)["updates"] == best
     with pytest.raises(ConfigurationError, match="path must be that of a run"):
         engine.evaluate(Counting, zero, weights=3)  # pyright: ignore[reportArgumentType]
     assert sorted(tmp_path.rglob("*")) == before

@@ -13,6 +13,18 @@ from fulgurite.errors import PluginError, did_you_mean
 
 GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
+# For an error alone: what of ours brings which plugins.
+_BROUGHT = {
+    "checkpoint": "checkpoints",
+    "evaluators": "evaluator",
+    "logging": "compilations console csv environment jsonl learning_rate media norms",
+    "optimizers": "accumulate clip phases reduce_on_plateau",
+    "progress": "progress",
+    "rng": "rng",
+    "sharding": "data_parallel fsdp sharding tensor_parallel",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
 _packages = functools.cache(packages_distributions)  # reads the metadata of everything installed: 0.2 s and more
 
 
@@ -57,8 +69,9 @@ def installed() -> dict[str, list[Installed]]:
 def find(name: str, among: Mapping[str, Sequence[Installed]]) -> Installed:
     """The one installed plugin called `name`."""
     if name not in among:
-        hint = f"{did_you_mean(name, among)} Try: pip install fulgurite-{name}"
-        raise PluginError(f"no plugin {name!r} is installed. {hint}")
+        place = next((place for place, names in _BROUGHT.items() if name in names.split()), None)
+        brought = f"fulgurite-{place} brings it, in a clone: pip install ./plugins/{place}"
+        raise PluginError(f"no plugin {name!r} is installed. {brought if place else did_you_mean(name, among)}")
     if len(among[name]) > 1:
         claims = " and ".join(one.distribution for one in among[name])
         raise PluginError(f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance")

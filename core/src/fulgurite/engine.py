@@ -84,8 +84,8 @@ class Engine:
         _check_counts(**counts, max_compilations=max_compilations)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ConfigurationError(f"nonfinite is {nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigurationError(f"seed is {seed!r}; it must be an integer that is not negative")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ConfigurationError(f"seed is {seed!r}; it must be an integer of 63 bits that is not negative")
         self.steps, self.epochs, self.seed, self.fuse, self.limit = steps, epochs, seed, fuse, limit
         self.nonfinite: Policy = nonfinite
         self.max_compilations, self.dev_run = max_compilations, dev_run
@@ -271,7 +271,7 @@ class Engine:
 
         Arguments:
             model: a module, a pair of a module and its state, a train state, or a result of `fit`; with `weights`
-                anything that `fit` takes.
+                also what `fit` takes.
             data: any data source, or an object whose `evaluations[name]` is one.
             name: of the evaluation; its random numbers depend on it.
             limit: at most so many batches.

@@ -160,8 +160,16 @@ def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 def _arrays(batch: Any, copy: bool) -> Any:
     """The batch with an array for every leaf."""
     if not all(type(leaf) is np.ndarray and leaf.dtype.kind in "biufc" for leaf in jax.tree.leaves(batch)):
+        for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_numbers):
+            if _is_numbers(node):
+                gap = f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers"
+                raise DataError(f"{gap}, each an array of its own: give one array, np.asarray(...)")
         batch = jax.tree_util.tree_map_with_path(as_array, batch)
     return jax.tree.map(lambda array: array.copy(), batch) if copy else batch
+
+
+def _is_numbers(node: Any) -> bool:
+    return isinstance(node, list) and len(node) > 1 and all(isinstance(one, int | float) for one in node)
 
 
 def _state(source: Stateful) -> Any:

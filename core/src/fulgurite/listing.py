@@ -42,7 +42,7 @@ def plugins(arguments: list[str]) -> int:
         for one in entries
     ]
     lines = [line for row in rows for line in _lines(row)]
-    listing = "\n".join(lines) or "No plugins are installed. Try: pip install fulgurite-rng"
+    listing = "\n".join(lines) or "No plugins are installed. In a clone: pip install ./plugins/rng"
     print(json.dumps(rows, indent=2) if options.json else listing)
     return 1 if any(row.get("error") for row in rows) else 0
 

@@ -26,6 +26,9 @@ class Metric(eqx.Module):
 
     def merge(self, other: Self) -> Self:
         """The metric over the examples of both."""
+        if bad := [one for one in jax.tree.leaves(self, is_leaf=self._is_field) if not isinstance(one, Metric)]:
+            gap = f"{type(self).__name__} holds {bad[0]!r}, which is no metric"
+            raise ModelError(f"{gap}: define merge(self, other) and empty(self), or make it by `of`")
         return jax.tree.map(lambda a, b: a.merge(b), self, other, is_leaf=self._is_field)
 
     def empty(self) -> Self:

@@ -112,6 +112,8 @@ class RunDirectory:
     def manifest(self) -> dict[str, Any]:
         """What the newest attempt is made of, see `fulgurite.manifest`. Nothing is imported or called. A
         `CheckpointError` if there is no attempt, or its manifest is not whole."""
+        if not self.attempts:
+            raise CheckpointError(f"there is no run in {self.path}: check the path")
         path = self.path / "attempts" / str(self.attempts)
         try:
             if not _is_file(path) or path.stat().st_size > _MANIFEST_SIZE:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
 from fulgurite.annotations import describe
-from fulgurite.errors import ModelError, StateError
+from fulgurite.errors import ModelError, StateError, noted
 from fulgurite.health import Health
 from fulgurite.paths import leaves_with_paths
 from fulgurite.window import Window
@@ -67,7 +67,12 @@ def source_of(model: Any) -> Source:
     if not callable(model):
         kinds = "an Equinox module, (module, eqx.nn.State), or a callable that gives either, called with key="
         raise ModelError(f"a model is {kinds}; {type(model).__name__} is none of them")
-    return Source(None, lambda _, key: owned(_checked(model(key=key))))
+
+    def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
+        with noted(lambda: f"while the model was made, as {getattr(model, '__name__', 'model')}(key=key)"):
+            return owned(_checked(model(key=key)))
+
+    return Source(None, build)
 
 
 def owned(tree: PyTree) -> PyTree:

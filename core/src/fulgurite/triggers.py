@@ -34,8 +34,12 @@ class Endless(Span):
 
 
 class Trigger:
-    """A rule that says at which steps something happens. A subclass is a frozen dataclass and defines `_following`. It
-    is `exact` if the steps follow from the program and its data alone, not from a clock or a process."""
+    """A rule that says at which steps something happens. It is `exact` if the steps follow from the program and its
+    data alone, not from a clock or a process.
+
+    A subclass is a frozen dataclass and defines `_following(self, after, span)`: the first step of its rule that is
+    later than `after`, or None. It is asked more often than it fires, so that `after + 10` would never come.
+    """
 
     exact: ClassVar[bool] = True
 
@@ -46,6 +50,9 @@ class Trigger:
         step = self._following(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
             raise ConfigurationError(f"{self!r} gave {step!r} as the next step after {after}; give a later one or None")
+        if step is not None and (again := self._following(int(step) - 1, span)) != step:
+            gap = f"{self!r} gave {step} as the next step after {after}, and {again} as that after {step - 1}"
+            raise ConfigurationError(f"{gap}; give the first step of a fixed rule that is later")
         return None if step is None or (span.end is not None and step > span.end) else step
 
     def _following(self, after: int, span: Span) -> int | None:

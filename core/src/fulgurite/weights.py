@@ -64,6 +64,8 @@ def restored_weights(engine: "Engine", model: Any, weights: Place) -> TrainState
     """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health. It is
     restored without a batch of the training data, on which the structure of the window depends."""
     reference = weights if isinstance(weights, Checkpoint) else of_path(weights)
+    if isinstance(model, Result | TrainState):
+        model = model.module if model.model_state is None else (model.module, model.model_state)
     source = source_of(model)
 
     def make(arrays: Any, key: Key[Array, ""]) -> TrainState:

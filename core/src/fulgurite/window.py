@@ -1,6 +1,6 @@
 """The open metric window: what the steps since the last log trigger have merged, on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from fulgurite.errors import ModelError
+from fulgurite.errors import ModelError, noted
 from fulgurite.metrics import Gathered, Last, Mean, Metric, MovingAverage, Running, Value
 from fulgurite.module import Output
 
@@ -45,8 +45,8 @@ class Window(eqx.Module):
     def add(self, metrics: dict[str, Metric], running: dict[str, Running]) -> "Window":
         """The window with one step more, or a new one with this step if the window was closed."""
         start = self.closed | (self.count == 0)
-        merged = {name: _alike(name, new, self.metrics[name].merge(new)) for name, new in metrics.items()}
-        then = {name: _alike(name, new, self.running[name].then(new)) for name, new in running.items()}
+        merged = {name: _with(name, new, self.metrics[name].merge) for name, new in metrics.items()}
+        then = {name: _with(name, new, self.running[name].then) for name, new in running.items()}
         return Window(
             jnp.where(start, 1, self.count + 1),
             jnp.bool_(False),
@@ -66,7 +66,8 @@ class Window(eqx.Module):
 
     def compute(self) -> dict[str, Value]:
         """The values by name."""
-        values = flattened({name: metric.compute() for name, metric in {**self.metrics, **self.running}.items()})
+        every = {**self.metrics, **self.running}
+        values = flattened({name: _named(name, metric.compute) for name, metric in every.items()})
         if bad := [f"{name!r} computed {value!r}" for name, value in values.items() if not eqx.is_array_like(value)]:
             raise ModelError(f"metric {bad[0]}: compute gives a number, an array, or several by name")
         return values
@@ -131,7 +132,15 @@ def _with_arrays(name: str, metric: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), metric)
 
 
-def _alike(name: str, one: Any, merged: Any) -> Any:
-    if jax.tree.structure(one) != jax.tree.structure(merged):
-        raise ModelError(f"metric {name!r} became {merged!r} when merged: it must stay {type(one).__name__} as it was")
+def _with(name: str, new: Any, merge: Callable[[Any], Any]) -> Any:
+    merged = _named(name, merge, new)
+    was, became = ([jax.tree.structure(one), *map(jnp.shape, jax.tree.leaves(one))] for one in (new, merged))
+    if was != became:
+        gap = f"metric {name!r} became {merged!r} when merged"
+        raise ModelError(f"{gap}: it must stay {type(new).__name__} as it was, of the same shapes")
     return merged
+
+
+def _named(name: str, call: Callable[..., Any], *given: Any) -> Any:
+    with noted(lambda: f"metric {name!r}"):
+        return call(*given)

@@ -282,7 +282,7 @@ def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsy
 
 def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -> None:
     assert evaluate(tmp_path / "nothing", "--step", "best") == 1
-    assert "cannot be read as the manifest of a run" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
     experiment = build(load_experiment(PROGRAM), [f"run={trained}"])
     with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
         experiment.engine.evaluate(experiment.model, [], weights=fg.Checkpoint(tmp_path))

@@ -248,6 +248,19 @@ def test_norms_that_cannot_be_are_errors() -> None:
     with pytest.raises(PathError, match="selects no array"):
         engine(Norms(groups={"top": "nowhere"})).fit(Line, data())
 
+    class Bare(fg.GradientUpdate):
+        def __call__(self, *given: Any) -> Any:
+            state, output = super().__call__(*given)
+            return state, output.replace(grads=None, updates=None)
+
+    class Own:
+        @fg.hookimpl
+        def update_rule(self, phases: Any) -> fg.UpdateRule:
+            return Bare(phases["default"])
+
+    with pytest.raises(ConfigurationError, match="the update rule gives no gradients and no updates"):
+        engine(Own(), Norms()).fit(Line, data())
+
 
 class Scheduled(Line):
     def configure_optimizers(self) -> optax.GradientTransformation:

@@ -128,6 +128,62 @@ def test_media_tables_and_configuration(tmp_path: Path):
     assert configured["lr"] == 0.5 and configured["fulgurite"] == {"versions": {"jax": "1"}}
 
 
+PILLOW = """
+import sys, threading, time, traceback
+from importlib.machinery import PathFinder
+import fulgurite as fg, jax, jax.numpy as jnp, numpy as np, optax
+from fulgurite_wandb import WandbLogger
+
+half = threading.Event()
+
+def showing(frame):
+    return any(one.f_code.co_name == "_image" for one, _ in traceback.walk_stack(frame))
+
+class Slow:  # Pillow is half imported until wandb wants it
+    def find_spec(self, name, path=None, target=None):
+        if name != "PIL.ImageMode":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        whole = spec.loader.exec_module
+        def exec_module(module):
+            half.set()
+            end = time.monotonic() + 30
+            while time.monotonic() < end and not any(map(showing, sys._current_frames().values())):
+                time.sleep(0.001)
+            whole(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+class Model(fg.Module):
+    weight: jax.Array
+    def training_step(self, batch, ctx):
+        return fg.Output(self.weight * 1.0, media={"picture": lambda: fg.media.Image.of(jnp.ones((2, 3)))})
+    def configure_optimizers(self):
+        return optax.sgd(1.0)
+
+class Show:  # as the thread of another sink does
+    plugin_name = "media"
+    @fg.hookimpl
+    def schedule(self):
+        return [fg.Scheduled("show", 2, self.show)]
+    def show(self, run):
+        threading.Thread(target=lambda: __import__("PIL.Image")).start()
+        half.wait()
+        run.show()
+
+sys.meta_path.insert(0, Slow())
+plugins = [WandbLogger("tests", mode="offline"), Show()]
+fg.Engine(steps=2, run=sys.argv[1], plugins=plugins, autoload=False).fit(Model(jnp.zeros(())), [np.zeros(1)])
+"""
+
+
+def test_pictures_are_shown_while_another_thread_imports_pillow(tmp_path: Path):
+    # In a process of its own, for here it is imported already.
+    done = subprocess.run([sys.executable, "-W", "error", "-c", PILLOW, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/train/picture*.png"))
+
+
 def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
     class Own(fg.media.Text):
         pass

@@ -41,6 +41,9 @@ class Norms:
         """The norms, behind a condition."""
         params = eqx.filter(state.module, eqx.is_inexact_array)
         trees = {"gradients": grads, "updates": updates, "parameters": params}
+        if missing := [kind for kind in self.of if trees[kind] is None]:
+            fix = "have its output hold them, or choose others by {'norms': {'of': ('parameters',)}}"
+            raise ConfigurationError(f"Norms: the update rule gives no {' and no '.join(missing)}: {fix}")
         chosen = {name: _select(one)(state.module) for name, one in self.groups.items()}
 
         def norms() -> dict[str, Array]:

@@ -225,6 +225,8 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
 
 
 def _image(image: fg.media.Image) -> Any:
+    # wandb takes Pillow as it finds it, were it half imported by the thread of another sink.
+    import PIL.Image  # noqa: F401
     import wandb
 
     pixels = np.asarray(image.pixels)
@@ -251,6 +253,7 @@ def _text(text: fg.media.Text) -> Any:
 
 
 def _figure(figure: fg.media.Figure) -> Any:
+    import PIL.Image  # noqa: F401
     import wandb
     from matplotlib.figure import Figure
 

@@ -16,12 +16,12 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IDENT = b":W&B"
 
 
-def read_run(path: Path) -> Iterator[Any]:
+def read_run(path: str | Path) -> Iterator[Any]:
     """The records of a run's file in order, up to its end or to where it is torn, as a killed process leaves it."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
-    data = path.read_bytes()
+    data = Path(path).read_bytes()
     if not data.startswith(_IDENT):
         return
     place, parts = len(_IDENT) + 3, b""

@@ -55,7 +55,8 @@ class _Ratio(Metric):
 
     @classmethod
     def of(cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro") -> Self:
-        """See the module for what is taken."""
+        """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers, booleans or one-hot;
+        `average` is "macro" (over the classes that occur), "micro" (of all counts), or None (one for each class)."""
         if average not in ("macro", "micro", None):
             raise ConfigurationError(f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None")
         predicted, label, classes = _predicted(preds, labels, mask, cls.__name__)
