@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, DataError, ModelError
+from fulgurite.errors import ConfigurationError, DataError, ModelError, NonFiniteError
 from fulgurite_optimizers import Accumulate, Clip, ClipWeights, Phase, Phases, ReduceOnPlateau
 from fulgurite_testing import assert_same_bits
 from games import Compiled, Show, engine, game, picture, played, points
@@ -73,6 +73,28 @@ def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
 
     result = engine(Accumulate(3, "steps"), Stopping(), steps=9).fit(Distance(jnp.float32(0)), ONE)
     assert (result.stopped, float(result.module.place)) == ("enough", pytest.approx(0.2))
+
+
+class Steep(Distance):
+    """Its gradients are finite, and the update by that of step 5 is not."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        ahead = self.place - jax.lax.stop_gradient(self.place)
+        return fg.Output(ahead * jnp.where(ctx.step == 4, 1e10, 1e-30))
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(1e30)
+
+
+def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
+    saved: list[int] = []
+    plugin = type("Save", (), {"save": fg.hookimpl(lambda self, run: saved.append(run.step))})()
+    with pytest.raises(NonFiniteError, match="step 5: the update of place, of the gradients that were left,"):
+        engine(Accumulate(4, "steps"), plugin, steps=5).fit(Steep(jnp.float32(0)), ONE)
+    assert not saved
+    for policy, expected in (("skip", -1), ("ignore", -np.inf)):
+        result = engine(Accumulate(4, "steps"), steps=5, nonfinite=policy).fit(Steep(jnp.float32(0)), ONE)
+        np.testing.assert_allclose(result.module.place, expected)
 
 
 def test_what_remains_is_an_update_as_those_before() -> None:

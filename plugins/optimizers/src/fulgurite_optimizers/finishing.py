@@ -5,6 +5,11 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
+from fulgurite.errors import NonFiniteError
+from fulgurite.paths import leaves_with_paths
+from fulgurite.placing import everywhere
+from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.constraints import Constraint
 from fulgurite_optimizers.steps import StepsState
@@ -21,7 +26,7 @@ class Finishing:
 
 def finish(run: fg.Run) -> fg.Replace | None:
     """Puts `run.rule.finish` of the state in the place of the state, with weights as constraints will have them, if any
-    phase holds gradients of steps."""
+    phase holds gradients of steps. What is not finite is an error as it is in a step, or is left out."""
     nodes = jax.tree.leaves(run.state.opt_state, is_leaf=lambda node: isinstance(node, StepsState))
     if not any(isinstance(node, StepsState) for node in nodes):
         return None
@@ -33,7 +38,23 @@ def finish(run: fg.Run) -> fg.Replace | None:
         module = state.module
         for constraint in [plugin for plugin in changing if isinstance(plugin, Constraint)]:
             module, _ = constraint.after_update(module, None)
-        return eqx.filter(state.replace(module=module), eqx.is_array)
+        whole = eqx.combine(arrays, static).module
+        return eqx.filter(state.replace(module=module), eqx.is_array), _finite(module) | ~_finite(whole)
 
     places = jax.tree.map(lambda array: array.sharding, arrays)
-    return fg.Replace(eqx.combine(jax.jit(finished, out_shardings=places)(arrays), static))
+    made, fine = jax.jit(finished, out_shardings=(places, everywhere(run.engine.mesh)))(arrays)
+    if run.engine.nonfinite != "ignore" and not fine.all():
+        if run.engine.nonfinite == "skip":
+            return None
+        path, _ = _floating(run.state.module)[fine.argmin()]
+        raise NonFiniteError(run.step, f"the update of {path}, of the gradients that were left,")
+    return fg.Replace(eqx.combine(made, static))
+
+
+def _finite(module: PyTree) -> Bool[Array, " arrays"]:
+    """Which arrays are finite."""
+    return jnp.array([jnp.isfinite(leaf).all() for _, leaf in _floating(module)], bool)
+
+
+def _floating(module: PyTree) -> list[tuple[str, Any]]:
+    return list(leaves_with_paths(eqx.filter(module, eqx.is_inexact_array)))
