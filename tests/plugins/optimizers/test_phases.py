@@ -165,6 +165,20 @@ def test_terms_of_plugins_are_addressed_by_phase() -> None:
         assert "loss" not in result.metrics["train"]
 
 
+def test_a_single_phase_called_loss_has_the_terms_of_plugins_too() -> None:
+    class Plain(Game):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(3 * self.x)
+
+    class Decay:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> dict[str, Any]:
+            return {"l2": module.x**2}
+
+    result = fit(Phases(loss=Phase(optax.sgd(0.1), "x")), Decay(), model=game(kind=Plain), steps=1)
+    assert played(result) == (pytest.approx(1 - 0.1 * (3 + 2)), 2)
+
+
 class ByFunctions(fg.Module):
     """No `training_step`: what is trained is what `losses` gives."""
 

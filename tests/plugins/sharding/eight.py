@@ -534,7 +534,10 @@ def check_replicas_of_large_integers_that_differ_are_found() -> None:
 def check_gather_gives_the_whole() -> None:
     state = placed(Fsdp(min_size=1))
     assert state.module.matrix.addressable_shards[0].data.shape == (16, 3)
-    found = gather({"matrix": state.module.matrix, "key": state.key, "name": "x", "numbers": np.arange(3)})
+    found = gather(
+        {"matrix": state.module.matrix, "key": state.key, "name": "x", "numbers": np.arange(3), "one": np.float32(2)}
+    )
+    assert type(one := gather(np.float32(2))) is np.ndarray and one == 2
     assert type(found["matrix"]) is np.ndarray and found["name"] == "x"
     assert np.array_equal(found["matrix"], placed(Sharding()).module.matrix)
     assert np.array_equal(found["key"], jax.random.key_data(jax.random.key(0)))

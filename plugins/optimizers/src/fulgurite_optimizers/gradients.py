@@ -140,10 +140,10 @@ class Gradients:
         return Part(None, terms, metrics, output.model_state, output.preds, media)
 
     def _owners(self, terms: Terms) -> dict[str, str]:
-        """The phase of each term; a single phase has them all, unless the losses are called by phases."""
+        """The phase of each term. A single one has them all, unless the losses have names, of which its own is one."""
         owners = {term: term.partition("/")[0] for term in terms}
         name, *others = self._phases
-        alone = not others and not (self._functions and name in owners.values())
+        alone = not others and not (self._functions and name != "loss" and name in owners.values())
         return dict.fromkeys(terms, name) if alone else owners
 
     def _check(self, losses: Any) -> None:

@@ -47,12 +47,12 @@ def show(tree: PyTree, visualize: str | None = None) -> None:
 def gather(tree: PyTree) -> PyTree:
     """The same tree with every array whole, as a NumPy array, in every process. To be called by all of them.
 
-    What only one process knows of, a NumPy array or one on its own devices, becomes those of all processes one after
-    the other along the first axis. Typed keys become their data; what is no array stays.
+    What only one process knows of, an array or number of NumPy or an array on its own devices, becomes those of all
+    processes one after the other along the first axis. Typed keys become their data; what is no array stays.
     """
 
     def whole(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array | np.ndarray):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             return leaf
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
