@@ -155,6 +155,32 @@ def test_microbatches_have_the_gradient_of_the_whole_batch(remainder: Any) -> No
         np.testing.assert_allclose(split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5)
 
 
+class Centred(fg.Module):
+    """Keeps the mean of the last examples that it saw."""
+
+    weight: jax.Array
+    mean: eqx.nn.StateIndex
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight, self.mean = jnp.float32(0), eqx.nn.StateIndex(jnp.float32(0))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        assert ctx.model_state is not None
+        state = ctx.model_state.set(self.mean, jnp.mean(batch, where=ctx.mask))
+        return fg.Output(self.weight**2, model_state=state)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone() -> None:
+    """The second batch is 5 and padding: its second microbatch has no example, and the mean of nothing is NaN."""
+    data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5], np.float32), 4, remainder="pad")
+    result = engine(Accumulate(2), steps=2).fit(eqx.nn.make_with_state(Centred), data)
+    assert result.model_state is not None
+    assert float(result.model_state.get(result.module.mean)) == 5
+
+
 def test_running_metrics_are_those_of_whole_batches() -> None:
     """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a plain mean does."""
 

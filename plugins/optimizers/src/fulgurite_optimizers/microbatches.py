@@ -32,7 +32,8 @@ def over_microbatches(
 
     def body(index: Any, carry: Any) -> Any:
         total, sums, merged, model_state, first = carry
-        weight, (means, metrics, model_state, arrays) = one(index, model_state)
+        weight, (means, metrics, new_state, arrays) = one(index, model_state)
+        model_state = jax.tree.map(lambda old, new: jnp.where(weight > 0, new, old), model_state, new_state)
         sums = jax.tree.map(lambda sum, x: _summed(sum, x, weight), sums, means)
         both = joined(merged, metrics)
         merged, first = jax.tree.map(lambda new, old: jnp.where(index == 0, new, old), (metrics, arrays), (both, first))
