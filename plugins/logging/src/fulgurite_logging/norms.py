@@ -56,7 +56,7 @@ class Norms:
             return whole | parts
 
         like = jax.eval_shape(norms)
-        values = jax.lax.cond(ctx.due("log"), norms, lambda: {name: jnp.full((), jnp.nan) for name in like})
+        values = jax.lax.cond(ctx.due("log"), norms, lambda: {name: jnp.float32(jnp.nan) for name in like})
         return {name: fg.metrics.Last.of(value) for name, value in values.items()}
 
 
