@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
 from models import Linear
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
@@ -64,3 +65,8 @@ def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
         weight = weight + updates
     fitted = fg.Engine(steps=4, fuse=4).fit(by(optimizer), [BATCH])
     np.testing.assert_allclose(fitted.module.weight, weight, rtol=1e-4)
+
+
+def test_without_jit_nothing_trains_and_that_is_said() -> None:
+    with jax.disable_jit(), pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
+        fg.Engine(steps=1).fit(Net, [BATCH])

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key
 from fulgurite.annotations import spec_of
 from fulgurite.compile import CompiledStep
 from fulgurite.data import ArrayData
-from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
+from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.health import Health
 from fulgurite.layout import Flat, Layout, Packing, Vectors
 from fulgurite.module import method_of
@@ -42,6 +42,9 @@ class Program:
     """
 
     def __init__(self, engine: "Engine", source: Source, batch: Any, resident: Any) -> None:
+        if jax.config.jax_disable_jit:
+            fix = "unset it, and look into the step with jax.debug.print or jax.debug.breakpoint"
+            raise ConfigurationError(f"jax_disable_jit is set, but training is one compiled program: {fix}")
         self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)

@@ -242,6 +242,13 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
     assert len(computed) == len(result.history["train/norms/gradients"]) == 3
 
 
+def test_norms_where_jax_computes_in_double_precision() -> None:
+    with jax.enable_x64(True):
+        result = engine("norms", steps=2).fit(Line, data())
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(eqx.filter(result.module, eqx.is_array))))
+    assert result.history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
+
+
 def test_norms_that_cannot_be_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
         Norms(of=("gradient",))
