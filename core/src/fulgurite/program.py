@@ -42,7 +42,7 @@ class Program:
     """
 
     def __init__(self, engine: "Engine", source: Source, batch: Any, resident: Any) -> None:
-        if jax.config.jax_disable_jit:
+        if getattr(jax.config, "jax_disable_jit", False):
             fix = "unset it, and look into the step with jax.debug.print or jax.debug.breakpoint"
             raise ConfigurationError(f"jax_disable_jit is set, but training is one compiled program: {fix}")
         self._engine, self._plugins = engine, engine.plugins
