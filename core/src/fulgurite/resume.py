@@ -88,7 +88,7 @@ def span_of(
     elif epochs is not None and epoch_length is not None:
         end = origin + epochs * epoch_length
     if snapshot and end is not None and end < (step := int(snapshot.state.step)):
-        fix = "go on from an earlier checkpoint, ask for more, or begin anew with resume='never'"
+        fix = "ask for more, go on from an earlier one, or begin anew: resume='never', or another run directory"
         raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit is to end: {fix}")
     return Span(origin, end, ends)
 

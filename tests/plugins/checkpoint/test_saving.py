@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_checkpoint import Checkpoints
 from fulgurite_checkpoint.format import entries
-from trained import ZEROS, Act, Counting, Killed, Scores, counting, engine, kill, steps_in
+from trained import NET, ZEROS, Act, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
 
 
 def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
@@ -353,3 +354,18 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
     for _ in range(2):
         counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score", resume="auto")
         assert [entry.value("test/score") for entry in entries(tmp_path)] == [pytest.approx(0.9)]
+
+
+def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path: Path) -> None:
+    def model_of(rate: float, steps: int) -> Any:
+        start = fg.Engine(steps=steps, run=tmp_path, plugins=[Checkpoints(2)], autoload=False)
+        start.fit(partial(NET, rate=rate), regression(), resume="auto")
+        kept = json.loads((tmp_path / f"checkpoints/step-{steps}/manifest.json").read_text())
+        assert kept["settings"]["steps"] == steps
+        return kept["model"]
+
+    first = model_of(0.5, 2)
+    with pytest.warns(UserWarning, match=r"need not be exact: .*p=0\.1"):
+        assert model_of(0.1, 2) == first
+    with pytest.warns(UserWarning, match=r"need not be exact: .*p=0\.1"):
+        assert model_of(0.1, 4) != first

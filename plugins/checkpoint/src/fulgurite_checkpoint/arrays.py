@@ -92,7 +92,8 @@ def compare(wanted: Mapping[str, Any], saved: Mapping[str, Spec], where: Path) -
         more = f"\n  and {len(rows) - 20} more" if len(rows) > 20 else ""
         raise CheckpointError(
             f"{where} does not fit the model, optimizer and plugins:\n" + "\n".join(rows[:20]) + more + "\n"
-            "Make them as they were, or take what fits with fit(init_from=fg.Checkpoint(path, map={...}))"
+            "Make them as they were, or begin in another run directory with what fits, by "
+            "fit(init_from=fg.Checkpoint(path, map={...}))"
         )
 
 

@@ -172,7 +172,8 @@ class Checkpoints:
         # What was measured at this step before, which is saved anew if nothing comes after it.
         measured = read.commit.metrics if read and read.commit.step == run.step else {}
         measured = {source: (run.step, values) for source, values in measured.items()}
-        self._fit.saver = Saver(root, policy, self.background, timers, measured)
+        before = (read.commit.step, read.manifest) if read else None
+        self._fit.saver = Saver(root, policy, self.background, timers, measured, before)
         if read and own:
             _note_sinks(run, read)
 

@@ -47,6 +47,7 @@ class Saver:
     background: bool
     timers: dict[str, float]
     measured: dict[str, tuple[int, dict[str, Any]]]
+    before: tuple[int, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
@@ -95,6 +96,14 @@ class Saver:
         if self._saving is not None and (error := self._saving[1].exception()) is not None:
             warnings.warn(_reason(self._saving[0][0][0], error), stacklevel=2)
 
+    def _manifest(self, run: fg.Run) -> dict[str, Any]:
+        """What made the state: of one that is saved anew with no step taken, what made it before."""
+        if self.before is None or self.before[0] != run.step:
+            return run.manifest
+        settings = {name: run.manifest["settings"][name] for name in ("steps", "epochs")}
+        kept = {**run.manifest, **self.before[1], "plugins": run.manifest["plugins"]}
+        return {**kept, "settings": {**kept["settings"], **settings}}
+
     def _begin(self, run: fg.Run, snapshot: fg.Snapshot, content: Any) -> None:
         plugins, step = run.engine.plugins, run.step
         plugins.call("on_save", step, run=run, step=step)
@@ -106,7 +115,7 @@ class Saver:
         found = arrays.named(snapshot.state)
         path = format.folder_of(self.root) / f"saving-step-{step}"
         texts = {
-            "manifest.json": dumps(run.manifest),
+            "manifest.json": dumps(self._manifest(run)),
             "index.json": dumps(
                 {
                     "arrays": {name: arrays.spec_of(array) for name, array in found.items()},
