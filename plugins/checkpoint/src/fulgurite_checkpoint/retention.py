@@ -94,6 +94,8 @@ def supersede(root: Path, step: int | None) -> Path | None:
     taken = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
     target = folder / str(max(taken, default=0) + 1)
     target.mkdir(parents=True)
+    if not isinstance(target, Path):  # a remote folder is there with its first file, and nothing moves into none
+        (target / "LEFT").write_text(f"by a run that goes on from step {step}\n")
     for entry in later:
         entry.path.rename(target / entry.path.name)
     return target
