@@ -122,8 +122,8 @@ def _sought(data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | N
 
 def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool) -> Items:
     epoch, number, restored = at["epoch"], at["batch"], "source" in at
-    stateful = isinstance(source, Stateful)
-    rest = restored or all((stateful, not isinstance(source, Iterator)))
+    stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
+    rest = restored or (stateful and not once)
     if restored:
         source.restore(at["source"])
     while epochs is None or epoch < epochs:
@@ -138,7 +138,7 @@ def _iterated(source: Any, at: Place, limit: int | None, epochs: int | None, cop
         if number == start and not (rest and start == 0):
             why = "it is empty, is shorter than it was, or can be iterated only once"
             raise DataError(f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}.")
-        if isinstance(source, Iterator):
+        if once:
             return
         epoch += number > start
         number, restored, rest = 0, False, False

@@ -57,8 +57,8 @@ def contents(one: Installed) -> dict[str, Any]:
         cls = one.load()
     except PluginError as error:
         return {"error": str(error)}
-    namespaces = (hooks, getattr(cls, "hookspecs", None))
-    specified: list[tuple[str, Any]] = [(name, getattr(one, name, None)) for one in namespaces for name in dir(one)]
+    spaces = (hooks, getattr(cls, "hookspecs", None))
+    specified: list[tuple[str, Any]] = [(name, getattr(space, name, None)) for space in spaces for name in dir(space)]
     known = {name: hook.fulgurite_kind for name, hook in specified if hasattr(hook, "fulgurite_kind")}
     marks = {name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None) for name in dir(cls)}
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
