@@ -67,8 +67,10 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
 HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
 
 
-# Presets of `Sharding`, which take long to compile.
-SLOW = {"data_parallel", "fsdp"}
+# Each is like another one here, and has tests of its own.
+SLOW = {"clip", "compilations", "console", "csv", "data_parallel", "environment", "freeze", "fsdp", "learning_rate"} | {
+    *("media", "non_negative", "reduce_on_plateau", "tensor_parallel")
+}
 
 
 @pytest.mark.parametrize(
