@@ -1,4 +1,4 @@
-"""What a step is told besides its batch: keys, mask, model state, and where to put further losses."""
+"""What a step receives besides its batch: keys, mask, model state, and a place for further losses."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -23,19 +23,19 @@ class Context:
     """Made by the engine while a step is traced; valid only there.
 
     Attributes:
-        streams: those of the engine, over the root key.
+        streams: the engine's streams, over the root key.
         step: int32 scalar, the number of updates completed before this one. Traced.
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
-        scope: what its keys are folded with besides stream, step and phase.
-        flags: what `due` tells, by name.
-        key_step: the step that its keys are folded with, if any.
+        scope: what is folded into its keys besides stream, step and phase.
+        flags: what `due` returns, by name.
+        key_step: the step that is folded into its keys, if any.
         rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
-        at: the number of the step that is being traced, for notes on errors.
+        at: the number of the step being traced, for notes on errors.
         losses: what `add_loss` collected; None outside of the forward pass.
-        slices: what plugins own of the state before the step, by name; empty in evaluation.
-        own: the slice of the plugin that is given this context; None for others and in evaluation.
+        slices: the plugins' slices of the state before the step, by name; empty in evaluation.
+        own: the slice of the plugin that receives this context; None for others and in evaluation.
     """
 
     streams: Streams
@@ -55,10 +55,10 @@ class Context:
     _trace: Any = field(default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False)
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
-        """The key of `stream` at this step: the same one however often it is asked for; split it for more.
+        """The key of `stream` at this step. Every call returns the same key: split it to draw more than once.
 
-        In evaluation every stream answers, with a key of that evaluation and batch, so that a `training_step` can be
-        evaluated as it is; layers in inference mode do not look at it.
+        In evaluation every stream gives a key, specific to that evaluation and batch, so a `training_step` can be
+        evaluated unchanged; layers in inference mode ignore it.
         """
         phase: Phase = "train" if self.training else "eval"
         key = self.streams.key(stream, phase, self.key_step)
@@ -69,14 +69,14 @@ class Context:
         return key
 
     def keys(self, stream: str, n: int) -> Key[Array, " n"]:
-        """`n` keys of `stream` at this step, such as one for every example."""
+        """`n` keys of `stream` at this step, for example one per example."""
         return jax.random.split(self.key(stream), n)
 
     def due(self, name: str) -> Bool[Array, ""]:
-        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or with `"log"`, the window is closed: a
-        traced bool. Work wanted only where something is shown goes behind `jax.lax.cond` on it.
+        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or for `"log"`, whether the window is
+        closed: a traced bool. Put work that is needed only then behind `jax.lax.cond` on it.
 
-        False where only a clock or a request to stop makes the action due, because that is known later.
+        False if only a clock or a request to stop makes the action due, because that becomes known later.
         """
         if name not in self.flags:
             raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self.flags)}")
@@ -84,12 +84,12 @@ class Context:
 
     @property
     def showing(self) -> Bool[Array, ""] | None:
-        """Whether the media of this step are shown, as `due` tells it; None if they never are."""
+        """Whether the media of this step are shown, a bool as from `due`; None if they never are."""
         return self.flags.get(SHOW)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
-        """Adds a term to the loss from anywhere in the step; one that is not a scalar is averaged. One for each example
-        of a padded batch is an error: `fg.metrics.Mean.of(value, ctx.mask).compute()` leaves the padding out.
+        """Adds a term to the loss from anywhere in the step; an array is averaged. An array of one value per example of
+        a padded batch is an error: `fg.metrics.Mean.of(value, ctx.mask).compute()` leaves the padding out.
 
         A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way:
         return it from there and add it outside.
@@ -117,15 +117,15 @@ class Context:
             raise leak from error
 
     def fresh(self, name: str, index: Int[ArrayLike, ""] | None = None, **changes: Any) -> "Context":
-        """A context for another forward pass in the step, or number `index` of several, with its own keys and terms;
-        `changes` are another `training`, `model_state` or `mask`."""
+        """A context for another forward pass in the step, or for number `index` of several, with its own keys and
+        terms; `changes` replace `training`, `model_state` or `mask`."""
         return replace(self, scope=(*self.scope, (name, index)), losses=None, **changes)
 
     def for_forward(self) -> "Context":
-        """The same context at the place of the trace where it is called, ready to collect loss terms."""
+        """The same context at the current place in the trace, ready to collect loss terms."""
         # A model state can be set once; the train state keeps the one it has.
         return replace(self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
 
     def for_plugin(self, name: str) -> "Context":
-        """The same context with keys and the slice of the plugin's own."""
+        """The same context with the plugin's own keys and slice."""
         return replace(self, scope=(*self.scope, (f"plugin:{name}", None)), own=self.slices.get(name))

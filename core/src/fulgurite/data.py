@@ -52,11 +52,11 @@ class Stateful(Protocol):
 @dataclass(frozen=True, eq=False)
 class ArrayData:
     """Arrays `(examples, ...)` of numbers or bools in memory, cut into batches of `batch_size` over all processes: an
-    immutable source without a place, which can give any batch of any epoch.
+    immutable source that can produce any batch of any epoch.
 
-    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle` gives each epoch an
-    order of its own, by `seed` or else by that of `epoch`. Examples that do not fill a batch make a smaller one (keep),
-    none (drop), or one with zeros (pad), where every batch is `Masked`. With `on_device` batches are `Indexed`."""
+    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle` reorders each epoch,
+    by `seed` or else by that of `epoch`. Examples that do not fill a batch make a smaller one (keep), none (drop), or
+    one padded with zeros (pad), and then every batch is `Masked`. With `on_device` batches are `Indexed`."""
 
     arrays: Any = field(repr=False)
     batch_size: int
@@ -88,8 +88,8 @@ class ArrayData:
         return self.epoch(0, seed=0)
 
     def epoch(self, number: int, *, seed: Seed, start: int = 0, process: tuple[int, int] = (0, 1)) -> Iterator[Any]:
-        """The batches of epoch `number` from batch `start` on, in an order that seed and epoch alone decide. `process`:
-        the index and number of the processes that share each batch: each gets an equal part of it, in one piece."""
+        """The batches of epoch `number` from batch `start` on, in an order that depends only on seed and epoch.
+        `process`: index and number of the processes that share each batch; each gets an equal, contiguous part."""
         index, count = process
         rest = self.examples % self.batch_size if self.remainder == "keep" else 0
         if not 0 <= index < count or self.batch_size % count or rest % count:
@@ -126,7 +126,7 @@ class ArrayData:
 
     @staticmethod
     def gather(resident: Any, batch: Any) -> Any:
-        """The batch that an `Indexed` one stands for; any other as it is. Pure; meant to be traced."""
+        """The batch that an `Indexed` one stands for; any other batch unchanged. Pure; meant to be traced."""
         if not isinstance(batch, Indexed):
             return batch
         mode = "promise_in_bounds" if batch.mask is None else "fill"
@@ -136,8 +136,8 @@ class ArrayData:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Any iterable of pytrees of arrays, with options: `copy` each array, because the source writes to one again after
-    yielding it; `prefetch` so many batches by a background thread, or 0 without one."""
+    """Any iterable of pytrees of arrays, with options: `copy` each array, for a source that writes to it again after
+    yielding it; `prefetch` this many batches in a background thread, or 0 for no thread."""
 
     source: Any
     _: KW_ONLY

@@ -57,5 +57,5 @@ def _decoded(pairs: dict[str, Any]) -> Any:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether it is one of numbers or booleans, those that are no complex ones."""
+    """Whether it is a dtype of booleans or of numbers that are not complex."""
     return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))

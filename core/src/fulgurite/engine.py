@@ -46,19 +46,18 @@ class Engine:
     Arguments:
         steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.
-        seed: of every random stream and of the order of the data.
-        plugins: instances, names, names with arguments and names to leave out; see `PluginManager`.
-        autoload: whether installed plugins that ask for it are active without being named.
+        seed: for every random stream and for the order of the data.
+        plugins: instances, names, names with arguments, and names to leave out; see `PluginManager`.
+        autoload: whether installed plugins that ask for it are active without being listed.
         run: the run's directory, for plugins that write.
-        fuse: the largest number of steps in one dispatch; several pay for small steps, not for convolutions on a CPU.
-        log_every: when the metric window is closed: every so many steps and at the end, or at a trigger; None for
-            never.
-        nonfinite: what becomes of a step whose loss, gradient or update is not finite: `raise`; `skip` (the step
-            counts, nothing else of it stays); or `ignore`.
-        max_compilations: the largest number of batch shapes in training; evaluations may have any.
-        dev_run: a trial of so many steps and as many batches in each evaluation, with nothing written.
-        limit: at most so many batches of each epoch.
-        compilation_cache: a directory in which compiled programs stay for the next process.
+        fuse: the largest number of steps in one dispatch; helps with small steps, not with convolutions on a CPU.
+        log_every: when the metric window is closed: an interval in steps, and the end; or a trigger; None for never.
+        nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`; `skip` (the step is
+            counted and otherwise discarded); or `ignore`.
+        max_compilations: the largest number of batch shapes in training; evaluations have no limit.
+        dev_run: a trial of this many steps and as many batches in each evaluation, with nothing written.
+        limit: use at most this many batches of each epoch.
+        compilation_cache: a directory in which compiled programs are kept for the next process.
     """
 
     def __init__(
@@ -123,18 +122,19 @@ class Engine:
         resume: Resume = None,
         init_from: InitFrom = None,
     ) -> Result:
-        """Trains, and returns what came of it.
+        """Trains, and returns the result.
 
         Arguments:
             model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as `model(key=key)` that
-                gives either; it stays usable. None with `state`.
+                returns either. It stays usable. None with `state`.
             data: any iterable of batches, or an object whose attribute `train` is one.
-            state: to go on from, for so many steps or epochs more; consumed.
-            steps, epochs, fuse: instead of the engine's.
-            resume: what to go on from exactly, read by the active checkpointer: `"auto"` (the run's newest checkpoint
-                if there is one), `"latest"`, `"best"`, a step, the path of another run, or a `Checkpoint`. `"never"`
-                begins anew and sets aside what the run directory holds; None does so only where it holds no checkpoint.
-            init_from: a checkpoint whose arrays a new state begins with: its weights, or what `Checkpoint.map` says.
+            state: a state to continue from, for `steps` or `epochs` more; consumed.
+            steps, epochs, fuse: used instead of the engine's.
+            resume: the checkpoint to resume from, read by the active checkpointer: `"auto"` (the run's newest, if any),
+                `"latest"`, `"best"`, a step, the path of another run, or a `Checkpoint`. `"never"` starts afresh and
+                sets aside what the run directory holds; None starts afresh too, but is an error if that holds a
+                checkpoint.
+            init_from: a checkpoint with arrays for the new state: its weights, or what `Checkpoint.map` says.
 
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
@@ -207,8 +207,8 @@ class Engine:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
 
-        It is the same program that `fit` runs. Nothing is read from the device, so that a step that was not finite
-        shows only in `state.health`; `check_finite(state)` raises for it.
+        It runs the same program as `fit`. Nothing is read from the device, so a step that was not finite shows only in
+        `state.health`; `check_finite(state)` raises an error for it.
         """
         if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
             batch = jax.tree_util.tree_map_with_path(as_array, batch)
@@ -232,8 +232,8 @@ class Engine:
     def batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, origin: int = 0
     ) -> Iterator[Any]:
-        """The batches that `fit` would take, in its order: for the engine's steps or epochs, else for one epoch; with
-        `origin` those of a fit that goes on from a state of that step."""
+        """The batches that `fit` would take, in the same order: for the engine's steps or epochs, else for one epoch;
+        with `origin`, those of a fit that continues from a state of that step."""
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
             epochs = 1
         steps, epochs = self._length(steps, epochs)
@@ -243,10 +243,10 @@ class Engine:
                 yield ArrayData.gather(resident_of(data), item.batch)
 
     def train_step(self, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
-        """One update, pure and traced: the seam for subclasses, used by `fit` and `step` alike.
+        """One update, pure and traced: subclasses override it; both `fit` and `step` use it.
 
-        Gives the state with new module, model state and optimizer state, and the output with `grads`. What surrounds it
-        (transformed batches, health, `after_update`, metrics, the step count) stays the engine's. Useful inside:
+        Returns the state with new module, model state and optimizer state, and the output with `grads`. The engine
+        still does the rest (transformed batches, health, `after_update`, metrics, the step count). Useful inside:
         `self.forward`, `fg.gradient`, `ctx.rule`.
         """
         assert ctx.rule is not None
@@ -273,10 +273,10 @@ class Engine:
             model: a module, a pair of a module and its state, a train state, or a result of `fit`; with `weights`
                 also what `fit` takes.
             data: any data source, or an object whose `evaluations[name]` is one.
-            name: of the evaluation; its random numbers depend on it.
-            limit: at most so many batches.
-            metrics, losses: instead of the module's own, see `EvaluatorSpec`.
-            weights: a checkpoint to take the weights from, or its path, which the active checkpointer reads.
+            name: the name of the evaluation; its random numbers depend on it.
+            limit: use at most this many batches.
+            metrics, losses: used instead of the module's own, see `EvaluatorSpec`.
+            weights: a checkpoint with the weights, or its path; read by the active checkpointer.
         """
         model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec(name, part_of(data, "evaluations", name), limit, metrics=metrics, losses=losses)
@@ -292,10 +292,10 @@ class Engine:
         weights: InitFrom = None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
     ) -> PyTree[np.ndarray]:
-        """What the module's `predict_step` gives for every example of `data`, in order and without padding.
+        """What the module's `predict_step` returns for every example of `data`, in order and without padding.
 
-        With `callback` the predictions are handed to it batch by batch instead, and none is kept. The other arguments
-        are those of `evaluate`.
+        With `callback` the predictions are passed to it batch by batch instead, and not kept. The other arguments are
+        those of `evaluate`.
         """
         model = model if weights is None else self.restored(model, weights)
         spec = EvaluatorSpec("predict", part_of(data, "predict"), limit)
@@ -316,11 +316,11 @@ class Engine:
         return self._evaluation(spec).of_state(spec, state, self._limit(spec.limit), interrupted, show)
 
     def view(self, state: TrainState, name: str) -> Any:
-        """The module that a plugin makes of a state under the name `name`, such as averaged weights."""
+        """The module that a plugin derives from a state under the name `name`, such as averaged weights."""
         return view_of(self.plugins, state, name)
 
     def explain(self) -> str:
-        """What this engine will do, and why: the order of plugins and of hooks, who owns which slot, what is due."""
+        """What this engine will do, and why: the order of plugins and hooks, who owns which slot, what is due when."""
         return explained(self)
 
     def set_run(self, run: str | os.PathLike[str]) -> None:

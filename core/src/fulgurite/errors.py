@@ -1,7 +1,7 @@
 """Every exception that Fulgurite raises on purpose.
 
-A message says what was wrong, where it came from, and what to do. Whoever wants to catch anything of ours catches
-`FulguriteError`; whoever wants one kind catches that class.
+A message says what was wrong, where it came from, and what to do. Catch `FulguriteError` for every exception of ours,
+or one of its subclasses for one kind.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ class FulguriteError(Exception):
 
 
 class ConfigurationError(FulguriteError, ValueError):
-    """An argument that cannot be meant: a bad value, a wrong type, two that exclude each other."""
+    """An invalid argument: a bad value, a wrong type, or two that exclude each other."""
 
 
 class PathError(FulguriteError, LookupError):
@@ -46,7 +46,7 @@ class CheckpointError(FulguriteError):
 
 
 class ProcessError(FulguriteError):
-    """Another process that never arrived, did not answer in time, or failed at what it does for all."""
+    """Another process that never arrived, did not answer in time, or failed at something it does for all."""
 
 
 class NonFiniteError(FulguriteError, FloatingPointError):
@@ -75,7 +75,7 @@ def noted(note: Callable[[], str]) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence for the end of a message: the closest known name, else all of them."""
+    """A sentence for the end of a message: the closest known name, or else all of them."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:

@@ -50,16 +50,16 @@ class EvaluatorSpec:
     Attributes:
         name: its results are `metrics[name]` and records of the source `name`.
         data: any data source; one epoch of it is evaluated.
-        limit: at most so many batches.
+        limit: use at most this many batches.
         weights: `current`, or the name of a plugin's module view.
-        metrics: instead of those that the module's step returns, by name: `metric(preds, batch)` gives an array with
-            an example axis, or `metric(preds, batch, mask)` a `Metric` or a `Gathered`; the step must return `preds`.
-        losses: likewise, instead of the loss and its terms; `loss` is their sum.
-        fresh: whether each evaluation draws other random numbers; by default all draw the same.
+        metrics: used instead of those of the module's step, by name: `metric(preds, batch)` returns an array with an
+            example axis, or `metric(preds, batch, mask)` a `Metric` or `Gathered`; the step must return `preds`.
+        losses: likewise, used instead of the loss and its terms; `loss` is their sum.
+        fresh: whether each evaluation draws different random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
-        required: whether an exception of it ends training; else it is told once and left out from then on.
-        custom: `custom(state, step, standard)`, which gives the metrics itself, and media to show among them; `state`
-            has the weights asked for, in inference mode; `standard(state)` is the evaluation without `custom`.
+        required: whether an exception in it ends training; if not, there is one notice and it is left out from then on.
+        custom: `custom(state, step, standard)` computes the metrics itself, with any media to show among them. `state`
+            has the chosen weights, in inference mode; `standard(state)` is the evaluation without `custom`.
     """
 
     name: str

@@ -29,7 +29,7 @@ EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
 @dataclass(frozen=True)
 class Experiment:
     """What a program trains: an engine, and model and data as for `Engine.fit`. `data` may also be a function without
-    arguments that gives it, called only where it is needed."""
+    arguments that returns the data; it is called only where the data is needed."""
 
     engine: "Engine"
     model: Any
@@ -44,8 +44,8 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
     The function's arguments are overridden as `name=value`. Returns the result of the fit; exits with 130 after Ctrl-C,
-    with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on arguments that cannot be meant. A first signal
-    lets the step be finished and saved; a second one ends the process at once.
+    with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on invalid arguments. After a first signal the step
+    is finished and saved; a second one ends the process at once.
     """
     rows = [
         f"  {name}={'...' if one.default is one.empty else _plain(one.default)}  ({_kind(kind)})"

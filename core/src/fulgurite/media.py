@@ -1,12 +1,12 @@
-"""What a step or an evaluation shows besides numbers: pictures, histograms, texts and figures.
+"""What a step or an evaluation can show besides numbers: pictures, histograms, texts and figures.
 
-A step gives them by name in `fg.Output(media=...)`, each made already or as a function without arguments that makes it:
+A step returns them by name in `fg.Output(media=...)`, either made or as a function without arguments that makes one:
 
     media={"samples": lambda: fg.media.Images.of(self.draw(ctx.key()))}
 
-Such a function is traced behind `jax.lax.cond`, so that its work is done only at the steps that show it: those of the
-scheduled action `media.show`, which `fulgurite-logging` brings, and the first batch of each evaluation. Without that
-action nothing of it is compiled.
+Such a function is traced behind `jax.lax.cond`, so its work is done only at the steps that show it: those of the
+scheduled action `media.show`, which `fulgurite-logging` provides, and the first batch of each evaluation. Without that
+action none of it is compiled.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Image(Media):
 
     @staticmethod
     def of(pixels: Shaped[Array, "..."]) -> "Image":
-        """Of `(height, width)` or `(height, width, channels)`: numbers as for `Images.of`."""
+        """From `(height, width)` or `(height, width, channels)`, with numbers as for `Images.of`."""
         pictures = Images.of(pixels).pixels
         if jnp.ndim(pixels) == 4:
             raise ModelError(f"fg.media.Image: {jnp.shape(pixels)} are several pictures; give fg.media.Images.of(...)")
@@ -48,8 +48,8 @@ class Images(Media):
 
     @staticmethod
     def of(pixels: Shaped[Array, "..."]) -> "Images":
-        """Of `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`: uint8, or floats and
-        booleans in [0, 1], which are clipped to it."""
+        """From `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`: uint8, or floats and
+        booleans in [0, 1], clipped to that range."""
         pixels = jnp.asarray(pixels)
         shape = pixels.shape
         if pixels.ndim == 2:
@@ -74,8 +74,8 @@ class Histogram(Media):
 
     @staticmethod
     def of(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
-        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins between the
-        least and the greatest."""
+        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins from the
+        smallest to the largest."""
         leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
         arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
@@ -108,7 +108,7 @@ class Figure(Media):
 
 
 def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
-    """Values by name without the media among them, and those; functions without arguments are called."""
+    """The values by name without media, and the media among them; functions without arguments are called."""
     made = {name: one() if callable(one) else one for name, one in values.items()}
     media = {name: one for name, one in made.items() if isinstance(one, Media)}
     return {name: one for name, one in made.items() if name not in media}, media

@@ -1,4 +1,4 @@
-"""What is measured: three kinds of metric, told apart by type.
+"""Metrics of three kinds, distinguished by type.
 
 Each is made by `of`, where `mask` is true for the values that count, over all or their leading axes. Numbers become
 float32; float64 stays. `compute` of NumPy fields gives NumPy without touching a device.
@@ -22,7 +22,7 @@ Mask = Bool[ArrayLike, "..."]
 
 class Metric(eqx.Module):
     """Summed up on the device, by windows and evaluators: `merge` is associative and commutative up to rounding, and
-    `empty()` its identity. A metric whose fields are metrics is merged field by field; one of arrays says how."""
+    `empty()` its identity. A metric whose fields are metrics is merged field by field; one made of arrays says how."""
 
     def merge(self, other: Self) -> Self:
         """The metric over the examples of both."""
@@ -73,7 +73,7 @@ class Sum(Metric):
 
 
 class Mean(Metric):
-    """The weighted mean; of nothing, NaN."""
+    """The weighted mean; without values NaN."""
 
     total: Sum
     weight: Sum
@@ -92,14 +92,14 @@ class Mean(Metric):
 
 
 class Accuracy(Metric):
-    """The share of examples whose label is among the `top_k` classes with the largest logits; of nothing, NaN."""
+    """The share of examples whose label is among the `top_k` classes with the largest logits; without examples NaN."""
 
     mean: Mean
 
     @staticmethod
     def of(logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1) -> "Accuracy":
-        """Of logits `(..., classes)` and labels as `class_labels` takes them. One that is no class is wrong. Of equal
-        logits the first counts as larger, as for `argmax`, and a NaN as larger than none."""
+        """From logits `(..., classes)` and labels as `class_labels` takes them. A label that is no class is wrong. The
+        first of equal logits counts as larger, as for `argmax`; a NaN is larger than no other."""
         logits = as_floats(logits)
         label = class_labels(logits, labels, "Accuracy")[..., None]
         index, classes = jnp.arange(logits.shape[-1]), logits.shape[-1]
@@ -115,7 +115,7 @@ class Accuracy(Metric):
 
 
 class Max(Metric):
-    """The largest value; of nothing, minus infinity; NaN if there is one."""
+    """The largest value; without values minus infinity; NaN if any value is NaN."""
 
     value: Float[Array, ""]
 
@@ -134,7 +134,7 @@ class Max(Metric):
 
 
 class Min(Metric):
-    """The least value; of nothing, infinity; NaN if there is one."""
+    """The smallest value; without values infinity; NaN if any value is NaN."""
 
     negated: Max
 
@@ -147,7 +147,7 @@ class Min(Metric):
 
 
 class Std(Metric):
-    """The population standard deviation, exact beside a large mean too; of nothing, NaN.
+    """The population standard deviation, exact even with a large mean; without values NaN.
     Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983)."""
 
     mean: Sum
@@ -181,10 +181,10 @@ class Running(eqx.Module):
 
     @abstractmethod
     def then(self, new: Self) -> Self:
-        """What it is after one step more. `empty().then(new)` equals `new`."""
+        """The value after one more step. `empty().then(new)` equals `new`."""
 
     def empty(self) -> Self:
-        """What it is before the first step, with the same structure, shapes and dtypes."""
+        """The value before the first step, with the same structure, shapes and dtypes."""
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> Value:
@@ -268,8 +268,8 @@ def as_floats(values: Any) -> Array:
 
 
 def filled(values: Array, mask: Mask | None, fill: float) -> Array:
-    """The values with `fill` where the mask over all or their leading axes, if any, is False. Chosen, never multiplied:
-    what is masked may be NaN."""
+    """The values with `fill` where the mask over all or their leading axes, if any, is False. Selected, never
+    multiplied: masked values may be NaN."""
     return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)
 
 

@@ -15,15 +15,15 @@ _training = jax.make_user_context(True)
 
 
 def is_training() -> bool:
-    """Whether the code that is being run or traced belongs to training. True outside of an engine.
-    An ordinary Python bool, right under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`, `jax.lax.scan` and
+    """Whether the code being run or traced belongs to training. True outside of an engine.
+    An ordinary Python bool, correct under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`, `jax.lax.scan` and
     `jax.lax.cond`."""
     return bool(_training.value)
 
 
 @contextmanager
 def training_mode(training: bool, module: T = None) -> Iterator[T]:
-    """Switches `is_training()` and gives `module` with its layers switched as well.
+    """Switches `is_training()` and yields `module` with its layers switched as well.
 
     Equinox layers such as `eqx.nn.Dropout` carry their own flag; both are set for the length of the block:
 

@@ -24,15 +24,15 @@ class Output(eqx.Module):
     """What a step returns.
 
     Attributes:
-        loss: the scalar to minimise. After the engine's forward pass: the sum of all terms.
+        loss: the scalar to minimise; after the engine's forward pass, the sum of all terms.
         metrics: by name: a `Metric` (merged over the window), a `Running` one (carried from step to step), or a
             scalar, taken as a mean over the batch's examples.
         losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its own optimizer. After
-            the forward pass: every term that there is.
+            the forward pass, all terms.
         preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled step.
         model_state: the new `eqx.nn.State`, for models that carry one.
-        media: what to show, by name: one of `fg.media`, or a function without arguments that makes it only where it is
-            shown. After the forward pass: zeros but where it is.
+        media: what to show, by name: one of `fg.media`, or a function without arguments that is evaluated only where
+            the result is shown. After the forward pass, zeros at all other steps.
         grads: the gradients as the optimizer receives them; set by the update rule.
         updates: what the optimizer returned; set by the update rule.
     """
@@ -52,9 +52,9 @@ class Output(eqx.Module):
 
 
 class Module(eqx.Module):
-    """An `equinox.Module` that says how it is trained.
+    """An `equinox.Module` that defines its own training.
 
-    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and whatever else a step needs
+    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and everything else a step needs
     (keys, model state, mask) comes from `ctx`.
     """
 
@@ -63,8 +63,8 @@ class Module(eqx.Module):
         raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output")
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation, in inference mode; `training_step` unless overridden, or without that
-        what the functions of a method `losses` give."""
+        """The metrics of one batch in evaluation, in inference mode. Unless overridden, this is `training_step`, or
+        without one the results of the functions that a method `losses` returns."""
         if type(self).training_step is Module.training_step and callable(getattr(self, "losses", None)):
             parts = [named(name, one()) for name, one in losses_of(self, batch, ctx).items()]
             losses, metrics, media = (
@@ -94,12 +94,12 @@ class Task(Module):
 
     Attributes:
         model: the Equinox model.
-        loss: `loss(preds, batch)`, an array that begins with the example axis (averaged over the examples that are
-            not masked) or a scalar. One with a parameter `mask` gets `ctx.mask` as well.
+        loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over the examples that
+            are not masked) or a scalar. With a parameter `mask` it gets `ctx.mask` as well.
         optimizer: an `optax.GradientTransformation`.
-        metrics: by name, likewise, or `metric(preds, batch, mask)` that gives a `Metric`.
-        forward: `forward(model, batch, ctx)` gives `preds`, or an `Output` with `preds` and `model_state`. Without it
-            the batch is a tuple or list that begins with the inputs, with a key each if it takes `key`.
+        metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a `Metric`.
+        forward: `forward(model, batch, ctx)` returns `preds`, or an `Output` with `preds` and `model_state`. By default
+            the model is applied to the first entry of a tuple or list, with one key per example if it takes `key`.
         weight: a factor for the loss: a number, or a schedule `step -> number`.
     """
 
@@ -120,7 +120,7 @@ class Task(Module):
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
-        """The optimizer that was given."""
+        """The optimizer passed to the task."""
         if self.optimizer is None:
             raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
         return self.optimizer

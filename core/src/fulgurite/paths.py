@@ -68,7 +68,7 @@ def path_tree(tree: PyTree) -> PyTree[str]:
 
 
 def total_size(tree: PyTree) -> tuple[int, int]:
-    """How many elements the arrays of a tree have together, and how many bytes."""
+    """The total number of elements in the arrays of a tree, and of bytes."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if _is_array(leaf)]
     return sum(leaf.size for leaf in arrays), sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
 
@@ -129,8 +129,8 @@ class Selector:
 
 
 def select(*what: str | Callable[[Any], Any]) -> Selector:
-    """Chooses what any of the arguments says: a pattern every array in whose path it occurs, a function of the tree the
-    arrays of the node, or the nodes in a tuple, that it returns. The function must not look at the arrays."""
+    """Selects arrays by any of the arguments: a pattern selects every array in whose path it occurs; a function of the
+    tree, the arrays of the node (or tuple of nodes) that it returns. The function must not read array values."""
     if not what:
         raise ConfigurationError("select() and exclude() need a pattern or a function; '**' is everything")
     patterns = [Pattern.parse(one) if isinstance(one, str) else one for one in what]
@@ -138,7 +138,7 @@ def select(*what: str | Callable[[Any], Any]) -> Selector:
 
 
 def exclude(*what: str | Callable[[Any], Any]) -> Selector:
-    """Chooses every array that `select` with the same arguments does not."""
+    """Selects every array that `select` with the same arguments does not."""
     return ~select(*what)
 
 

@@ -25,15 +25,15 @@ RecordStream = Literal["exact", "telemetry"]
 
 @dataclass(frozen=True)
 class Record:
-    """Something to be written down.
+    """Something to record.
 
     Attributes:
-        kind: which sink hook takes it.
-        source: what made it: `train`, an evaluator's name, a plugin's name.
+        kind: which sink hook receives it.
+        source: where it comes from: `train`, an evaluator's name, a plugin's name.
         step: the number of completed updates.
         values: by name. Scalars are Python numbers or, rarely, NumPy arrays.
-        stream: `exact` records are functions of program, configuration, seed and data, and are there exactly once;
-            `telemetry` is everything else, at least once.
+        stream: `exact` records depend only on program, configuration, seed and data, and appear exactly once;
+            `telemetry` is everything else, and appears at least once.
         attempt: which start of the run made it; telemetry only.
         wall: seconds since 1970; telemetry only.
     """

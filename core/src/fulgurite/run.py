@@ -50,10 +50,10 @@ class Scheduled:
 
     Attributes:
         name: unique within the plugin; errors, accounts and `ctx.due` call it `PLUGIN.NAME`.
-        trigger: when; an int is `Every(n)`.
-        action: `action(run)`; may return `Stop` or `Replace`. None in phase `log`: to close the window is all it does.
+        trigger: when it runs; an int is `Every(n)`.
+        action: `action(run)`; may return `Stop` or `Replace`. None, in phase `log`, only closes the window.
         phase: actions at one step run in the order of `PHASES`; what `decide` does is saved.
-        after, before: names of actions of the same phase that run earlier or later.
+        after, before: names of actions of the same phase that it runs after or before.
     """
 
     name: str
@@ -105,15 +105,15 @@ class Result:
 
 
 class Run:
-    """A read-only view of a running fit, valid during the call that it is given to.
+    """A read-only view of a running fit, valid during the call that receives it.
 
     Attributes:
-        engine: whose run this is.
+        engine: the engine of this run.
         rule: how a batch becomes an update.
         accounts: where the wall time went so far.
         directory: the run's directory, if it has one.
         attempt: which start of the run this is, from 1.
-        manifest: what this run is made of, as JSON: see `fulgurite.manifest`.
+        manifest: a description of this run, as JSON: see `fulgurite.manifest`.
     """
 
     def __init__(self, loop: "Loop") -> None:
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of updates handed to the device, which are completed once anything of them is read."""
+        """The number of updates dispatched to the device; reading any of their results waits for them."""
         return self._loop.step
 
     @property
@@ -137,9 +137,9 @@ class Run:
 
     @property
     def state(self) -> "TrainState":
-        """The state after `step` updates. The next step consumes its arrays: copy what is to be kept.
+        """The state after `step` updates. The next step consumes its arrays: copy any that you keep.
 
-        Waits for the device to learn whether the state is finite; one that is not raises `NonFiniteError`.
+        Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is not.
         """
         if not self._loop.between_steps:
             raise StateError("run.state is valid only during the call that `run` was given to; copy what you need")
@@ -147,8 +147,8 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for those
-        that are still being computed, so that what is decided by them does not depend on timing."""
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for any that
+        are still being computed, so decisions based on them do not depend on timing."""
         self._loop.emitter.flush(wait=True)
         return self._loop.metrics
 
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def resumed(self) -> bool:
-        """Whether this fit goes on from a checkpoint, so that host states were restored; else a plugin begins anew."""
+        """Whether this fit resumes from a checkpoint and host states were restored; otherwise plugins start afresh."""
         return self._loop.resumed is not None
 
     @property
@@ -179,9 +179,9 @@ class Run:
         return self._loop.stopped
 
     def emit(self, kind: RecordKind, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
-        """Hands a record of this step to the sinks, behind those already emitted; `exact` only for what follows from
-        program, configuration, seed and data, which nothing does that is done by the clock. Device arrays in it are
-        copied to the host in the background; other values are kept as they are now."""
+        """Passes a record of this step to the sinks, after those already emitted. Use `exact` only for values that
+        depend on program, configuration, seed and data alone, so never for an action by the clock. Device arrays are
+        copied to the host in the background; other values are copied at once."""
         if stream not in get_args(RecordStream):
             raise PluginError(f"run.emit knows no stream {stream!r}. {did_you_mean(stream, get_args(RecordStream))}")
         values, step, stream = kept(kind, source, values), self.step, stream if self._loop.exact else "telemetry"
@@ -191,22 +191,22 @@ class Run:
         )
 
     def show(self) -> None:
-        """Emits the media that the newest step gave; the action of the scheduled `media.show`."""
+        """Emits the media of the newest step; the action of the scheduled `media.show`."""
         self._loop.show()
 
     def request_stop(self, reason: str) -> None:
-        """Asks that training stops before its planned end, as a signal does, once all processes have agreed: for what
-        this process sees by itself, such as a file. What follows from metrics returns `Stop`."""
+        """Asks to stop training before its planned end, as a signal does, once all processes have agreed: for a reason
+        that only this process sees, such as a file. A decision based on metrics returns `Stop` instead."""
         self._loop.request_stop(Stop(reason).reason)
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Runs the evaluation `name` on the state as it is; emits its metrics and returns them."""
+        """Runs the evaluation `name` on the current state, emits its metrics and returns them."""
         return self._loop.evaluate(name)
 
     def save(self) -> None:
-        """Asks the checkpointer to save: in phase `save` now, before it at the end of the step's actions."""
+        """Asks the checkpointer to save: at once in the phase `save`, before it at the end of the step's actions."""
         self._loop.save()
 
     def snapshot(self) -> Snapshot:
-        """Everything needed to go on from here."""
+        """Everything needed to continue from here."""
         return self._loop.snapshot()

@@ -15,12 +15,12 @@ from fulgurite.writer import Backend, Writer
 
 @dataclass(eq=False)
 class FileSink:
-    """A sink that writes into the run's directory on a thread of its own, and goes on where its checkpoint was.
+    """A sink that writes into the run's directory on its own thread, and resumes where its checkpoint was.
 
-    A subclass says what writes (`backend`) and takes records besides scalars by hooks that call `put`.
+    A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that call `put`.
 
     Attributes:
-        required: whether training ends when the sink fails. Otherwise it goes on without it, and says so.
+        required: whether training ends when the sink fails. Otherwise training continues without it, and says so.
     """
 
     required: bool = False
@@ -31,7 +31,7 @@ class FileSink:
 
     @abstractmethod
     def backend(self, run: Run, position: Any) -> Backend:
-        """What writes to the files in `run.directory`, cut back to `position` unless that is None."""
+        """A backend that writes to the files in `run.directory`, cut back to `position` unless that is None."""
 
     def put(self, record: Record) -> None:
         """Has the record written."""

@@ -25,7 +25,7 @@ class TrainState(eqx.Module):
         step: int32, the number of completed updates.
         module: the model.
         model_state: its `eqx.nn.State`, or None.
-        opt_state: what the update rule keeps.
+        opt_state: the state of the update rule.
         key: the root of every random stream; never changed.
         window: the open metric window.
         health: the first step that was not finite, if any.

@@ -50,8 +50,8 @@ class Streams:
         return {name: self.key(name, "train", step) for name, stream in self.streams.items() if stream.train}
 
     def eval_keys(self, evaluator: str, index: Count, step: Count | None = None) -> dict[str, AnyKey]:
-        """One key for every evaluation stream, for batch `index` of `evaluator`: the same ones at every evaluation,
-        unless `step` is given."""
+        """One key for every evaluation stream, for batch `index` of `evaluator`: the same at every evaluation, unless
+        `step` is given."""
         names = [name for name, stream in self.streams.items() if stream.eval]
         return {name: fold_name(self.key(name, "eval", step), evaluator, index) for name in names}
 

@@ -37,15 +37,15 @@ class Trigger:
     """A rule that says at which steps something happens. It is `exact` if the steps follow from the program and its
     data alone, not from a clock or a process.
 
-    A subclass is a frozen dataclass and defines `_following(self, after, span)`: the first step of its rule that is
-    later than `after`, or None. It is asked more often than it fires, so that `after + 10` would never come.
+    A subclass is a frozen dataclass and defines `_following(self, after, span)`: the first step of its rule after
+    `after`, or None. It is asked more often than it fires, so `after + 10` would never fire.
     """
 
     exact: ClassVar[bool] = True
 
     def next(self, after: int, span: Span) -> int | None:
-        """The first step later than `after` at which this fires, None if there is none by steps. A pure function; the
-        step lies in ``span.origin + 1 .. span.end``, and only `AtStart` gives ``span.origin``."""
+        """The first step after `after` at which this fires, or None if no step is known. A pure function; the step lies
+        in ``span.origin + 1 .. span.end``, and only `AtStart` gives ``span.origin``."""
         after = max(after, span.origin)
         step = self._following(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
@@ -89,7 +89,7 @@ class First(_Counted):
 
 @dataclass(frozen=True)
 class FirstOfProcess(_Counted):
-    """The first `n` steps that a process runs, of a resumed fit too: those after `began`, by default the origin."""
+    """The first `n` steps that a process runs, in a resumed fit too: those after `began`, by default the origin."""
 
     began: int | None = None
     exact: ClassVar[bool] = False
@@ -104,7 +104,7 @@ class FirstOfProcess(_Counted):
 class Times(_Counted):
     """`n` times in the span, evenly, the last time at its end: ``origin + ceil(i * (end - origin) / n)``.
 
-    A span of fewer than `n` steps gives each of them. While the end is unknown: ``origin + 128, 256, 512, …``."""
+    A span of fewer than `n` steps fires at each of them. While the end is unknown: ``origin + 128, 256, 512, …``."""
 
     def _following(self, after: int, span: Span) -> int | None:
         elapsed = after - span.origin
@@ -152,9 +152,9 @@ class At(Trigger):
 
 @dataclass(frozen=True)
 class Exponential(Trigger):
-    """Ever more seldom: the first gap is `start` steps, each later one `factor` times the one before.
+    """Less and less often: the first gap is `start` steps, each later one `factor` times the one before.
 
-    A product is rounded half up, and each gap grows by at least one step. All is counted from step 0."""
+    Products are rounded half up, each gap grows by at least one step, and counting starts at step 0."""
 
     start: int
     factor: int | float
@@ -175,7 +175,7 @@ class Exponential(Trigger):
 
 @dataclass(frozen=True)
 class AtStart(Trigger):
-    """Where the span begins, before its first update; not in a resumed fit, which asks from its restored step on."""
+    """The start of the span, before its first update; never in a resumed fit, which asks from its restored step on."""
 
     def next(self, after: int, span: Span) -> int | None:
         return span.origin if after < span.origin else None
@@ -191,7 +191,7 @@ class AtEnd(Trigger):
 
 @dataclass(frozen=True)
 class Period(Trigger):
-    """By the clock: `seconds` after the loop began and after each time that the action has ended."""
+    """By the clock: `seconds` after the loop began, and again after each time the action ended."""
 
     seconds: int | float
     exact: ClassVar[bool] = False

@@ -31,7 +31,7 @@ class Phase:
     Attributes:
         optimizer: an `optax.GradientTransformation`.
         params: the arrays that it updates, as `select` takes them; all by default. Others get no gradient or state.
-        before: what the gradients go through first: the `gradient_transform`s of plugins, set by the engine.
+        before: what is applied to the gradients first: the `gradient_transform`s of plugins, set by the engine.
     """
 
     optimizer: optax.GradientTransformation
@@ -63,7 +63,7 @@ class UpdateRule:
         optimizer receives them) and `updates`."""
 
     def apply(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
-        """One update with these gradients, for the `train_step` of an engine; not every rule can do that."""
+        """One update with these gradients, for the `train_step` of an engine; not every rule supports it."""
         raise ModelError(f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)")
 
     def trained(self, module: PyTree) -> PyTree[bool]:
@@ -71,18 +71,18 @@ class UpdateRule:
         return jax.tree.map(_is_floating, module)
 
     def at(self, step: int, span: Span) -> "UpdateRule":
-        """The rule that holds from the update after `step` on, for states of the same structure. Asked wherever
-        something was due; another object than before is compiled anew."""
+        """The rule that applies from the update after `step` on, for states of the same structure. Asked wherever
+        something was due; a different object than before is compiled anew."""
         return self
 
     def finish(self, state: TrainState) -> TrainState:
-        """The state at the end of training, with what was left to do, such as gradients not yet applied. Traced."""
+        """The state at the end of training, after remaining work, such as applying accumulated gradients. Traced."""
         return state
 
 
 @dataclass(frozen=True)
 class GradientUpdate(UpdateRule):
-    """One gradient of the total loss with respect to what the phase updates, one optimizer."""
+    """One gradient of the total loss with respect to the arrays that the phase updates, and one optimizer."""
 
     phase: Phase
 

@@ -21,23 +21,23 @@ class Backend(Protocol):
         """Makes everything that was written durable."""
 
     def position(self) -> Any:
-        """How far it was written, as JSON, for `rewind`. Also after a failure: then of what is whole."""
+        """How far it has written, as JSON, for `rewind`; after a failure, how far the output is complete."""
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
 
 
 class Writer:
-    """Hands records to a backend on a thread of its own, in order, behind a bounded queue.
+    """Passes records to a backend on its own thread, in order, through a bounded queue.
 
-    Records gather for `rest` seconds, unless somebody waits for them, because each time that the thread wakes up it
-    takes the interpreter from training. That waits only while the queue is full, which it says once. The first
-    failure is the last: nothing more is written, and the next `put` and `close` raise it, so that the engine leaves the
-    sink out. So is a backend that did nothing for `patience` seconds while it was waited for: neither training nor the
-    end of the process hangs on it.
+    Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the thread takes the
+    interpreter from training. Training waits only while the queue is full, with one notice. After the first failure
+    nothing more is written, and the next `put` and `close` raise it, so that the engine leaves the sink out. A backend
+    that does nothing for `patience` seconds while somebody waits for it has failed too, so neither training nor the end
+    of the process hangs on it.
 
     Arguments:
-        name: of the sink, for messages.
+        name: the name of the sink, for messages.
         backend: where it writes.
         size: how many records the queue holds.
         before: called before each write; if it raises, nothing is written.
@@ -57,7 +57,7 @@ class Writer:
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:
-        """Has a record written. It must not be changed afterwards. Raises what writing failed with."""
+        """Queues a record for writing. It must not be changed afterwards. Raises the error if writing has failed."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
                 self._told, slow = True, f"sink {self._name!r} is slower than training, which waits for it"
@@ -82,7 +82,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Returns when everything is written, and says so if that takes long. Raises what writing failed with."""
+        """Returns when everything is written; says so if that takes long. Raises the error if writing has failed."""
         with self._changed:
             self._closing = True
             self._wake(hurry=True)
