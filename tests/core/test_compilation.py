@@ -193,10 +193,11 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
             assert batch_spec["x"].shape == (16, 4) and batch_spec["label"].dtype == np.int32
 
     engine = fg.Engine(steps=1, plugins=[Looking(), events])
-    engine.fit(Classifier, classes(16))
+    wide = [{name: array.astype(f"{array.dtype.kind}8") for name, array in batch.items()} for batch in classes(16)]
+    engine.fit(Classifier, wide)
     assert seen == [(False, "step", True)]
-    state = engine.init(Classifier, classes(16))
-    engine.step(state, next(iter(classes(16))))
+    state = engine.init(Classifier, wide)
+    engine.step(state, wide[0])
     assert seen == [(False, "step", True)]  # `step` and `fit` run the same program
 
 

@@ -67,6 +67,9 @@ def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
     np.testing.assert_allclose(fitted.module.weight, weight, rtol=1e-4)
 
 
-def test_without_jit_nothing_trains_and_that_is_said() -> None:
+def test_without_jit_nothing_trains_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with jax.disable_jit(), pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
+        fg.Engine(steps=1).fit(Net, [BATCH])
+    monkeypatch.setattr(jax, "jit", lambda function, **_: function)  # as Equinox does it under EQX_ON_ERROR=breakpoint
+    with pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
         fg.Engine(steps=1).fit(Net, [BATCH])

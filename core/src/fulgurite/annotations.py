@@ -46,8 +46,8 @@ def describe(tree: Any) -> str:
 
 
 def spec_of(tree: Any) -> Any:
-    """The tree with `jax.ShapeDtypeStruct`s for arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    """The tree with `jax.ShapeDtypeStruct`s for arrays, of the dtypes that NumPy arrays have on a device."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.typeof(leaf).dtype), tree)
 
 
 def shapes_of(tree: Any) -> tuple[Any, ...]:

@@ -82,7 +82,9 @@ class Mean(Metric):
     def of(values: Values, mask: Mask | None = None, weight: Values | None = None) -> "Mean":
         """`weight` says how much each value counts, over all or the leading axes; weight zero masks."""
         numbers = as_floats(values)
-        weights = jnp.ones_like(numbers) * _over_leading(1.0 if weight is None else weight, numbers, "weight")
+        weights = jnp.ones_like(numbers) * _over_leading(
+            1.0 if weight is None else as_floats(weight), numbers, "weight"
+        )
         weights = filled(weights, mask, 0.0)
         return Mean(Sum.of(numbers * weights, weights != 0), Sum.of(weights))
 
@@ -102,7 +104,7 @@ class Accuracy(Metric):
         first of equal logits counts as larger, as for `argmax`; a NaN is larger than no other."""
         logits = as_floats(logits)
         label = class_labels(logits, labels, "Accuracy")[..., None]
-        index, classes = jnp.arange(logits.shape[-1]), logits.shape[-1]
+        index, classes = jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1), logits.shape[-1]
         if not 1 <= top_k <= classes:
             raise ConfigurationError(f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}")
         logit = jnp.max(jnp.where(index == label, logits, -jnp.inf), axis=-1, keepdims=True)
@@ -257,8 +259,8 @@ def class_labels(logits: Array, labels: Values, what: str) -> Int[Array, "..."]:
         given = f"{what} of logits {list(logits.shape)} with labels {labels.dtype}{list(labels.shape)}"
         wanted = f"integers of shape {list(logits.shape[:-1])}, or one-hot of shape {list(logits.shape)}"
         raise ConfigurationError(f"{given}; the logits end with an axis of classes, the labels are {wanted}")
-    classes = jnp.int32(logits.shape[-1])
-    return jnp.where((labels >= 0) & (labels < classes), labels, jnp.int32(-1))
+    labels = labels.astype(int)
+    return jnp.where((labels >= 0) & (labels < logits.shape[-1]), labels, -1)
 
 
 def as_floats(values: Any) -> Array:

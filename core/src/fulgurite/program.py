@@ -42,9 +42,9 @@ class Program:
     """
 
     def __init__(self, engine: "Engine", source: Source, batch: Any, resident: Any) -> None:
-        if getattr(jax.config, "jax_disable_jit", False):
-            fix = "unset it, and look into the step with jax.debug.print or jax.debug.breakpoint"
-            raise ConfigurationError(f"jax_disable_jit is set, but training is one compiled program: {fix}")
+        if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
+            gap = "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled program"
+            raise ConfigurationError(f"{gap}: unset it, and look into the step with jax.debug.breakpoint or print")
         self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)

@@ -243,6 +243,15 @@ def test_what_is_no_class_is_never_right() -> None:
     assert fm.Perplexity.of(preds[:2], labels[:2]).compute() == math.inf
 
 
+def test_metrics_where_jax_is_told_to_promote_nothing() -> None:
+    logits, labels, weight = jnp.eye(3), np.array([0, 1, 0], np.uint8), jnp.array([1, 1, 2])
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        assert fg.metrics.Mean.of(jnp.array([0.0, 4.0, 2.0]), weight=weight).compute() == 2
+        accuracy = fg.metrics.Accuracy.of(logits, labels).compute()
+        assert accuracy == fm.Precision.of(logits, labels, average="micro").compute() == pytest.approx(2 / 3)
+        assert fm.Perplexity.of(logits, labels).compute() > fm.ExpectedCalibrationError.of(logits, labels).compute()
+
+
 def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
     random = np.random.default_rng(0)
     preds, labels = random.normal(size=(3, 5, 4)), random.integers(0, 4, (3, 5))

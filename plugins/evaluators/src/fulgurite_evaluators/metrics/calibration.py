@@ -19,9 +19,9 @@ class Perplexity(Metric):
     @staticmethod
     def of(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
         logits = as_floats(logits)
-        label = class_labels(logits, labels, "Perplexity")[..., None]
-        logs = jax.nn.log_softmax(logits)
-        chosen = jnp.max(jnp.where(jnp.arange(logits.shape[-1]) == label, logs, -jnp.inf), axis=-1)
+        label = class_labels(logits, labels, "Perplexity")
+        right = jax.nn.one_hot(label, logits.shape[-1], dtype=bool)
+        chosen = jnp.max(jnp.where(right, jax.nn.log_softmax(logits), -jnp.inf), axis=-1)
         return Perplexity(Mean.of(-chosen, mask))
 
     def compute(self) -> Value:
@@ -51,9 +51,9 @@ class ExpectedCalibrationError(Metric):
         logits = as_floats(logits)
         label = class_labels(logits, labels, "ExpectedCalibrationError")
         confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
-        excess = confidence - (jnp.argmax(logits, axis=-1) == label)
+        excess = confidence - (jnp.argmax(logits, axis=-1) == label).astype(confidence.dtype)
         place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
-        inside = (place[..., None] == jnp.arange(bins)) & filled(jnp.ones_like(place, bool), mask, False)[..., None]
+        inside = jax.nn.one_hot(place, bins, dtype=bool) & filled(jnp.ones_like(place, bool), mask, False)[..., None]
         return ExpectedCalibrationError(
             jax.vmap(lambda one: Sum.of(excess, one), in_axes=-1)(inside), Sum.of(jnp.ones_like(excess), mask)
         )
