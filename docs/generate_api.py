@@ -19,8 +19,8 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_api.py from docstrings: change them there. -->
 
-What a user calls: `import fulgurite as fg`, and the plugins by their packages. `help()` shows the same. What a plugin
-implements is in [Hooks](hooks.md).
+Everything that a user calls: `import fulgurite as fg`, and each plugin by its package. `help()` shows the same text.
+The methods that a plugin implements are in [Hooks](hooks.md).
 """
 
 CORE = {

@@ -18,18 +18,19 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_hooks.py from the specifications in fulgurite.hooks: change them there. -->
 
-A plugin is an object whose methods carry `@fg.hookimpl` and are called like a hook. A method takes the arguments that
-it needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as registered, unless
-`after`, `before` or `requires` says otherwise. A hook that nobody implements costs nothing.
+A plugin is an object whose methods carry `@fg.hookimpl` and have the names of hooks. A method takes the arguments that
+it needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as listed, unless
+`after`, `before` or `requires` says otherwise. A hook that no plugin implements costs nothing.
+[Writing a plugin](writing-a-plugin.md) shows hooks at work.
 """
 
 KINDS = {
     "build": "Asked before anything is compiled.",
     "traced": "Pure functions that become part of the compiled step. They run while it is traced, perhaps several "
     "times, and cost nothing else afterwards. `ctx` gives each plugin random keys of its own.",
-    "event": "Called on the host, between steps. An exception ends the run after `on_exception` was called for all.",
-    "sink": "Given the records of a run, in step order. A sink that raises is told once, gets no more records, and is "
-    "named in `result.failed`; it ends the run only if it has `required = True`.",
+    "event": "Called on the host, between steps. An exception ends the run, after `on_exception` of every plugin.",
+    "sink": "Receive the records of a run, in step order. If a sink raises, there is one notice, it gets no more "
+    "records, and it is listed in `result.failed`; it ends the run only if it has `required = True`.",
     "persistence": "Save and restore a run.",
 }
 
@@ -42,7 +43,7 @@ CALLED = {
     "mesh": MADE,
     "state_sharding": BUILT,
     "slice_sharding": BUILT,
-    "batch_sharding": "Once for each structure and shapes of batches, in training and in evaluation.",
+    "batch_sharding": "Once for each structure and set of shapes of batches, in training and in evaluation.",
     "update_rule": BUILT,
     "wrap_update_rule": BUILT,
     "consensus": MADE,
@@ -55,39 +56,39 @@ CALLED = {
     "transform_batch": TRACED,
     "forward_sharding": "Wherever a forward pass is traced.",
     "output_sharding": "Wherever a forward pass is traced.",
-    "loss_terms": "Wherever a forward pass is traced, in evaluations too; `ctx.training` tells.",
+    "loss_terms": "Wherever a forward pass is traced, in evaluations too; `ctx.training` says which.",
     "after_update": TRACED,
     "step_metrics": TRACED,
-    "on_fit_start": "Once a fit, after `on_restore` and `open_log`, before the first step.",
-    "on_epoch_end": "At the last batch of an epoch, after everything else that is due there but saves.",
-    "on_evaluate_end": "After each evaluation along training, once its metrics are computed.",
-    "on_compile": "Each time that an executable was made.",
-    "on_save": "Before a checkpoint is written, at the step that it is of.",
-    "on_restore": "Once in a fit that goes on from a checkpoint, before everything else.",
-    "on_exception": "Once, where a run ends with an exception, before sinks are closed.",
-    "on_fit_end": "Once, where a run ends without an exception, after sinks were closed.",
-    "open_log": "Once a fit, before the first record.",
+    "on_fit_start": "Once per fit, after `on_restore` and `open_log`, before the first step.",
+    "on_epoch_end": "At the last batch of an epoch, after everything else that is due there except saves.",
+    "on_evaluate_end": "After each evaluation during training, once its metrics are computed.",
+    "on_compile": "Each time an executable has been made.",
+    "on_save": "Before a checkpoint is written, at its step.",
+    "on_restore": "Once in a fit that resumes from a checkpoint, before everything else.",
+    "on_exception": "Once, when a run ends with an exception, before sinks are closed.",
+    "on_fit_end": "Once, when a run ends without an exception, after sinks are closed.",
+    "open_log": "Once per fit, before the first record.",
     "log_scalars": EMITTED,
     "log_media": EMITTED,
     "log_text": EMITTED,
     "log_config": EMITTED,
-    "durable": "By the checkpointer, when it saves, after all records up to that step were handed on.",
+    "durable": "By the checkpointer, when it saves, after all records up to that step have been passed on.",
     "rewind": "By the checkpointer, in `on_restore`, before `open_log`.",
-    "close_log": "Once a fit, after the last record.",
-    "host_state": "Wherever a snapshot is taken, which the checkpointer does when it saves.",
-    "restore_host_state": "In a fit that goes on from a checkpoint, before `on_restore`.",
-    "save": "By `run.save()`, which the checkpointer schedules, and where a run ends.",
-    "restore": "By a fit that is told to go on, and by `init_from=` and `weights=`.",
+    "close_log": "Once per fit, after the last record.",
+    "host_state": "Whenever a snapshot is taken, as the checkpointer does to save.",
+    "restore_host_state": "In a fit that resumes from a checkpoint, before `on_restore`.",
+    "save": "By `run.save()`, which the checkpointer schedules, and when a run ends.",
+    "restore": "By a fit with `resume=`, and by `init_from=` and `weights=`.",
 }
 
 ARGUMENTS = {
-    "module": "the module that is trained; its arrays are traced: they have shapes and dtypes, and no values",
+    "module": "the module being trained; its arrays are traced: they have shapes and dtypes, but no values",
     "state": "the train state",
-    "mesh": "the mesh that the hook `mesh` gave, or None",
+    "mesh": "the mesh that the hook `mesh` returned, or None",
     "own": "this plugin's slice of the train state, as `plugin_state` made it",
-    "batch": "the batch; `ctx.mask` tells which examples count",
-    "phases": "the optimizers by name; one alone is called `default`",
-    "rule": "the rule that there is so far",
+    "batch": "the batch; `ctx.mask` says which examples count",
+    "phases": "the optimizers by name; a single one is called `default`",
+    "rule": "the rule so far",
     "optimizer": "the name of the optimizer",
     "key": "a random key, this plugin's own",
     "ctx": "the step's `fg.Context`, whose keys and `ctx.own`, the slice before the step, are this plugin's own",
@@ -96,24 +97,24 @@ ARGUMENTS = {
     "updates": "what the optimizer returned",
     "run": "a view of the run, valid during the call",
     "epoch": "its number in this fit, from 0",
-    "name": "of the evaluation, or of the executable",
+    "name": "the name of the evaluation, or of the executable",
     "metrics": "by name, as Python numbers or NumPy arrays",
     "batch_spec": "the batch that it was made for, as shapes",
-    "compiled": "the executable of JAX",
+    "compiled": "the JAX executable",
     "step": "the number of completed updates",
     "exception": "what ends the run",
     "result": "what the fit returns",
-    "record": "what is to be written down; it must not be changed",
-    "position": "what the result of `durable` was, read from a checkpoint",
+    "record": "the record; it must not be changed",
+    "position": "the result of `durable`, read from a checkpoint",
     "version": "the `state_version` of the plugin that wrote it",
-    "reference": "which checkpoint, and what of it",
-    "like": "a state of shapes with the shardings that its arrays shall have",
-    "engine": "the engine that asks",
+    "reference": "which checkpoint, and which part of it",
+    "like": "a state of shapes, with the shardings that its arrays should get",
+    "engine": "the engine that asks for it",
 }
 OTHERWISE = {
-    ("restore_host_state", "state"): "what `host_state` gave, read from a checkpoint",
-    ("state_sharding", "state"): "the train state, of shapes",
-    ("batch_sharding", "batch"): "the batch, of shapes",
+    ("restore_host_state", "state"): "the value of `host_state`, read from a checkpoint",
+    ("state_sharding", "state"): "the train state, as shapes",
+    ("batch_sharding", "batch"): "the batch, as shapes",
     ("step_metrics", "state"): "the train state after the update",
     ("after_update", "module"): "the module after its update, as the plugins before left it",
 }

@@ -86,7 +86,7 @@ def update_rule(module: PyTree, phases: "dict[str, Phase]") -> "UpdateRule | Non
 
 @hookspec("build", gives="UpdateRule")
 def wrap_update_rule(module: PyTree, rule: "UpdateRule") -> "UpdateRule | None":
-    """The update rule, wrapped by another one, such as one that hides from it what is not trained. Folded in order."""
+    """The update rule, wrapped in another one, such as one that hides the frozen part from it. Folded in order."""
 
 
 @hookspec("build", gives="Consensus")
@@ -106,7 +106,7 @@ def evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
 
 @hookspec("build", gives="GradientTransformation")
 def gradient_transform(module: PyTree, optimizer: str, key: Key[Array, ""]) -> optax.GradientTransformation | None:
-    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once an optimizer."""
+    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once per optimizer."""
 
 
 @hookspec("build")
@@ -121,7 +121,7 @@ def schedule() -> "list[Scheduled]":  # type: ignore[return]
 
 @hookspec("build", gives="dict")
 def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[return]
-    """Other modules that can be made of a state, by name, such as averaged weights. Merged; a name twice clashes."""
+    """Other modules derived from a state, by name, such as averaged weights. Merged; a name twice clashes."""
 
 
 @hookspec("traced")
@@ -131,8 +131,8 @@ def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
 
 @hookspec("traced")
 def forward_sharding(module: PyTree) -> "PyTree[jax.sharding.Sharding | None] | None":
-    """A sharding for every array of the module where its step uses it, such as whole where the state has it in parts;
-    None for those that the compiler may place. Exclusive."""
+    """A sharding for every array of the module where its step uses it, such as whole where the state is divided; None
+    for those that the compiler may place. Exclusive."""
 
 
 @hookspec("traced")
@@ -143,14 +143,14 @@ def output_sharding(output: "Output") -> "PyTree[jax.sharding.Sharding | None] |
 
 @hookspec("traced", gives="dict")
 def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
-    """Further scalar terms of the loss, by name. Merged; a name twice clashes. With losses that have an optimizer each
-    a term is addressed as `generator/l2`."""
+    """Further scalar terms of the loss, by name. Merged; a name twice clashes. If each loss has its own optimizer, a
+    term is named like `generator/l2`."""
 
 
 @hookspec("traced")
 def after_update(module: PyTree, own: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
-    """The module after its update, changed, and this plugin's new slice. The module is folded in order; `own` is the
-    one slice that a plugin can write."""
+    """The module after its update, possibly changed, and this plugin's new slice. The module is folded in order; `own`
+    is the only slice that a plugin can write."""
 
 
 @hookspec("traced", gives="dict")
@@ -163,7 +163,7 @@ def step_metrics(
 
 @hookspec("event")
 def on_fit_start(run: "Run") -> None:
-    """Training is about to begin, or to go on after a restore."""
+    """Training is about to begin, or to continue after a restore."""
 
 
 @hookspec("event")
@@ -178,13 +178,13 @@ def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
 
 @hookspec("event")
 def on_compile(run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled") -> None:
-    """An executable of the training step (of no evaluation) was made: `compiled.cost_analysis()` and
-    `compiled.memory_analysis()` tell what it takes. `run` is None outside of a fit."""
+    """An executable of the training step (not of an evaluation) was made: `compiled.cost_analysis()` and
+    `compiled.memory_analysis()` say what it costs. `run` is None outside of a fit."""
 
 
 @hookspec("event")
 def on_save(run: "Run", step: int) -> None:
-    """A checkpoint of `step` is being written; called by the checkpointer. May not change state."""
+    """A checkpoint of `step` is about to be written; called by the checkpointer. May not change state."""
 
 
 @hookspec("event")
@@ -204,7 +204,7 @@ def on_fit_end(run: "Run", result: "Result") -> None:
 
 @hookspec("sink")
 def open_log(run: "Run") -> None:
-    """Records are about to come: opens what they are written to. Before any other event of the run but `on_restore`. A
+    """Opens the place that records are written to, before any other event of the run except `on_restore`. A
     `FulguriteError` ends the run: it says what is wrong with the place."""
 
 
@@ -225,7 +225,7 @@ def log_text(record: "Record") -> None:
 
 @hookspec("sink")
 def log_config(record: "Record") -> None:
-    """What the run is made of: configuration, plugins, versions, environment."""
+    """A description of the run: configuration, plugins, versions, environment."""
 
 
 @hookspec("sink")
@@ -235,24 +235,24 @@ def durable(step: int) -> "Future[Any]":  # type: ignore[return]
 
 @hookspec("sink")
 def rewind(position: Any) -> None:
-    """Drops everything after `position`, before training goes on from the checkpoint that holds it. Of a sink that had
-    failed it is a dictionary whose `failed` says why."""
+    """Drops everything after `position`, before training resumes from the checkpoint that holds it. If the sink had
+    failed, it is a dictionary whose `failed` says why."""
 
 
 @hookspec("sink")
 def close_log() -> None:
-    """No more records come: writes everything out and lets go of it, in bounded time. At the end of every fit, however
-    it ended: before `on_fit_end`, after `on_exception`."""
+    """Writes everything out and releases it, in bounded time: no more records come. Called at the end of every fit,
+    however it ended: before `on_fit_end`, after `on_exception`."""
 
 
 @hookspec("persistence")
 def host_state() -> Any:
-    """What this plugin keeps on the host, as JSON; its version is the plugin's `state_version` (1 unless set)."""
+    """This plugin's state on the host, as JSON; its version is the plugin's `state_version` (1 unless set)."""
 
 
 @hookspec("persistence")
 def restore_host_state(state: Any, version: int) -> None:
-    """Takes back what `host_state` gave, with the version that wrote it."""
+    """Restores what `host_state` returned, with the version that wrote it."""
 
 
 @hookspec("persistence")
@@ -263,5 +263,5 @@ def save(run: "Run") -> None:
 @hookspec("persistence", gives="Snapshot")
 def restore(reference: "Checkpoint", like: "TrainState", engine: "Engine") -> "Snapshot | None":
     """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
-    None if `reference` asks for one only if there is one. What `reference.map` leaves out stays as it is in `like`, and
-    so do the slices of plugins that were not there when it was saved. Writes nothing. Exclusive."""
+    None if `reference` is optional and there is none. What `reference.map` leaves out stays as in `like`, and so do the
+    slices of plugins that were not active when it was saved. Writes nothing. Exclusive."""

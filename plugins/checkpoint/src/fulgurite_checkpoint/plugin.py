@@ -29,24 +29,24 @@ class _Fit:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoints:
-    """Saves everything that a run needs to go on exactly, and restores it.
+    """Saves everything that a run needs to resume exactly, and restores it.
 
     Arguments:
-        every: when to save: every so many steps, or a trigger. There is always one at the end of a run, and at a stop.
-        directory: where, a local path or `gs://...`; the run's directory if None.
-        keep: so many of the newest stay; None for all.
-        keep_every: those whose step is a multiple of it stay for good.
-        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best by it stays, and `step="best"` means it. Only
-            metrics measured at the very step that is saved count, and NaN never wins.
+        every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are always saved.
+        directory: where to save: a local path or `gs://...`; the run's directory if None.
+        keep: how many of the newest to keep; None for all.
+        keep_every: checkpoints whose step is a multiple of this are never removed.
+        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept, and `step="best"`
+            refers to it. Only metrics measured at exactly the saved step count, and NaN never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best.
-        on_exception: whether to save when training ends with an exception, where going on from there is exact. Not with
-            several processes, of which the others may know nothing of it.
-        background: whether to write while training goes on.
-        verify: what is compared before a checkpoint is read: `full` (every byte), `size`, or `none`.
-        on_missing_plugin: what to do if a plugin that matters for the numbers was there when a checkpoint was saved and
-            is not now, or the other way round: `error`, `warn` or `ignore`.
-        resume_data: how data without a state goes on: `exact` takes only data that can, `replay` skips the batches that
-            were seen, `restart` begins with the first batch again, which is not exact.
+        on_exception: whether to save when training ends with an exception, if resuming from there is exact. Not with
+            several processes, because the others may not know of it.
+        background: whether to write while training continues.
+        verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
+        on_missing_plugin: what to do if a plugin that affects the numbers was active when a checkpoint was saved and is
+            not now, or the other way round: `error`, `warn` or `ignore`.
+        resume_data: how to resume data that has no state: `exact` refuses it, `replay` reads and skips the batches
+            already seen, `restart` starts again with the first batch, which is not exact.
     """
 
     plugin_name = "checkpoints"

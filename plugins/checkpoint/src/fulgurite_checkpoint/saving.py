@@ -23,7 +23,7 @@ FAILURES = 3
 
 
 class SaveError(CheckpointError):
-    """Checkpoints that cannot be written, again and again. It ends a fit, but takes nothing that was trained along.
+    """Checkpoints repeatedly could not be written. This ends the fit, but what was trained is in `result`.
 
     Attributes:
         result: what `fit` would have returned at that step.

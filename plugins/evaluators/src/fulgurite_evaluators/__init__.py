@@ -1,4 +1,4 @@
-"""Named evaluations for Fulgurite, along training or in a process of their own, and exact metrics."""
+"""Named evaluations for Fulgurite, during training or in a separate process, and exact metrics."""
 
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
 from fulgurite_evaluators.results import Evaluated as Evaluated, results as results

@@ -18,27 +18,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates the model on data of its own, along training or in a process of its own.
+    """Evaluates the model on its own data, during training or in a separate process.
 
-    The results are records of the source `name`, `result.metrics[name]`, and what `on_evaluate_end` tells.
+    The results become records of the source `name` and `result.metrics[name]`, and go to the hook `on_evaluate_end`.
 
-    Another kind of evaluation is a subclass that overrides `evaluate`, or a function given as `call`.
+    For another kind of evaluation, override `evaluate` in a subclass, or pass a function as `call`.
 
     Attributes:
-        name: unique, and fit for a file name.
+        name: unique, and usable as a file name.
         data: any data source, or an object whose `evaluations[name]` is one; one epoch of it is evaluated.
-        run: when: a trigger, an int for every so many steps, or `EveryCheckpoint` or `LastCheckpoint` for an evaluation
-            by `fulgurite evaluate`, which training ignores. An evaluation at step i sees exactly i updates.
-        limit: at most so many batches.
-        metrics: by name, instead of those that the module's `validation_step` returns: `metric(preds, batch)` gives an
-            array with an example axis, which is averaged, or `metric(preds, batch, mask)` a metric.
+        run: when: a trigger, an int for an interval in steps, or `EveryCheckpoint` or `LastCheckpoint` for an
+            evaluation by `fulgurite evaluate`, which training ignores. An evaluation at step i sees exactly i updates.
+        limit: use at most this many batches.
+        metrics: by name, instead of those of the module's `validation_step`: `metric(preds, batch)` returns an array
+            with an example axis, which is averaged, or `metric(preds, batch, mask)` a metric.
         losses: likewise, instead of the module's loss; `loss` is their sum.
-        weights: `current`, or the name of what another plugin makes of the state, such as `averaged`.
-        fresh: whether each evaluation draws other random numbers; by default all draw the same.
-        required: whether an exception ends training; else the evaluator is left out from then on, which is told once
-            and in `result.failed`.
+        weights: `current`, or the name of a module that another plugin derives from the state, such as `averaged`.
+        fresh: whether each evaluation draws different random numbers; by default all draw the same.
+        required: whether an exception ends training; if not, the evaluator is left out from then on, with one notice
+            and an entry in `result.failed`.
         group: the name of the process that runs a standalone evaluator; None for `default`.
-        call: `call(state, step)` gives the metrics, instead of the module over `data`; see `evaluate`.
+        call: `call(state, step)` returns the metrics, instead of an evaluation of the module over `data`; see
+            `evaluate`.
     """
 
     plugin_name: ClassVar[str] = "evaluator"
@@ -87,11 +88,11 @@ class Evaluator:
         return self.name
 
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
-        """The metrics by name: numbers, arrays, or dictionaries of these; `fg.media` among them are shown, or functions
-        that make them. Subclasses override it.
+        """The metrics by name: numbers, arrays, or dictionaries of these. Any `fg.media` among them, or functions that
+        make them, are shown. Subclasses override it.
 
-        `state.module` has the weights that were asked for and is in inference mode. A copy of the state's arrays is
-        needed only to keep them for longer than the call.
+        `state.module` has the chosen weights and is in inference mode. Copy the state's arrays only to keep them for
+        longer than the call.
         """
         return self._standard(state) if self.call is None else self.call(state, step)
 

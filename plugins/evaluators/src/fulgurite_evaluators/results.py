@@ -17,13 +17,13 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a standalone evaluator found.
+    """A result of a standalone evaluator.
 
     Attributes:
         evaluator: its name.
         step: of the checkpoint.
-        commit: the SHA-256 of the checkpoint's `COMMIT`, in hexadecimal: another one means another checkpoint, of the
-            same step.
+        commit: the SHA-256 of the checkpoint's `COMMIT`, in hexadecimal; a different one means a different checkpoint
+            of that step.
         metrics: by name.
     """
 
@@ -72,8 +72,8 @@ class Results:
 def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
     """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
 
-    Where a step was done again on another checkpoint, that one counts, and what was found of a checkpoint that a later
-    attempt set aside counts no more. May be called while the run and its evaluators are at work.
+    If a step was evaluated again on a different checkpoint, the newer result counts; results of checkpoints that a
+    later attempt set aside do not. May be called while the run and its evaluators are at work.
 
     Raises:
         CheckpointError: a file of results that was not written by an evaluator.

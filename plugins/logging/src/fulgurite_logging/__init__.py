@@ -1,4 +1,4 @@
-"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and more to record."""
+"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that record more."""
 
 from fulgurite_logging.compilations import Compilations as Compilations
 from fulgurite_logging.console import Console as Console

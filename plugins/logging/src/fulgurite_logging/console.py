@@ -13,8 +13,8 @@ class Console:
     """Prints a line for each record of exact scalars, and every notice, to standard output.
 
     Attributes:
-        hide: names of metrics that are not shown.
-        required: whether training ends when nothing can be printed, such as into a pipe that is closed.
+        hide: names of metrics not to show.
+        required: whether training ends when printing fails, such as into a closed pipe.
     """
 
     hide: tuple[str, ...] = ("batch_loss", "loss_average")

@@ -37,14 +37,14 @@ _OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Environment:
-    """At the start of a fit, tells the sinks of the environment and the parameters, as telemetry.
+    """Reports the environment and the parameters to the sinks at the start of a fit, as telemetry.
 
-    Two records of kind `config`: `environment` (versions, plugins, devices, processes, command, variables) and
+    It makes two records of kind `config`: `environment` (versions, plugins, devices, processes, command, variables) and
     `parameters` (count and bytes of the arrays, of each module, and of the optimizer's state), and one text: a table of
     the arrays. Secrets in the command and in variables are masked.
 
     Attributes:
-        variables: names or patterns of further environment variables that may be written down.
+        variables: names or patterns of further environment variables that may be recorded.
     """
 
     variables: tuple[str, ...] = ()

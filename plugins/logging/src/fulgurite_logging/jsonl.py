@@ -14,10 +14,10 @@ EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 
 @dataclass(eq=False)
 class JsonLines(fg.FileSink):
-    """Writes scalars, text and configuration into the run's directory, a line of JSON for each record.
+    """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
 
-    `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes a function of the records
-    alone; a resumed run goes on where its checkpoint was, so that each record is there once. `telemetry.jsonl` holds
+    `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend only on the
+    records; a resumed run continues where its checkpoint was, so each record is there once. `telemetry.jsonl` holds
     the rest, with `attempt` and `wall` (seconds since 1970); it only grows. `fulgurite.encoding.loads` reads a line.
     """
 

@@ -18,11 +18,12 @@ KINDS = ("gradients", "updates", "parameters")
 
 @dataclass(frozen=True)
 class Norms:
-    """Logs Euclidean norms, at log steps alone: at others nothing of it is computed.
+    """Logs Euclidean norms, only at log steps: at other steps nothing is computed.
 
     `norms/gradients` is that of the gradients as the optimizer receives them, `norms/updates` of what it returned,
-    `norms/parameters` of the parameters after the update; float32 each. With groups there is `norms/gradients/NAME` for
-    each as well. Where only a clock or a stop closes the window the value is NaN, because that is known too late.
+    `norms/parameters` of the parameters after the update; float32 each. With groups there is also
+    `norms/gradients/NAME` for each. If only a clock or a stop closes the window the value is NaN, because that is known
+    too late.
 
     Attributes:
         of: which of the three.

@@ -9,12 +9,11 @@ from fulgurite.triggers import Or, as_trigger, is_exact
 
 @dataclass(frozen=True)
 class Media:
-    """Hands what steps give as `fg.Output(media=...)` to the sinks that show such things. At other steps nothing of it
-    is computed.
+    """Passes the `fg.Output(media=...)` of steps to the sinks that show media. At other steps none of it is computed.
 
     Attributes:
-        every: a trigger, or every so many steps. It is known before a step whether that is shown, so that no clock has
-            a say in it, and at the start of a run there is nothing to show.
+        every: a trigger, or an interval in steps. A step must know beforehand whether it is shown, so a trigger by the
+            clock is not possible; at the start of a run there is nothing to show.
     """
 
     every: int | fg.Trigger = 500

@@ -19,12 +19,12 @@ EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 
 @dataclass(eq=False)
 class Csv(fg.FileSink):
-    """Writes scalars into the run's directory, a row for each record and a column for each `SOURCE/NAME`.
+    """Writes scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
-    `records.csv` holds the exact stream, its bytes a function of the records alone; a resumed run goes on where its
-    checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall`. A name that comes up later is a further
-    column, empty in the rows before: the file is written anew and takes the place of the old one at once. What is not
-    finite is `nan`, `inf` or `-inf`; arrays are JSON.
+    `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run continues where its
+    checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall`. A name that first appears later becomes a
+    new column, empty in the rows before: the file is rewritten and replaces the old one atomically. A number that is
+    not finite is `nan`, `inf` or `-inf`; arrays are JSON.
     """
 
     plugin_name = "csv"

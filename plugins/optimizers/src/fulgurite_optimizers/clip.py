@@ -15,7 +15,7 @@ class Clip:
     Attributes:
         norm: the largest global norm over all arrays of the optimizer; larger gradients are scaled down.
         value: the largest absolute value of each number; clipped before the norm is taken.
-        optimizer: the name of the phase; all of them by default.
+        optimizer: the name of a phase; all phases by default.
     """
 
     norm: float | None = None

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class Constraint:
-    """The base: changes the floating-point arrays that `where` selects, after every update. Several are applied in
-    their order.
+    """The base class: changes the floating-point arrays that `where` selects, after every update. Several constraints
+    are applied in order.
 
-    A phase that repeats its update in a step is constrained after the last.
+    If a phase repeats its update in a step, the constraint applies after the last one.
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -40,13 +40,13 @@ class Constraint:
 
     @abstractmethod
     def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The allowed weight in the place of `weight`."""
+        """The allowed weight that replaces `weight`."""
 
 
 @dataclass(frozen=True)
 class UnitNorm(Constraint):
-    """Vectors along `axis` get Euclidean length 1; of zero they stay zero. Rows of an `eqx.nn.Linear` by default, which
-    are the weights of one output."""
+    """Scales vectors along `axis` to Euclidean length 1; zero vectors stay zero. By default these are the rows of an
+    `eqx.nn.Linear`, the weights of one output."""
 
     axis: int | tuple[int, ...] = -1
 
@@ -61,7 +61,7 @@ class UnitNorm(Constraint):
 
 @dataclass(frozen=True)
 class NonNegative(Constraint):
-    """What is negative becomes zero."""
+    """Sets negative numbers to zero."""
 
     def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(weight, 0)
@@ -69,7 +69,7 @@ class NonNegative(Constraint):
 
 @dataclass(frozen=True)
 class ClipWeights(Constraint):
-    """Every number is brought into -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et al., 2017)."""
+    """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et al., 2017)."""
 
     limit: float = 0.01
 

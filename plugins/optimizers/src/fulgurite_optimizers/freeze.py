@@ -22,13 +22,14 @@ from fulgurite_optimizers.wrapped import Wrapped
 class Freeze:
     """Leaves a part of the module out of training, whatever its optimizers are.
 
-    What is frozen gets no gradient and no weight decay, and for good, no optimizer state. With `until` that state is
-    there from the beginning and left alone until then, so that checkpoints of both times have the same structure.
+    A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. With `until`, that
+    state exists from the beginning and is left alone until then, so checkpoints from before and after have the same
+    structure.
 
     Attributes:
-        where: what is frozen: a pattern, a function of the module, or what `fg.select` and `fg.exclude` give.
-        until: when training of it begins: a step, or a trigger, whose first time counts. The step is compiled anew
-            there. A trigger by epochs counts those of the fit; a loop of `engine.step` knows of none. None for never.
+        where: what to freeze: a pattern, a function of the module, or a selection by `fg.select` and `fg.exclude`.
+        until: when its training begins: a step, or the first time of a trigger. The step is then compiled again. A
+            trigger by epochs counts those of the fit; a loop of `engine.step` has none. None for never.
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -59,7 +60,7 @@ class Freeze:
         return [] if self.until is None else [fg.Scheduled("thaw", self.until, self.announce)]
 
     def announce(self, run: fg.Run) -> None:
-        """Says that the step is about to be compiled anew."""
+        """Says that the step is about to be compiled again."""
         if self.thaws(run.span) == run.step:
             notice = f"{self._text} is trained from step {run.step} on: the step is compiled anew"
             run.emit("text", "freeze", {"notice": notice}, stream="telemetry")
@@ -88,7 +89,7 @@ class Freeze:
 
 
 def frozen(*what: str | Callable[[Any], Any]) -> Freeze:
-    """Freezes, for good, what `fg.select` chooses with the same arguments."""
+    """Freezes permanently what `fg.select` selects with the same arguments."""
     return Freeze(fg.select(*what))
 
 

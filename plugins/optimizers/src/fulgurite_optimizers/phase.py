@@ -16,12 +16,12 @@ class Phase(fg.Phase):
     """An optimizer for one of several losses.
 
     Attributes:
-        optimizer: an `optax.GradientTransformation`. It counts its own updates, so that is what its schedules see.
+        optimizer: an `optax.GradientTransformation`. It counts its own updates, and its schedules follow that count.
         params: the arrays that it updates: a pattern, a function of the module, or what `fg.select` and `fg.exclude`
             give; all of them by default.
-        every: it runs with every so many-th update of the engine, as `fg.Every(n)` counts them.
+        every: it runs in every `every`-th update of the engine, as `fg.Every(n)` counts them.
         repeat: the number of its updates in one step, each with random keys of its own.
-        split: whether each repetition takes its share of the batch instead of the whole of it.
+        split: whether each repetition takes a share of the batch instead of the whole.
         accumulate: takes the mean gradient of several microbatches or steps for one update.
     """
 
@@ -47,6 +47,6 @@ class Phase(fg.Phase):
 
 
 def partial_update(optimizer: optax.GradientTransformation, params: Any) -> dict[str, fg.Phase]:
-    """For `configure_optimizers`: an optimizer that updates the arrays that `params` selects and no others, which get
-    no gradient, no optimizer state and no weight decay. Needs no plugin."""
+    """For `configure_optimizers`: an optimizer that updates only the arrays that `params` selects. All others get no
+    gradient, no optimizer state and no weight decay. Needs no plugin."""
     return {"default": fg.Phase(optimizer, params)}

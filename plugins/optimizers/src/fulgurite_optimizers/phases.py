@@ -14,18 +14,18 @@ from fulgurite_optimizers.update import PhasedUpdate
 
 
 class Phases(Finishing):
-    """Trains each loss with an optimizer of its own, all in one compiled step.
+    """Trains each loss with its own optimizer, all in one compiled step.
 
-    The losses are those that `training_step` gives by name, `fg.Output(losses={"generator": ..., ...})`, or functions
-    that a method `losses(batch, ctx)` of the module gives by name, so that a phase computes only what it needs. A
-    further term `generator/l2`, of a plugin or of `ctx.add_loss`, is part of the loss `generator`.
+    The losses come by name from `training_step`, `fg.Output(losses={"generator": ..., ...})`, or as functions from a
+    method `losses(batch, ctx)` of the module, so that a phase computes only what it needs. A further term
+    `generator/l2`, from a plugin or from `ctx.add_loss`, is part of the loss `generator`.
 
     Arguments:
-        order: `alternating`, each phase sees the update of those before it and runs a forward pass of its own; or
-            `simultaneous`, all gradients are taken at the same parameters and the updates applied together. Then the
-            losses of `training_step` come from one forward pass, with one pullback for each phase.
+        order: with `alternating`, each phase sees the updates of those before it and runs its own forward pass; with
+            `simultaneous`, all gradients are taken at the same parameters and the updates are applied together. Then
+            the losses of `training_step` come from one forward pass, with one pullback per phase.
         overlap: whether two phases may update the same array.
-        phases: by the name of their loss. Without any they are those of the module's `configure_optimizers`.
+        phases: by the name of their loss. If none are given, they come from the module's `configure_optimizers`.
     """
 
     plugin_name = "phases"

@@ -26,7 +26,7 @@ class ReduceOnPlateau:
 
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
-        every: when it is looked at: the trigger of its evaluator.
+        every: when to check the metric: the trigger of its evaluator.
         mode: whether a smaller or a larger value is better.
         factor, patience, cooldown, min_scale, rtol, atol: see optax.
     """

@@ -1,4 +1,4 @@
-"""What a run is doing, in the terminal: `Engine(plugins=["progress"])`, or active once it is installed."""
+"""Shows in the terminal what a run is doing: `Engine(plugins=["progress"])`, or active once it is installed."""
 
 from fulgurite_progress.plugin import Progress as Progress
 from fulgurite_progress.summary import parameters as parameters, summary as summary

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Shows a run on standard error: in a terminal one line that is renewed by the clock, elsewhere plain lines at
+    """Shows a run on standard error: in a terminal as one line that is kept up to date, elsewhere as plain lines at
     growing intervals. It never waits for the device and takes part in no step. Only the first process shows anything.
 
     Attributes:
-        refresh: how often a second the line of a terminal is renewed.
+        refresh: how often per second the line in a terminal is updated.
         summary: whether a table of the model and of each compiled step is printed.
         times: whether a table of where the wall time went is printed at the end.
     """

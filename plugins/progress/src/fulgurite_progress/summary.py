@@ -15,8 +15,8 @@ ROWS = 24
 
 def summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None) -> RenderableType:
     """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer, and whether they
-    are frozen, which is what `rule` never updates; below it the totals. Modules are listed as deep as fits into `rows`
-    rows. Only shapes are looked at."""
+    are frozen (never updated by `rule`), with totals below. Modules are listed as deep as fits into `rows` rows. Only
+    shapes are read."""
     arrays, kept = _arrays(state.module), _arrays(state.opt_state)
     groups = _grouped(arrays, rows)
     sharded = any(_spec(leaf) != "-" for _, leaf in arrays)

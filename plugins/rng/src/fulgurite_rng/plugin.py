@@ -13,14 +13,14 @@ DEFAULTS = (
 
 
 class Rng:
-    """Adds random streams to an engine, or overwrites the defaults by name.
+    """Adds random streams to an engine, or replaces defaults of the same name.
 
-    Without arguments it gives the defaults: `params` (from which modules are made; the same at every step), `default`
-    and `dropout` (training only). A key depends on the seed, the stream's name, the step and the phase alone, so that
-    adding a stream changes no other, and the bits of `default` are those of an engine without this plugin.
+    Without arguments it gives the defaults: `params` (for initializing modules; the same at every step), `default` and
+    `dropout` (training only). A key depends only on the seed, the stream's name, the step and the phase, so adding a
+    stream changes no other, and the bits of `default` are those of an engine without this plugin.
 
     Arguments:
-        streams: to add or to put in the place of a default of the same name.
+        streams: to add, or to use instead of a default of the same name.
     """
 
     plugin_name = "rng"
@@ -41,7 +41,7 @@ class Rng:
         return list(self._streams.values())
 
     def streams(self, seed: int | Key[Array, ""]) -> fg.Streams:
-        """The streams over a seed or root key, for use outside of an engine: `rng.streams(0).train_keys(step)`.
+        """The streams over a seed or root key, for use outside an engine: `rng.streams(0).train_keys(step)`.
 
         The keys are those of an engine with that seed. The step may be traced.
         """

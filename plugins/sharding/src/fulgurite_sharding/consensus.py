@@ -36,15 +36,15 @@ _said = _Said()
 
 
 class Agreement(fg.Consensus):
-    """Every process does the same at the same step.
+    """Makes every process do the same at the same step.
 
     SIGTERM is JAX's: once one process has it, all stop at the same point, asked for at each end of a dispatch and
-    between the batches of an evaluation. What else a process wishes is looked at every `every` steps: actions due by
-    the clock are those of process 0's clock; the wish of any process to stop counts.
+    between the batches of an evaluation. Other requests are checked every `every` steps: process 0's clock decides
+    which actions are due by the clock, and any process can ask to stop.
 
     Arguments:
-        every: steps between two looks.
-        timeout: seconds to wait for another process, where all do the same.
+        every: steps between two checks.
+        timeout: seconds to wait for another process where all must take part.
     """
 
     signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGINT,)

@@ -45,10 +45,10 @@ def show(tree: PyTree, visualize: str | None = None) -> None:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """The same tree with every array whole, as a NumPy array, in every process. To be called by all of them.
+    """The same tree with every array whole, as a NumPy array, in every process. Every process must call it.
 
-    What only one process knows of, an array or number of NumPy or an array on its own devices, becomes those of all
-    processes one after the other along the first axis. Typed keys become their data; what is no array stays.
+    Arrays local to a process (NumPy arrays and numbers, arrays on its own devices) are concatenated over all processes
+    along the first axis. Typed keys become their data; leaves that are not arrays stay.
     """
 
     def whole(leaf: Any) -> Any:

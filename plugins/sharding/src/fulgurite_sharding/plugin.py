@@ -39,16 +39,16 @@ class Sharding:
     Arguments:
         mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together they take every
             device. Or a `jax.sharding.Mesh` whose axes are of type Auto.
-        batch: the axes that divide the first dimension of every batch array; () for batches whole on every device.
-        parameters: how parameters that no rule matches are divided: `BySize(axis, min_size)`, or None to have them
-            whole on every device. It also divides what a rule leaves whole, unless the rule names no axis at all.
+        batch: the axes that divide the first dimension of every batch array; () keeps batches whole on every device.
+        parameters: how to divide parameters that no rule matches: `BySize(axis, min_size)`, or None to keep them whole
+            on every device. It also divides dimensions that a rule leaves whole, unless the rule names no axis at all.
         optimizer: the optimizer state follows its parameters. `BySize` divides it further; rules over its own paths
             (such as `**.mu.**.weight`) take precedence.
         rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
-        outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), for training and
-            evaluation, of whose batches one that does not divide is left as it is.
-        agree_every: with several processes, after how many steps they agree again on what is due by the clock and on
-            wishes to stop; see `Agreement`.
+        outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), in training and
+            evaluation. In evaluation, a batch that does not divide evenly is left whole.
+        agree_every: with several processes, the number of steps after which they agree on actions due by the clock and
+            on requests to stop; see `Agreement`.
 
     Raises:
         ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a rule that does not
@@ -92,7 +92,7 @@ class Sharding:
 
     @cached_property
     def devices(self) -> Mesh:
-        """The mesh. The first use of it starts JAX' backend."""
+        """The mesh. Its first use starts JAX's backend."""
         if isinstance(self.mesh, Mesh):
             if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
                 raise ConfigurationError(
@@ -224,15 +224,15 @@ class Sharding:
 
 
 class DataParallel(Sharding):
-    """Batches divided over all devices, everything else whole on each."""
+    """Divides batches over all devices; each holds everything else whole."""
 
     def __init__(self, axis: str = "data", *, agree_every: int = 50) -> None:
         super().__init__(mesh={axis: -1}, batch=(axis,), agree_every=agree_every)
 
 
 class Fsdp(Sharding):
-    """Batches, parameters and optimizer state divided over one axis: each parameter along its largest dimension that
-    divides, if it has `min_size` elements at least, and gathered where it is used.
+    """Divides batches, parameters and optimizer state over one axis: each parameter with at least `min_size` elements
+    along its largest dimension that divides evenly. It is gathered where it is used.
 
     With `rules` and a mesh of more axes it is fully sharded and tensor parallel at once:
     `Fsdp(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
@@ -251,7 +251,7 @@ class Fsdp(Sharding):
 
 
 class TensorParallel(Sharding):
-    """Parameters divided as the rules say over the axis "model" of `size` devices (-1: all), batches over the others
+    """Divides parameters by the rules over the axis "model" of `size` devices (-1: all), and batches over the others
     along "data"."""
 
     def __init__(self, rules: Sequence[Rule], size: int = -1, *, agree_every: int = 50) -> None:

@@ -16,8 +16,9 @@ Rule = tuple[str, PartitionSpec | Sequence[Any]]
 
 @dataclass(frozen=True)
 class BySize:
-    """Puts `axis` on the largest dimension that it divides of every array with at least `min_size` elements; smaller
-    ones, and those that it divides nowhere, stay as they are. Dimensions that a rule has put on other axes are left."""
+    """Divides every array with at least `min_size` elements by `axis`, along its largest dimension that divides
+    evenly. Smaller arrays, and those with no such dimension, stay as they are. Dimensions that a rule divides are
+    left alone."""
 
     axis: str = "data"
     min_size: int = 2**14

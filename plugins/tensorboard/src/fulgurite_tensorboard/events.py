@@ -31,8 +31,7 @@ def started(step: int) -> Any:
 
 
 class EventFile:
-    """A new event file; one that is there already is an error. What is written is in the hands of the operating system
-    at once.
+    """A new event file; an existing one is an error. Each write goes to the operating system at once.
 
     Attributes:
         size: how many bytes of whole records it has.
@@ -63,7 +62,7 @@ class EventFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Makes what was written durable and lets go of the file."""
+        """Makes what was written durable and closes the file."""
         try:
             self.sync()
         finally:
@@ -71,8 +70,8 @@ class EventFile:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Any]]:
-    """The events of a file with the position behind each, as far as they are whole. Each checksum is looked at; one
-    that is wrong is a `CheckpointError`."""
+    """The events of a file with the position after each, up to the last complete one. Checksums are verified; a wrong
+    one is a `CheckpointError`."""
     with open(path, "rb") as file:
         end = 0
         while len(header := file.read(_HEADER.size)) == _HEADER.size:

@@ -32,10 +32,10 @@ class TensorBoard(fg.FileSink):
     """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`, a directory of
     event files for each source: `train`, an evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
 
-    Each record of the exact stream is there once: a resumed run cuts the files back to where its checkpoint was, sets
-    what is in later files aside, and begins a new file with a `SessionLog.START` event, by which a server that runs
-    drops what it has read of later steps. Telemetry is in directories of its own, `telemetry=train`, and there at least
-    once. A value that cannot be shown, such as a figure that fails to be drawn, is left out and told once.
+    Each record of the exact stream is there once: a resumed run cuts the files back to its checkpoint, sets the
+    contents of later files aside, and begins a new file with a `SessionLog.START` event, so a running server drops what
+    it has read of later steps. Telemetry goes to separate directories, `telemetry=train`, and may appear more than
+    once. A value that cannot be shown, such as a figure that fails to draw, is left out with one notice.
     """
 
     plugin_name = FOLDER

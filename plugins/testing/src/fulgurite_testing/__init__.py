@@ -1,4 +1,4 @@
-"""Tests for Fulgurite plugins: `check_plugin(MyPlugin)`, and what tests of one's own need."""
+"""Tests for Fulgurite plugins: `check_plugin(MyPlugin)`, and helpers for your own tests."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

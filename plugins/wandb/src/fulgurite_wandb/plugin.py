@@ -21,20 +21,21 @@ Mode = Literal["online", "offline", "disabled"]
 
 @dataclass(eq=False)
 class WandbLogger:
-    """Sends scalars, tables, media, text and configuration to Weights & Biases, on a thread of its own.
+    """Sends scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
 
-    The step there is the step here. A resumed run goes on with the same id, and so does a fit from the state of the one
+    The step in wandb is the step of the run. A resumed run keeps its id, and so does a fit from the state of the one
     before: what is missing between the last step that arrived and the checkpoint is taken from `records.jsonl` (of
-    fulgurite-logging), and what arrived already is not sent again. A run that begins with the checkpoint of another run
-    has an id of its own. Without a key or a network it goes on offline and says so; `wandb sync` sends that later.
+    fulgurite-logging), and what has already arrived is not sent again. A run that starts from the checkpoint of another
+    run gets its own id. Without a key or a network it continues offline and says so; `wandb sync` sends the records
+    later.
 
     Attributes:
-        project: of Weights & Biases.
+        project: the project at Weights & Biases.
         mode: `online`, `offline` (files in `directory`, nothing sent) or `disabled`.
-        directory: where files go; the run's directory, or without one the present directory.
+        directory: where files go; the run's directory, or without one the current directory.
         best: metrics whose best value is kept in the summary: `{"test/accuracy": "max"}`.
         settings: further arguments of `wandb.init`, such as `entity`, `group`, `name`, `tags`, `notes`.
-        timeout: seconds that a connection may take, before it goes on offline.
+        timeout: seconds that a connection may take before the run continues offline.
         required: whether training ends when the sink fails.
     """
 

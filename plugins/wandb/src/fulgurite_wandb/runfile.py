@@ -17,7 +17,7 @@ _IDENT = b":W&B"
 
 
 def read_run(path: str | Path) -> Iterator[Any]:
-    """The records of a run's file in order, up to its end or to where it is torn, as a killed process leaves it."""
+    """The records of a run's file in order, up to its end or to where a killed process broke it off."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 

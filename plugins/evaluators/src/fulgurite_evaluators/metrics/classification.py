@@ -83,21 +83,21 @@ class _Ratio(Metric):
 
 
 class Precision(_Ratio):
-    """The share of right ones among the examples that were predicted as a class; 0 if none was, of nothing NaN."""
+    """The share of correct ones among the examples predicted as a class; 0 if none was, without examples NaN."""
 
     def _among(self, predicted: Any, actual: Any) -> Any:
         return predicted
 
 
 class Recall(_Ratio):
-    """The share of right ones among the examples of a class; 0 if there is none, of nothing NaN."""
+    """The share of correct ones among the examples of a class; 0 if there is none, without examples NaN."""
 
     def _among(self, predicted: Any, actual: Any) -> Any:
         return actual
 
 
 class F1(_Ratio):
-    """The harmonic mean of precision and recall; of nothing NaN."""
+    """The harmonic mean of precision and recall; without examples NaN."""
 
     def _among(self, predicted: Any, actual: Any) -> Any:
         return (predicted + actual) / 2

@@ -14,10 +14,10 @@ from fulgurite_evaluators.metrics.arrays import example_mask, namespace
 
 
 class SampledSet(Metric):
-    """A uniform sample of `size` examples without replacement, or all of them while they are fewer.
+    """A uniform sample of `size` examples without replacement, or all of them if there are fewer.
 
-    Each example has a random priority, made by folding a key with its id, and those of the least are kept. So the
-    sample depends on the ids alone, not on order or grouping. An id stands for one example and is not taken twice.
+    Each example has a random priority, made by folding its id into a key, and those with the smallest are kept. So the
+    sample depends only on the ids, not on order or grouping. An id stands for one example and is not taken twice.
     Source: bottom-k sampling, Cohen and Kaplan, Summarizing Data using Bottom-k Sketches (2007).
 
     Attributes:
@@ -67,14 +67,14 @@ class SampledSet(Metric):
 
 
 class Median(Metric):
-    """The median of a uniform sample of `size` numbers, of all while they are no more. NaN of nothing, and if one is
-    NaN. The share of numbers below it is off from one half by `0.5 / size**0.5` (standard deviation)."""
+    """The median of a uniform sample of `size` numbers, or of all if there are no more. NaN without numbers, and if one
+    is NaN. The share of numbers below it is off from one half by `0.5 / size**0.5` (standard deviation)."""
 
     sample: SampledSet
 
     @staticmethod
     def of(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256) -> "Median":
-        """`key` draws the sample and must be another one for each batch, such as `ctx.key()`."""
+        """`key` draws the sample and must be different for each batch, such as `ctx.key()`."""
         numbers = as_floats(values)
         priorities, ids = jax.random.bits(key, (2, numbers.size))
         present = filled(jnp.ones(numbers.shape, bool), mask, False).ravel()
