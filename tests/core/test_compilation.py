@@ -1,6 +1,7 @@
 """What is compiled, when, how often, and what is found out before."""
 
 import gc
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -311,6 +312,24 @@ def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_el
     assert not compilations
     scale = 2.0
     assert engine.fit(Scaled, data).metrics == fg.Engine(steps=1).fit(Scaled, data).metrics != first
+
+
+def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
+    """A model with a function that is written in a loop is another kind each time, as are other shapes of batches."""
+    engine, made = fg.Engine(steps=1), list[weakref.ref[Any]]()
+
+    class Counted(Counting):
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            def update(updates: Any, state: Any, params: Any = None) -> Any:
+                return updates, state
+
+            made.append(weakref.ref(update))
+            return optax.GradientTransformation(lambda params: (), update)
+
+    for size in range(1, 21):
+        jax.eval_shape(lambda size=size: engine.init(Counted, [np.zeros(size, np.float32)]))
+    gc.collect()
+    assert len(made) == 20 and sum(one() is not None for one in made) <= 16
 
 
 def test_a_changed_structure_names_the_step() -> None:

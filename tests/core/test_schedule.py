@@ -152,6 +152,25 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
 # --- what an action returns -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Asked(fg.Trigger):
+    """Fires at step 1 and notes when it is asked."""
+
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    def _following(self, after: int, span: fg.Span) -> int | None:
+        self.asked.append(after)
+        return 1 if after < 1 else None
+
+
+def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
+    triggers = [Asked() for _ in range(20)]
+    schedule = Schedule([fg.Scheduled(f"act{place}", one, lambda run: None) for place, one in enumerate(triggers)])
+    fg.Engine(steps=1, plugins=[schedule]).fit(Counting(), numbers([0]))
+    asked = {len(one.asked) for one in triggers}
+    assert len(asked) == 1 and asked.pop() < 20
+
+
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
     """What waits for the end runs at this step, in its phase, and the engine closes its last window."""

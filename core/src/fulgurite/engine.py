@@ -89,9 +89,7 @@ class Engine:
         self.nonfinite: Policy = nonfinite
         self.max_compilations, self.dev_run = max_compilations, dev_run
         self.configuration: dict[str, Any] | None = None
-        self.run: RunDirectory | None = None
-        if run is not None:
-            self.set_run(run)
+        self.run = None if run is None else RunDirectory(run)
         if compilation_cache is not None:
             jax.config.update("jax_compilation_cache_dir", os.fspath(compilation_cache))
         self.plugins = PluginManager(plugins, autoload=autoload)
@@ -334,11 +332,10 @@ class Engine:
     def _program(self, source: Source, batch: Any, resident: Any) -> Program:
         made = source.given or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
         key = key_of((made, batch, resident))
-        if key not in self._programs:
-            program = self._programs[key] = Program(self, source, batch, resident)
-            # A module that makes functions gives other ones at each call; those in the state are those of `like`.
-            self._programs[key_of(((program.like.module, program.like.model_state), batch, resident))] = program
-        return self._programs[key]
+        program = _latest(self._programs, key, lambda: Program(self, source, batch, resident))
+        # A module that makes functions gives other ones at each call; those in the state are those of `like`.
+        own = key_of(((program.like.module, program.like.model_state), batch, resident))
+        return _latest(self._programs, own, lambda: program)
 
     def _feed(self, data: Any, origin: int, position: Any = None, **options: Any) -> Feed:
         # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
@@ -350,10 +347,7 @@ class Engine:
         given = spec.metrics, spec.losses
         own = [one if one is None else tuple((name, hashable(of)) for name, of in one.items()) for one in given]
         key = spec.name, spec.fresh, *own
-        evaluation = self._evaluations[key] = self._evaluations.pop(key, None) or Evaluation(self, spec)
-        if len(self._evaluations) > 16 + len(self.evaluators):  # a lambda in a loop is another one each time
-            del self._evaluations[next(iter(self._evaluations))]
-        return evaluation
+        return _latest(self._evaluations, key, lambda: Evaluation(self, spec), 16 + len(self.evaluators))
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
@@ -386,6 +380,14 @@ def _given(model: Any, state: TrainState) -> int:
         raise StateError(f"state must be a TrainState, such as result.state, not {type(state).__name__}")
     check_not_consumed(state)
     return int(state.step)
+
+
+def _latest(made: dict[Any, Any], key: Any, make: Callable[[], Any], size: int = 16) -> Any:
+    """What is made for `key`. The `size` asked for last are kept, because a lambda in a loop is new each time."""
+    found = made[key] = made.pop(key, None) or make()
+    if len(made) > size:
+        del made[next(iter(made))]
+    return found
 
 
 def _check_counts(**counts: Any) -> None:

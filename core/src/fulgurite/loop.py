@@ -82,11 +82,10 @@ class Loop:
         self._epoch_ended = "epoch_end" in self._pending
         self._in_flight: deque[Any] = deque()
         self._agenda = Agenda(self._tasks, self.step, program.flags, self._consensus, signals)
-        self._emitted = 0
         # Within a dispatch and between two actions of one step there is no state that another run could go on from.
         self._torn, self._broken, self._early, self._save_wanted = True, False, False, False
         self._newest: tuple[Results | None, Any] = None, None
-        self._rate = Rate()
+        self._emitted, self._rate = 0, Rate()
 
     def run_to_end(self) -> Result:
         """Trains, and tells the plugins how it ended."""
@@ -164,7 +163,7 @@ class Loop:
             return {}
         self.metrics[name] = metrics
         stream = "exact" if self.exact and self.engine.evaluators[name].exact else "telemetry"
-        self.emitter.emit(Record("scalars", name, self.step, dict(metrics), stream))
+        self.emitter.later([], partial(Record, "scalars", name, self.step, dict(metrics), stream))
         for media in shown:
             self.run.emit("media", name, media, stream=stream)
         self._event("on_evaluate_end", name=name, metrics=dict(metrics))
@@ -327,31 +326,32 @@ class Loop:
         if not agenda.agreed:
             agenda.called(self.step)
         while True:
-            due = [
+            due = (
                 task
                 for task in self._tasks
                 if task.name not in done and (task.name in only if only else agenda.is_due(task, self.step, self.span))
-            ]
-            if self._epoch_ended and (not due or due[0].scheduled.phase == "save"):
+            )
+            task = next(due, None)
+            if self._epoch_ended and (task is None or task.scheduled.phase == "save"):
                 self._epoch_ended = False
                 self._event("on_epoch_end", epoch=len(self.span.epoch_ends) - 1)
                 continue
-            if not due:
+            if task is None:
                 break
-            task = due[0]
             if task.closes_window and not any(one.closes_window for one in self._tasks if one.name in done):
                 self._close_window()
             done.add(task.name)
             if task.scheduled.phase == "save":
                 self.emitter.flush(wait=True)
-                self._early, self._pending = False, tuple(one.name for one in due[1:])
+                self._early, self._pending = False, tuple(one.name for one in due)
             self._emitted = self.emitter.emitted
             try:
                 self._perform(task)
             except Exception as error:
                 if self.emitter.emitted == self._emitted:
                     # The rest is done by the run that resumes, so that its records come in the same order.
-                    self._pending = (*(one.name for one in due), *["epoch_end"] * self._epoch_ended)
+                    rest = *self._pending, *(one.name for one in due), *["epoch_end"] * self._epoch_ended
+                    self._pending = (task.name, *rest)
                     self._torn = False
                 if not isinstance(error, Interrupted):
                     raise

@@ -52,7 +52,7 @@ class Program:
         self.step = TrainStep(engine, self.rule.at(0, Span(0)))
         self._metrics: Any = ({}, {})
         with tracing_on(engine.mesh):
-            bare: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key)
+            bare: TrainState = eqx.filter_eval_shape(self._make, source, source.arrays, key, key)
             self._metrics = eqx.filter_eval_shape(self._step_metrics, bare, spec_of(batch), spec_of(resident))
             self.like = bare.replace(window=eqx.filter_eval_shape(Window.empty, *self._metrics))
         self._shardings = state_shardings(self._plugins, self.like, engine.mesh)
@@ -68,26 +68,27 @@ class Program:
 
     def init(self, source: Source, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
-        leaves, treedef = jax.tree.flatten(self.like)
+        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small model.
+        params = self._engine.streams(key).key("params", "init")
         with tracing_on(self._engine.mesh):
             initialize = self.initializer(source)
             # What a callable does may change, so that it is traced each time; within `jax.eval_shape` nothing is made.
             if source.given is None and not isinstance(key, Tracer):
-                lowered = initialize.lower(None, key)
+                lowered = initialize.lower(None, key, params)
                 text = sha256(lowered.as_text().encode()).digest()
                 # Where arrays that the callable holds are no part of the text, it cannot tell.
                 if text != self._initializer[0] or getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
                     self._initializer = text, lowered.compile()
                 initialize = self._initializer[1]
-            made = iter(initialize(shared(source.arrays, self._engine.mesh), key))
-        return treedef.unflatten([next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in leaves])
+            made = iter(initialize(shared(source.arrays, self._engine.mesh), key, params))
+        return jax.tree.map(lambda leaf: next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, self.like)
 
     def initializer(self, source: Source) -> Any:
-        """The jitted function `(source.arrays, key)` that gives the arrays of a new state, in the order of its leaves.
-        No device ever has more of them than its own part."""
+        """The jitted function `(source.arrays, key, params)` that gives the arrays of a new state, in the order of its
+        leaves; `params` is the key of the module. No device ever has more of them than its own part."""
 
-        def arrays(given: Any, key: Key[Array, ""]) -> list[Array]:
-            made = zip(jax.tree.leaves(self.like), jax.tree.leaves(self._make(source, given, key)), strict=True)
+        def arrays(given: Any, *keys: Key[Array, ""]) -> list[Array]:
+            made = zip(jax.tree.leaves(self.like), jax.tree.leaves(self._make(source, given, *keys)), strict=True)
             return [leaf for spec, leaf in made if isinstance(spec, jax.ShapeDtypeStruct)]
 
         return jax.jit(arrays, out_shardings=self._shardings)
@@ -161,8 +162,9 @@ class Program:
             given, source = configure(module), f"{type(module).__name__}.configure_optimizers"
         phases = dict(phases_of(given, source))
         for name, phase in list(phases.items()):
-            root, before = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}"), [optax.identity()]
+            before = [optax.identity()]
             for hook in self._plugins.implementations("gradient_transform"):
+                root = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}")
                 key = fold_name(root, f"plugin:{hook.plugin.name}")
                 before += [hook(None, module=module, optimizer=name, key=key) or optax.identity()]
             phases[name] = replace(phase, before=optax.chain(*before))
@@ -176,8 +178,8 @@ class Program:
             rule = hook(None, module=module, rule=rule) or rule
         return rule
 
-    def _make(self, source: Source, arrays: Any, key: Key[Array, ""]) -> TrainState:
-        module, model_state = source.build(arrays, self._engine.streams(key).key("params", "init"))
+    def _make(self, source: Source, arrays: Any, key: Key[Array, ""], params: Key[Array, ""]) -> TrainState:
+        module, model_state = source.build(arrays, params)
         return TrainState(
             step=jnp.int32(0),
             module=module,

@@ -95,9 +95,6 @@ class History:
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.names()
-
     def __repr__(self) -> str:
         return f"History({', '.join(self.names())})"
 
@@ -142,10 +139,6 @@ class Emitter:
                 continue
             self._closed.add(sink.plugin.name)
             self._call(sink, step)
-
-    def emit(self, record: Record) -> None:
-        """Hands a record on, behind those that wait."""
-        self.later([], lambda: record)
 
     def later(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
         """Hands on what `finish` makes once `arrays` are computed; None is nothing."""

@@ -147,7 +147,8 @@ class At(Trigger):
         return f"At({', '.join(map(str, self.steps))})"
 
     def _following(self, after: int, span: Span) -> int | None:
-        return next((step for step in self.steps if step > after), None)
+        place = bisect_right(self.steps, after)
+        return self.steps[place] if place < len(self.steps) else None
 
 
 @dataclass(frozen=True)

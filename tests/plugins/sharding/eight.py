@@ -210,7 +210,7 @@ def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
     needed = {}
     for preset in (DataParallel, Fsdp):
         program = engine(preset())._program(source, next(iter(TEXT)), None)
-        memory = program.initializer(source).lower(source.arrays, key).compile().memory_analysis()
+        memory = program.initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
         needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert needed[Fsdp] <= 0.2 * needed[DataParallel], needed
 

@@ -71,8 +71,8 @@ class Table:
         if self.file.size == 0:
             self.file.append(_line(first))
         rows = self._rows()
-        self._columns, self._count = next(rows, []), sum(1 for _ in rows)
-        if self._columns[: len(first)] != list(first):
+        self._columns, self._count = dict.fromkeys(next(rows, [])), sum(1 for _ in rows)
+        if [*self._columns][: len(first)] != list(first):
             raise CheckpointError(f"{path} is no table of this plugin: it should begin with {','.join(first)}. Move it")
 
     @property
@@ -85,7 +85,7 @@ class Table:
         if new := [name for name in cells if name not in self._columns]:
             columns = [*self._columns, *new]
             self._rewrite([*row, *[""] * (len(columns) - len(row))] for row in _with_header(columns, self._rows()))
-            self._columns = columns
+            self._columns = dict.fromkeys(columns)
         self.file.append(_line([_cell(cells.get(name)) for name in self._columns]))
         self._count += 1
 
@@ -99,8 +99,8 @@ class Table:
                 "in another directory"
             )
         if columns < len(self._columns):
-            self._columns = self._columns[:columns]
-            self._rewrite(row[:columns] for row in _with_header(self._columns, islice(self._rows(), rows + 1)))
+            self._columns = dict.fromkeys([*self._columns][:columns])
+            self._rewrite(row[:columns] for row in _with_header([*self._columns], islice(self._rows(), rows + 1)))
         self.file.rewind(size)
         self._count = rows
 
