@@ -272,6 +272,9 @@ def as_floats(values: Any) -> Array:
 def filled(values: Array, mask: Mask | None, fill: float) -> Array:
     """The values with `fill` where the mask over all or their leading axes, if any, is False. Selected, never
     multiplied: masked values may be NaN."""
+    if mask is not None and (dtype := jnp.asarray(mask).dtype) != bool:
+        fix = "give bools, such as `mask > 0`; how much a value counts is a weight, Mean.of(values, weight=...)"
+        raise ConfigurationError(f"a mask is {dtype}: {fix}")
     return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)
 
 

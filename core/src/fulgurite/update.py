@@ -94,12 +94,8 @@ class GradientUpdate(UpdateRule):
         return self.phase.chosen(module)
 
     def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
-        chosen = self.phase.chosen(state.module)
-
-        def loss(params: PyTree) -> Any:
-            return forward(eqx.combine(params, state.module), batch, ctx).loss
-
-        return self.apply(state, *gradient(forward, state.module, batch, ctx, chosen), loss)
+        taken = gradient(forward, state.module, batch, ctx, self.phase.chosen(state.module))
+        return self.apply(state, *taken, lambda at: forward(eqx.combine(at, state.module), batch, ctx).loss)
 
     def apply(self, state: TrainState, grads: PyTree, output: Output, loss: Any = None) -> tuple[TrainState, Output]:
         params, grads = (eqx.filter(tree, self.phase.chosen(state.module)) for tree in (state.module, grads))

@@ -293,6 +293,8 @@ def test_nan_and_infinity_are_not_hidden() -> None:
         ),
         (lambda: fm.F1.of(jnp.ones(4), jnp.ones(4, int)), r"F1 of logits \[4\] .* end with an axis of classes"),
         (lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
+        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones(4), jnp.ones(4, int)), "a mask is int32: give bools"),
+        (lambda: fg.metrics.Mean.of(jnp.ones(4), jnp.ones(4)), "a mask is float32: .* a weight, Mean.of"),
         (lambda: fm.R2.of(jnp.ones((4, 1)), jnp.ones(4)), r"R2 of predictions \[4, 1\] and targets \[4\]"),
         (lambda: fm.RocAuc.of(jnp.ones((4, 2)), jnp.ones(4)), r"RocAuc of scores \[4, 2\]; they must be one number"),
         (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones((4, 1))), r"RocAuc of labels \[4, 1\]; they must be one number"),

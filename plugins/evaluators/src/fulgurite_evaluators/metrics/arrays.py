@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Sum
+from fulgurite.metrics import Sum, filled
 from jaxtyping import Array, Bool, Int, PyTree
 
 
@@ -23,7 +23,7 @@ def example_mask(values: PyTree[Array], mask: Any) -> Bool[Array, " examples"]:
     if len(lengths) != 1 or () in lengths:
         found = sorted(map(list, lengths))
         raise ConfigurationError(f"arrays of examples and their mask begin with axes {found}; it must be one length")
-    return jnp.ones(lengths.pop(), jnp.bool_) if mask is None else jnp.asarray(mask)
+    return filled(jnp.ones(lengths.pop(), jnp.bool_), mask, False)
 
 
 def namespace(*arrays: Any) -> Any:
