@@ -28,6 +28,8 @@ def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
 
 
 def test_a_run_itself_is_local() -> None:
+    with pytest.raises(ConfigurationError, match="run= is no local folder"):
+        fg.Engine(run="", steps=1, autoload=False)
     with pytest.raises(ConfigurationError, match="run=gs://bucket/run is no local folder"):
         fg.Engine(run="gs://bucket/run", steps=1)
 

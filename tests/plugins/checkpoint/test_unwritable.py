@@ -90,6 +90,26 @@ def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: st
     assert float(counting(run, steps=8, resume="auto").module.weight) == -8
 
 
+@pytest.mark.parametrize("elsewhere", [None, "other"])
+def test_a_program_that_changes_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
+) -> None:
+    """What was given relative to the one it began in stays there."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    counting(Path("run"), Act(fg.At(3), lambda _: os.chdir(tmp_path / "b")), steps=6, directory=elsewhere)
+    assert steps_in(tmp_path / "a" / (elsewhere or "run")) == [4, 5, 6]
+    assert (tmp_path / "a/run/COMPLETE").exists() and not list((tmp_path / "b").iterdir())
+
+
+@pytest.mark.parametrize("name", ["lr=[1]", "*", "back\\slash", "\udcff"])
+def test_names_with_which_orbax_writes_elsewhere_or_nowhere(tmp_path: Path, name: str) -> None:
+    """Below `[1]` it lost the arrays of a checkpoint that looked complete."""
+    with pytest.raises(CheckpointError, match="in its name, with which Orbax cannot write: rename the folder"):
+        counting(tmp_path / name, steps=2)
+
+
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     """In a process for which permissions hold, whoever runs the tests."""
     prefix: list[str] = []

@@ -69,6 +69,11 @@ def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
         assert rate.endswith(" steps/s")
 
 
+def test_without_a_standard_output_nothing_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert engine("console").fit(Line, data()).failed == {}
+
+
 def test_a_closed_pipe_does_not_end_training() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

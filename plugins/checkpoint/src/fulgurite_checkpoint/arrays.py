@@ -56,6 +56,15 @@ def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
         return ocp.save_async(_given(path), some)
 
 
+def check_place(path: Path) -> None:
+    """Raises a `CheckpointError` for a local folder below which Orbax loses what it writes: it takes the path for a
+    pattern and merges what that matches, and TensorStore takes neither backslashes nor names that are no UTF-8."""
+    text = str(path.absolute()) if isinstance(path, Path) else ""
+    if odd := sorted({char for char in text if char in "*?[\\" or "\ud800" <= char <= "\udfff"}):
+        told = f"{path} has {', '.join(map(ascii, odd))} in its name, with which Orbax cannot write"
+        raise CheckpointError(f"{told}: rename the folder, or choose another place for checkpoints")
+
+
 def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Reads the arrays that are `wanted`: by the name that they have in the checkpoint, with shape, dtype and sharding.
     Without a sharding an array goes to the default device."""

@@ -28,6 +28,7 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():
         raise CheckpointError(f"{out} is there already: choose another path")
+    arrays.check_place(out)
     root = format.place(run)
     found = format.entries(root)[-last:]
     if len(found) < last:

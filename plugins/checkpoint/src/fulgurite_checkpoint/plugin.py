@@ -11,7 +11,7 @@ import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
 from fulgurite.triggers import as_trigger
 
-from fulgurite_checkpoint import format, restoring
+from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, place
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import Policy, later_than, recover, supersede
@@ -214,7 +214,8 @@ class Checkpoints:
 
     def _root(self, engine: fg.Engine) -> Path | None:
         if self.directory is not None:
-            return place(self.directory)
+            root = place(self.directory)
+            return root.absolute() if isinstance(root, Path) else root  # the program may change its working directory
         return None if engine.run is None else engine.run.path
 
     def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
@@ -253,6 +254,7 @@ class Checkpoints:
 def _prepare(root: Path, step: int) -> None:
     """Makes the folder for checkpoints and ends what an earlier process left in it; an error if that cannot be done."""
     folder = format.folder_of(root)
+    arrays.check_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):

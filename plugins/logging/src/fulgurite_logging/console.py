@@ -25,7 +25,8 @@ class Console:
     @fg.hookimpl
     def open_log(self, run: fg.Run) -> None:
         """Begins a thread that prints, so that training does not wait for a terminal."""
-        self._writer = fg.Writer(self.plugin_name, _Backend(frozenset(self.hide)))
+        shown = sys.stdout is not None  # which it is where the process was started without one
+        self._writer = fg.Writer(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
