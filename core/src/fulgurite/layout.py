@@ -159,8 +159,8 @@ class Layout:
             if leaves[index].sharding != place:
                 leaves[index] = jax.device_put(leaves[index], place)
         if self._whole is None and len(leaves[0].sharding.device_set) > 1:
-            # Another engine's, on a mesh.
-            leaves = [jax.device_put(leaf, jax.local_devices()[0]) if eqx.is_array(leaf) else leaf for leaf in leaves]
+            here = jnp.zeros(()).sharding  # the state is another engine's, on a mesh
+            leaves = [jax.device_put(leaf, here) if eqx.is_array(leaf) else leaf for leaf in leaves]
         small = [leaves[index] for index in self._small]
         flat = Flat([*self._tie(small), *self._raw(leaves, self._large)], self._pack(self._raw(leaves, self._scalars)))
         self.consume(state)

@@ -305,7 +305,8 @@ class Line(fg.Module):
 
 
 def check_what_was_trained_on_other_devices_goes_on() -> None:
-    """A state on a mesh on no mesh and on another one, likewise in evaluation; a module on some device on a mesh."""
+    """A state on a mesh on no mesh, wherever jax computes, and on another one, likewise in evaluation; a module on some
+    device on a mesh."""
     data = regression()
 
     def trained(*plugins: Any, state: Any = None, model: Any = Line) -> fg.TrainState:
@@ -315,6 +316,8 @@ def check_what_was_trained_on_other_devices_goes_on() -> None:
     states = [trained(state=trained(Fsdp(min_size=1))), trained(Fsdp(), state=trained(Sharding(some(4)), model=module))]
     for state in states:
         np.testing.assert_allclose(state.module.weight, trained(state=trained()).module.weight, rtol=1e-5)
+    with jax.default_device(jax.devices()[3]):
+        assert trained(state=trained(Fsdp(min_size=1))).module.weight.devices() == module.weight.devices()
     meshes = [Sharding(some(4)), Sharding({"a": 2, "data": 4})]
     losses = [engine(mesh).evaluate(given, data)["loss"] for mesh in meshes for given in (states[1], module)]
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)
