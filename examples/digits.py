@@ -2,7 +2,7 @@
 
 python examples/digits.py                      # a few seconds on two cores
 python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
-python examples/digits.py --run runs/a         # saves and logs into runs/a, and goes on there when started again
+python examples/digits.py --run runs/a         # saves and logs to runs/a, and resumes there when started again
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Batch = dict[str, Array]
 
 
 class Classifier(fg.Module):
-    """A perceptron with dropout, and how it is trained."""
+    """A perceptron with dropout that defines its own training."""
 
     net: eqx.nn.MLP
     drop: eqx.nn.Dropout
@@ -46,7 +46,7 @@ class Classifier(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: a line at every log step, and how well the trained model does on `test`."""
+    """A plugin: prints a line at every log step, and how well the trained model does on `test`."""
 
     test: fg.ArrayData
 
@@ -75,7 +75,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 def experiment(
     width: int = 128, lr: float = 1e-3, steps: int = 2_000, seed: int = 0, run: str | None = None
 ) -> fg.Experiment:
-    """Trains a perceptron on scikit-learn's handwritten digits. With a run's directory it saves and logs there."""
+    """Trains a perceptron on scikit-learn's handwritten digits. With a run directory it saves and logs there."""
     train, test = digits()
     report = Report(fg.ArrayData(test, batch_size=120))
     plugins = ["rng", report]

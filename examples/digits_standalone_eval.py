@@ -2,8 +2,8 @@
 
 python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores; draws accuracy.png there
 
-The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It takes each new checkpoint as it comes and
-skips what it has no time for, never the last one. Kill either of them and start this again: it goes on.
+The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It evaluates new checkpoints as they come; if
+it falls behind it skips some, but never the last one. Kill either process and start this again: it continues.
 """
 
 import subprocess
@@ -48,7 +48,7 @@ def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int
 
 
 def draw(history: fg.History, run: Path) -> Path:
-    """Accuracy in training, and as the second process found it."""
+    """Draws the accuracy in training, and that found by the second process."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     if "train/accuracy" in history:
         axes.plot(

@@ -3,8 +3,8 @@
 python examples/gan.py                 # about a minute on two cores; pictures of samples go to the folder `samples`
 python examples/gan.py steps=500       # a first impression
 
-What it drew is judged by a classifier that was trained on the real digits: how sure it is of its answers, how many of
-the ten classes there are, and how far the samples are from the real digits by the Fréchet distance of its features.
+A classifier trained on the real digits judges the samples: how sure it is of its answers, how many of the ten classes
+it finds, and how far the samples are from the real digits, by the Fréchet distance of its features.
 """
 
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class GAN(fg.Module):
 
 @dataclass(frozen=True)
 class Samples:
-    """A plugin: writes a picture of the same samples every so often."""
+    """A plugin: writes a picture of the same samples at regular intervals."""
 
     folder: Path
     every: int
@@ -123,7 +123,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: a line at every log step, and how good the samples are in the end."""
+    """A plugin: prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -160,11 +160,11 @@ class Judge(fg.Module):
 
 
 def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
-    """What a classifier of the real digits makes of samples.
+    """How a classifier of the real digits judges samples.
 
     `classes`: how many classes it finds in more than a hundredth of them; `confidence`: the mean probability of the
-    class that it decides for; `distance`: the Fréchet distance of its features (Heusel et al., 2017) between samples
-    and real digits; `relative`: that distance over the one of a generator that is not trained.
+    class that it chooses; `distance`: the Fréchet distance of its features (Heusel et al., 2017) between samples
+    and real digits; `relative`: that distance divided by that of an untrained generator.
     """
     images, labels = digits()
     data = fg.ArrayData({"image": images, "label": labels}, batch_size=64, shuffle=True, remainder="drop")
@@ -194,7 +194,7 @@ def frechet(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> float:
 
 
 def drawn(gan: GAN, samples: int, seed: int) -> Images:
-    """So many images, black at -1 and white at 1."""
+    """`samples` images, black at -1 and white at 1."""
     z = jax.random.normal(jax.random.key(seed), (samples, LATENT))
     return eqx.filter_jit(GAN.drawn)(gan, z)
 

@@ -1,11 +1,11 @@
 """A language model over bytes, trained on the source text of Python's standard library, on one device or on many.
 
-python examples/transformer.py                                  # on the devices that there are, a minute on two cores
+python examples/transformer.py                                  # on all devices of this machine, a minute on two cores
 python examples/transformer.py layout=fsdp devices=8            # on eight simulated ones
 python examples/transformer.py layout=both devices=8 width=256  # fully sharded and tensor parallel
 
 `layout` is `data` (batches divided), `fsdp` (parameters and optimizer state as well), `tensor` (attention heads and
-hidden units divided) or `both` of the last two. The model knows nothing of it.
+hidden units divided) or `both` of the last two. The model does not depend on it.
 """
 
 import sysconfig
@@ -119,7 +119,7 @@ class Transformer(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: what the state takes, a line at every log step, and how well the model does on other text."""
+    """A plugin: prints the size of the state, a line at every log step, and how well the model does on other text."""
 
     test: fg.ArrayData
     tokens: int
@@ -162,7 +162,7 @@ def experiment(
     steps: int = 300,
     seed: int = 0,
 ) -> fg.Experiment:
-    """Trains a transformer on the standard library; `devices` simulates so many on the CPU."""
+    """Trains a transformer on the standard library; `devices` simulates that many on the CPU."""
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     size = min(4, heads)

@@ -1,10 +1,10 @@
 """A Wasserstein GAN with gradient penalty on a ring of eight Gaussians: five updates of the critic to one.
 
 python examples/wgan_gp.py              # about a minute on two cores
-python examples/wgan_gp.py critic=1     # what becomes of it with as many updates of the generator
+python examples/wgan_gp.py critic=1     # what happens with equally many updates of both
 
-The method is that of Gulrajani et al. (2017). At the end the samples are counted: how many of the eight modes they
-are near to, and how many of them are near to any.
+The method is that of Gulrajani et al. (2017). At the end it counts how many of the eight modes the samples are near,
+and how many samples are near any mode.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class WassersteinGAN(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: a line at every log step, and how good the samples are in the end."""
+    """A plugin: prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -73,7 +73,7 @@ class Report:
 
 def counted(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
     """`modes`: how many of the eight have at least 3 % of the samples within four standard deviations; `near`: the
-    share of the samples that are within them of any."""
+    share of the samples within that distance of any."""
     points = np.asarray(eqx.filter_jit(gan.drawn)(jax.random.normal(jax.random.key(1), (samples, LATENT))))
     near = np.linalg.norm(points[:, None] - CENTRES, axis=2) < 4 * SPREAD
     return {"modes": int((near.mean(axis=0) > 0.03).sum()), "near": float(near.any(axis=1).mean())}

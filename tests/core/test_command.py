@@ -146,7 +146,7 @@ def test_a_command_that_there_is_already_is_an_error(packages: dict[str, str], t
     (dist / "entry_points.txt").write_text("[fulgurite.commands]\nfit = demo_commands:greet\n")
     done = run("fit", "--help", **packages)
     assert "code 2" in done.stderr
-    assert "error: other 2.0 brings a command 'fit', which there is already: uninstall one of them" in done.stderr
+    assert "error: other 2.0 adds a command 'fit', which already exists: uninstall one of them" in done.stderr
     assert "code 0" in run("plugins", **packages).stderr
 
 

@@ -387,7 +387,7 @@ def test_an_iterator_does_not_repeat() -> None:
     ],
 )
 def test_a_position_that_does_not_fit_the_data(source: Any, position: Any, limit: int | None) -> None:
-    with pytest.raises(DataError, match="cannot go on from"):
+    with pytest.raises(DataError, match="cannot resume from"):
         Feed(source, seed=0, position=position, limit=limit)
 
 

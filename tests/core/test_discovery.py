@@ -137,7 +137,7 @@ def test_what_brings_a_plugin_of_ours_is_told():
 
 def test_a_plugin_is_named_once(install: Install):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
-    with pytest.raises(PluginError, match="'acme' is asked for twice"):
+    with pytest.raises(PluginError, match="'acme' is listed twice"):
         fg.Engine(plugins=["acme", {"acme": {"label": "other"}}])
 
 

@@ -185,7 +185,7 @@ def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
         ("act=gelu", "act='gelu' is not relu | tanh"),
         ("widht=3", "settings has no argument 'widht'. Did you mean 'widths'?"),
         ("zzzzzz=3", "settings has no argument 'zzzzzz'. There are: act, betas, depth"),
-        ("lr", "'lr' is no override: write name=value"),
+        ("lr", "'lr' is not an argument: write name=value"),
     ],
 )
 def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: str):

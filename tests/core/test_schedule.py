@@ -106,8 +106,8 @@ def test_two_actions_of_one_name_are_an_error() -> None:
     [
         (("a", 1, None, "act"), "an action is called with the run; not None"),
         (("a", 0, print, "act"), "must be a positive integer"),
-        (("", 1, print, "act"), "name is ''; it must be a text that is not empty"),
-        ((None, 1, print, "act"), "name is None; it must be a text"),
+        (("", 1, print, "act"), "name is ''; it must be a non-empty string"),
+        ((None, 1, print, "act"), "name is None; it must be a non-empty string"),
         (("a", 1, "stop"), "an action is called with the run; not 'stop'"),
         (("a", 1, print, "act", "bb"), "after must be a tuple of names, not 'bb'"),
         (("a", 1, print, "act", (), "bb"), "before must be a tuple of names, not 'bb'"),

@@ -244,7 +244,7 @@ def main(run: str, arguments: list[str]) -> None:
     warnings.filterwarnings("default", "Error (reading|writing) persistent compilation cache")
     warnings.filterwarnings("default", category=DeprecationWarning)
     killing = r"((after|count|delay|number|place) was [^;]*(; )?)+$"
-    warnings.filterwarnings("default", rf"what goes on from \S+ need not be exact: {killing}")
+    warnings.filterwarnings("default", rf"resuming from \S+ may not be exact: {killing}")
     result = fg.main(experiment, [*arguments, "--run", run])
     arrays = {
         jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)

@@ -24,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.setdefault(entry.name, []).append(entry)
     parser = argparse.ArgumentParser("fulgurite", description="Trains Equinox models on JAX, with plugins.")
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
-    parser.add_argument("command", choices=list(commands), help="what to do; COMMAND --help tells more")
+    parser.add_argument("command", choices=list(commands), help="what to do; COMMAND --help says more")
     if not arguments:
         parser.print_help()
         return 0
     entry, *others = commands[parser.parse_args(arguments[:1]).command]
     if others:
-        told = f"{_source(others[0])} brings a command {entry.name!r}, which there is already: uninstall one of them"
+        told = f"{_source(others[0])} adds a command {entry.name!r}, which already exists: uninstall one of them"
         parser.exit(2, f"error: {told}\n")
     with noted(lambda: f"command {entry.name!r} ({_source(entry)})"):
         return entry.load()(arguments[1:]) or 0

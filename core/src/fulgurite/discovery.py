@@ -56,7 +56,7 @@ class Installed:
             return found
         except (Exception, SystemExit) as error:
             gap = f"plugin {name!r} ({self.distribution}) cannot be imported from {self.entry.value!r}"
-            fix = f"Mend or uninstall that distribution, or leave it out with '-{name}'."
+            fix = f"Fix or uninstall that distribution, or leave it out with '-{name}'."
             raise PluginError(f"{gap}: {type(error).__name__}: {error}. {fix}") from error
 
 

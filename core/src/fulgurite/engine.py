@@ -197,7 +197,7 @@ class Engine:
         """A new train state for `step`, made for batches like the first one of `data`."""
         data = part_of(data, "train")
         if isinstance(as_data(data).source, Iterator):
-            raise DataError("init would use up the first batch of an iterator: pass what can be iterated again")
+            raise DataError("init would use up the first batch of an iterator: pass data that can be iterated again")
         source = source_of(model)
         with self._feed(data, 0, keep=True) as feed:
             return self._program(source, _first(feed, 0), resident_of(data)).init(source, self._root_key())
@@ -375,7 +375,7 @@ def _first(feed: Feed, origin: int) -> Any:
 def _given(model: Any, state: TrainState) -> int:
     """The step of a state to go on from."""
     if model is not None:
-        raise ConfigurationError("fit takes a model or a state to go on from, not both")
+        raise ConfigurationError("fit takes a model or a state to continue from, not both")
     if not isinstance(state, TrainState):
         raise StateError(f"state must be a TrainState, such as result.state, not {type(state).__name__}")
     check_not_consumed(state)

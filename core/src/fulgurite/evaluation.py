@@ -75,7 +75,7 @@ class EvaluatorSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"EvaluatorSpec: name is {self.name!r}; it must be a text that is not empty")
+            raise ConfigurationError(f"EvaluatorSpec: name is {self.name!r}; it must be a non-empty string")
         for kind, given in (("metrics", self.metrics), ("losses", self.losses)):
             if given is not None and not (isinstance(given, Mapping) and all(map(callable, given.values()))):
                 raise ConfigurationError(f"evaluator {self.name!r}: {kind} are functions by name, not {given!r}")
@@ -184,7 +184,7 @@ class Evaluation:
         kinds = [(jax.tree.structure(part), [leaf.shape[1:] for leaf in jax.tree.leaves(part)]) for part in made]
         if other := [index for index, kind in enumerate(kinds) if kind != kinds[0]]:
             given = f"{describe(made[other[0]])} for batch {other[0]}, and {describe(made[0])} for batch 0"
-            raise ModelError(f"predict_step gave {given}: make them alike, or take each by callback=")
+            raise ModelError(f"predict_step gave {given}: give them the same shapes, or take each with callback=")
         return jax.tree.map(lambda *parts: np.concatenate(parts), *made) if callback is None else None
 
     def _batches(self, feed: Feed) -> Iterator[tuple[int, Any]]:

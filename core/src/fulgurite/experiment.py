@@ -64,7 +64,7 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
         type=_exit_code,
         default=EXIT_CODES["SIGTERM"],
         metavar="N",
-        help="the exit code after SIGTERM, for schedulers that start a job again by it (default: %(default)s)",
+        help="the exit code after SIGTERM, for schedulers that restart a job by its exit code (default: %(default)s)",
     )
     options = parser.parse_intermixed_args(argv)
     try:
@@ -98,7 +98,7 @@ def build(
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
-            raise ConfigurationError(f"{override!r} is no override: write name=value")
+            raise ConfigurationError(f"{override!r} is not an argument: write name=value")
         if name not in known:
             raise ConfigurationError(f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, known)}")
         given[name] = parsed(name, text, known[name][1])

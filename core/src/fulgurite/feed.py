@@ -70,8 +70,8 @@ class Feed(Iterator[Item], AbstractContextManager["Feed", None]):
         self._number: int = at["batch"]
         beyond = self.epoch_length is not None and at["batch"] >= max(self.epoch_length, 1)
         if ("source" in at and not stateful) or (any(at.values()) and not self.resumable) or beyond:
-            need = "It must be that of the run, and iterable again or with state(), restore(state) and no limit."
-            raise DataError(f"the data ({type(source).__name__}) cannot go on from {at}. {need}")
+            need = "It must be the run's data, and iterable again or with state(), restore(state) and no limit."
+            raise DataError(f"the data ({type(source).__name__}) cannot resume from {at}. {need}")
         if isinstance(source, ArrayData):
             items = _sought(source, seed, at, self.epoch_length or 0, epochs, process)
         else:

@@ -16,8 +16,8 @@ _OPTION = re.compile(r"^ *(?P<names>\w+(?:, \w+)*): (?P<text>.*?)(?=\n *\w+(?:, 
 def plugins(arguments: list[str]) -> int:
     """Runs the command. Imports plugins only for `--all` and for the one that is named."""
     parser = argparse.ArgumentParser("fulgurite plugins", description="Lists the installed plugins.")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="what this one does, and its configuration")
-    parser.add_argument("--all", action="store_true", help="import each, and tell its hooks, slots and state")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="describe this plugin and its configuration")
+    parser.add_argument("--all", action="store_true", help="import each plugin, and show its hooks, slots and state")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     available = installed()

@@ -112,7 +112,7 @@ class Lock:
             return
         found = owner_of(self._path)
         if found is not None and found[0] != self._owner:
-            why = f"this process had shown no sign of life for {DEAD:.0f} s. End it; the other one goes on"
+            why = f"this process had shown no sign of life for {DEAD:.0f} s. End it; the other one continues"
             raise CheckpointError(f"{self._path.parent} was taken over by {found[0]}: {why}")
         self._checked = now
 
@@ -162,7 +162,7 @@ class Lock:
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
             return free
         if self._seen is None:
-            user = f"{self._path.parent} was last used by {owner}, which has not said that it ended"
+            user = f"{self._path.parent} was last used by {owner}, which never recorded that it ended"
             warnings.warn(f"{user}: waiting up to {left:.0f} s for a sign of life", stacklevel=2)
         self._seen = file.st_mtime
         return False

@@ -122,7 +122,7 @@ class Loop:
     def snapshot(self) -> Snapshot:
         """Everything needed to go on from here; a `StateError` where an exception has left nothing to go on from."""
         if self._broken:
-            raise StateError("what failed was half done: there is no state here from which a run could go on exactly")
+            raise StateError("an action failed half done: there is no state here from which a run could resume exactly")
         self.emitter.flush(wait=True)
         host = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}

@@ -169,7 +169,7 @@ def measured(name: str, function: Callable[..., Any], preds: Any, batch: Any, ma
         value = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         gap = f"metric {name!r} is {type(value).__name__}, which is no number and no array of them"
-        raise ModelError(f"{gap}; what is to be shown is for fg.Output(media=...)") from error
+        raise ModelError(f"{gap}; return pictures and the like as fg.Output(media=...)") from error
     if mask is not None and not masks and value.ndim == 0:
         gap = f"{name!r} is one number for a padded batch, made without its mask"
         raise ModelError(f"{gap}: give an array with the example axis, or take it: `lambda preds, batch, mask: ...`")

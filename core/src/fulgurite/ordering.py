@@ -27,7 +27,7 @@ def ordered(plugins: Iterable[T], what: str = "plugin") -> list[T]:
         for need in plugin.order["requires"]:
             if not any(need in other.known_as for other in others):
                 hint = did_you_mean(need, set().union(*(other.known_as for other in others)))
-                gap = f"{what} {plugin.name!r} requires {need!r}, which no active {what} is or provides"
+                gap = f"{what} {plugin.name!r} requires {need!r}, but no active {what} has or provides that name"
                 raise PluginError(f"{gap}. {hint}")
         for other in others:
             if other.known_as & {*plugin.order["after"], *plugin.order["requires"]}:

@@ -106,7 +106,7 @@ class PluginManager:
         if not found:
             raise PluginError(f"{where} specifies no hook: mark functions of a module or class with @fg.hookspec(kind)")
         if clash := sorted(found.keys() & self.kinds):
-            raise PluginError(f"{where} specifies the hook {clash[0]!r}, which there is already; rename it")
+            raise PluginError(f"{where} specifies the hook {clash[0]!r}, which already exists; rename it")
         self._pluggy.add_hookspecs(namespace)
         self.kinds |= found
 
@@ -170,14 +170,14 @@ class PluginManager:
             name, arguments = _named(one)
             base = name or _base_name(one, available)
             if name in asked:
-                raise PluginError(f"plugin {name!r} is asked for twice; pass instances to have several")
+                raise PluginError(f"plugin {name!r} is listed twice; pass instances to have several")
             asked.add(base)
             if base not in removed:
                 plugin = one if name is None else _built(name, discovery.find(name, available), arguments)
                 chosen.append(_registered(plugin, base, "given" if name is None else "named", chosen))
         for name in removed - asked - set(available):
             if "Did you mean" in (hint := did_you_mean(name, asked | set(available))):
-                raise PluginError(f"'-{name}' leaves out a plugin that is neither installed nor asked for. {hint}")
+                raise PluginError(f"'-{name}' leaves out a plugin that is neither installed nor listed. {hint}")
         for name in discovery.autoloaded(available) if autoload else ():
             if name not in removed | asked:
                 found = discovery.find(name, available)
@@ -231,7 +231,7 @@ class PluginManager:
                 raise PluginError(f"{where} takes {unknown[0]!r} in {name!r}; the hook gives: {given}")
             if not free and self.kinds[hook] not in _AUTOLOAD_KINDS:
                 gap = f"{where} is autoloaded and implements the {self.kinds[hook]} hook {hook!r}"
-                why = "what is merely installed may have event and sink hooks only"
+                why = "an autoloaded plugin may have event and sink hooks only"
                 raise PluginError(f"{gap}: {why}. '-{registered.name}' leaves it out")
             if hook in found:
                 raise PluginError(f"{where} implements {hook!r} twice; a plugin has one implementation of a hook")

@@ -34,10 +34,10 @@ def reference_of(
     state where it holds later ones: their records would be there twice.
     """
     if state is not None and (init_from is not None or resume not in (None, "never")):
-        raise ConfigurationError("fit takes a state to go on from, or a checkpoint to begin with, not both")
+        raise ConfigurationError("fit takes a state to continue from, or a checkpoint to start from, not both")
     origin = -1 if state is None else int(state.step)
     if resume is None and directory and (held := directory.committed()) and held[-1][0] > origin:
-        fix = "go on from it with fit(resume='auto'), begin anew with fit(resume='never'), which sets them aside"
+        fix = "resume with fit(resume='auto'), start afresh with fit(resume='never'), which sets them aside"
         where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
         raise CheckpointError(f"{where}: {fix}, or choose another run directory")
     if resume is None or resume == "never":
@@ -88,8 +88,8 @@ def span_of(
     elif epochs is not None and epoch_length is not None:
         end = origin + epochs * epoch_length
     if snapshot and end is not None and end < (step := int(snapshot.state.step)):
-        fix = "ask for more, go on from an earlier one, or begin anew: resume='never', or another run directory"
-        raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit is to end: {fix}")
+        fix = "ask for more, resume from an earlier one, or start afresh: resume='never', or another run directory"
+        raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit should end: {fix}")
     return Span(origin, end, ends)
 
 

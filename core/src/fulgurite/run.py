@@ -30,7 +30,7 @@ class Stop:
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
-            raise ConfigurationError(f"the reason to stop is {self.reason!r}; it must be a text that is not empty")
+            raise ConfigurationError(f"the reason to stop is {self.reason!r}; it must be a non-empty string")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"Scheduled: name is {self.name!r}; it must be a text that is not empty")
+            raise ConfigurationError(f"Scheduled: name is {self.name!r}; it must be a non-empty string")
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.phase not in PHASES:
             raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.phase!r}; there are {', '.join(PHASES)}")

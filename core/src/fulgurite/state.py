@@ -111,7 +111,7 @@ def check_has_state(module: PyTree, model_state: Any) -> None:
     """A module with layers that keep state, and no state, is an error that says how to make both."""
     leaves = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
     if model_state is None and any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
-        gap = f"{(name := type(module).__name__)} has layers that keep state, such as BatchNorm, and comes without it"
+        gap = f"{(name := type(module).__name__)} has layers that keep state, such as BatchNorm, but no state was given"
         raise ModelError(f"{gap}: give eqx.nn.make_with_state({name}), which makes both, or the pair (module, state)")
 
 
@@ -121,7 +121,7 @@ def check_not_consumed(state: PyTree) -> None:
     if gone := [place for place, leaf in leaves if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
         what = "train state" if isinstance(state, TrainState) else "model"
         gap = f"this {what} was consumed: its {leaves_with_paths(state)[gone[0]][0]} belongs to a later step now"
-        why = "`step` and `fit` take over the state that they are given, module included; go on with what they return"
+        why = "`step` and `fit` consume the state they are given, module included; continue with the one they return"
         raise StateError(f"{gap}. {why}")
 
 

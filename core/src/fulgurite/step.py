@@ -159,7 +159,7 @@ def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Co
     by_name(total, terms, output.metrics)
     model_state = ctx.model_state if output.model_state is None else output.model_state
     if ctx.training and step == "training_step" and ctx.model_state is not None and output.model_state is None:
-        gap = f"{where} gave no model_state, so that statistics such as BatchNorm's stay what they are"
+        gap = f"{where} gave no model_state, so statistics such as BatchNorm's would never change"
         warnings.warn(f"{gap}: return fg.Output(..., model_state=state), or ctx.model_state itself", stacklevel=1)
     media = {} if ctx.showing is None or not output.media else shown(output.media, ctx.showing)
     return output.replace(loss=total, losses=terms, model_state=model_state, media=media)

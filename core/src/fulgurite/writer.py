@@ -60,7 +60,7 @@ class Writer:
         """Queues a record for writing. It must not be changed afterwards. Raises the error if writing has failed."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
-                self._told, slow = True, f"sink {self._name!r} is slower than training, which waits for it"
+                self._told, slow = True, f"sink {self._name!r} is slower than training, which now waits for it"
                 warnings.warn(f"{slow}: {self._size} records are queued", stacklevel=2)
             self._wait(lambda: len(self._work) < self._size)
             if self.failure is not None:

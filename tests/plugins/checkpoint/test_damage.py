@@ -77,7 +77,7 @@ def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Pat
             run = tmp_path / f"{number}-{damage.__name__}"
             shutil.copytree(saved, run)
             damage(run / "checkpoints" / "step-2" / file)
-            with pytest.warns(UserWarning, match=r"step 2 is damaged: .*step 1 is taken instead") as told:
+            with pytest.warns(UserWarning, match=r"step 2 is damaged: .*step 1 is used instead") as told:
                 assert restore(run) == -1, (file, damage)
             assert len(told) == 1
             with pytest.raises(CheckpointError, match="step-2"):
@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_the_one_before_and_writes_the_damaged_one_anew(
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     damage(run / "checkpoints" / "step-2" / "COMMIT")
-    with pytest.warns(UserWarning, match="step 1 is taken instead"):
+    with pytest.warns(UserWarning, match="step 1 is used instead"):
         assert float(counting(run, steps=3, resume="auto").module.weight) == -3
     assert steps_in(run) == [1, 2, 3]
     with warnings.catch_warnings():

@@ -51,7 +51,7 @@ def test_a_run_whose_checkpoints_are_in_a_bucket(tmp_path: Path) -> None:
     assert told["saved"] == [1, 3, 4]  # the best and the last two
     assert told["best"] == -1 and told["resumed"] == -5
     (warning,) = told["warned"]
-    assert "step 4 is damaged" in warning and "step 3 is taken" in warning
+    assert "step 4 is damaged" in warning and "step 3 is used" in warning
     assert told["left"] == ["step-1", "step-4", "step-5"]
     assert told["unseen"] == []
 

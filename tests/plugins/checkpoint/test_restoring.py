@@ -166,7 +166,7 @@ def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
     assert told == []
     counting(tmp_path, Told(), "csv", steps=3, resume="auto")
     assert told == [
-        "sink 'csv' was not there when the checkpoint was saved: it may lack records of before, step 2",
+        "sink 'csv' was not active when the checkpoint was saved: it may lack earlier records, step 2",
         "sink 'jsonl' is gone, step 2",
     ]
 

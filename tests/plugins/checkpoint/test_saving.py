@@ -365,7 +365,7 @@ def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path
         return kept["model"]
 
     first = model_of(0.5, 2)
-    with pytest.warns(UserWarning, match=r"need not be exact: .*p=0\.1"):
+    with pytest.warns(UserWarning, match=r"may not be exact: .*p=0\.1"):
         assert model_of(0.1, 2) == first
-    with pytest.warns(UserWarning, match=r"need not be exact: .*p=0\.1"):
+    with pytest.warns(UserWarning, match=r"may not be exact: .*p=0\.1"):
         assert model_of(0.1, 4) != first

@@ -99,5 +99,5 @@ def test_where_nothing_can_be_written_is_an_error(capsys: pytest.CaptureFixture[
 def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["new-plugin", "noise", "--folder", str(tmp_path)])
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

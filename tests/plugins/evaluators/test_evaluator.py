@@ -374,7 +374,7 @@ def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
 def test_mistakes_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"):
         Evaluator("test", ZERO, run=2, group="fast")
-    with pytest.raises(ConfigurationError, match="nothing to evaluate on"):
+    with pytest.raises(ConfigurationError, match="nothing to evaluate"):
         Evaluator("test")
     with pytest.raises(ConfigurationError, match="limit is 0"):
         Evaluator("test", ZERO, limit=0)

@@ -23,7 +23,7 @@ def test_gradients_are_clipped_for_each_phase() -> None:
     both = engine(Clip(norm=0.1), Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(both), (0.95, 1.975), rtol=1e-6)
     for plugins in ([Phases(**sgd(0.5, 0.25))], [Phases(**sgd(0.5, 0.25)), Clip(norm=1.0, optimizer="min")]):
-        with pytest.raises(ConfigurationError, match="Clip.*'mim'.*no optimizer is called so. Did you mean 'min'"):
+        with pytest.raises(ConfigurationError, match="Clip.*'mim'.*there is no such optimizer. Did you mean 'min'"):
             engine(Clip(norm=1.0, optimizer="mim"), *plugins, steps=1).init(game(), ONE)
     wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}, {"norm": "1"}, {"value": True}]
     for arguments in wrong:

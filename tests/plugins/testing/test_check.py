@@ -15,7 +15,7 @@ import broken
 BROKEN = [
     ("hooks", broken.Misspelt, "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?"),
     ("hooks", broken.WrongAnswer, "gives a list or None, not {'every': 3}"),
-    ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is taken without a word"),
+    ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is accepted silently"),
     ("arguments", broken.Unchecked, "Unchecked(every=-1) is taken: check arguments where the plugin is made"),
     ("same_trace", broken.CountsTraces, "the step is not the same program"),
     ("same_trace", broken.KeepsTracer, "keeps a tracer in self.kept"),

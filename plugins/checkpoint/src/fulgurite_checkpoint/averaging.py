@@ -27,7 +27,7 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():
-        raise CheckpointError(f"{out} is there already: choose another path")
+        raise CheckpointError(f"{out} already exists: choose another path")
     arrays.check_place(out)
     root = format.place(run)
     found = format.entries(root)[-last:]

@@ -91,7 +91,7 @@ def _average(arguments: list[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--last", metavar="N", type=int, required=True, help="how many")
-    parser.add_argument("--out", metavar="PATH", type=Path, required=True, help="a directory that is not there yet")
+    parser.add_argument("--out", metavar="PATH", type=Path, required=True, help="a directory that does not exist yet")
     options = parser.parse_args(arguments)
 
     def average() -> int:

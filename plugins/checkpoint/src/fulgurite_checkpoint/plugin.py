@@ -147,7 +147,7 @@ class Checkpoints:
             if hook.plugin.name in positions:
                 hook(step, position=positions[hook.plugin.name])
         if rows := restoring.differences(kept.manifest, run.manifest):
-            warnings.warn(f"what goes on from {kept.path} need not be exact: {'; '.join(rows)}", stacklevel=2)
+            warnings.warn(f"resuming from {kept.path} may not be exact: {'; '.join(rows)}", stacklevel=2)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
             _prepare(root, run.step)
         # What it goes on from, if it was not restored here, is the state that it was given.
         if not (read and own) and (target := self._set_aside(run, None if read else run.step or None)):
-            told = f"{root} held checkpoints that this run does not go on from: they are in {target} now"
+            told = f"{root} held checkpoints that this run does not resume from: they are now in {target} now"
             warnings.warn(told, stacklevel=2)
         timers = read.commit.timers if read and own else {}
         policy = Policy(self.keep, self.keep_every, self.best, self.mode)
@@ -270,7 +270,7 @@ def _note_sinks(run: fg.Run, kept: Read) -> None:
     """Sinks may come and go; whose records have a gap is said."""
     now = {hook.plugin.name for hook in run.engine.plugins.implementations("durable")}
     for name in sorted(now ^ kept.positions.keys()):
-        gap = "was not there when the checkpoint was saved: it may lack records of before" if name in now else "is gone"
+        gap = "was not active when the checkpoint was saved: it may lack earlier records" if name in now else "is gone"
         run.emit("text", "checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry")
 
 

@@ -61,11 +61,11 @@ def newest(root: Path, use: Callable[[Entry], T]) -> T | None:
             damaged.append(f"the checkpoint of step {entry.step} is damaged: {error}")
             continue
         for one in damaged:
-            warnings.warn(f"{one}. That of step {entry.step} is taken instead", stacklevel=2)
+            warnings.warn(f"{one}. The one of step {entry.step} is used instead", stacklevel=2)
         return result
     if damaged:
         raise CheckpointError(
-            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Begin anew with fit(resume='never')"
+            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Start afresh with fit(resume='never')"
         )
     return None
 
@@ -192,7 +192,7 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Sli
     if told and missing == "error":
         raise CheckpointError(
             f"{kept.path} was saved with other plugins:\n  " + "\n  ".join(told) + "\n"
-            "To go on all the same, without exactness: Checkpoints(on_missing_plugin='warn')"
+            "To resume anyway, without exactness: Checkpoints(on_missing_plugin='warn')"
         )
     if told and missing == "warn":
         warnings.warn(f"{kept.path} was saved with other plugins: {'; '.join(told)}", stacklevel=2)

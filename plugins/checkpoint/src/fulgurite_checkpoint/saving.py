@@ -163,7 +163,7 @@ class Saver:
                 "in this error's `result`",
                 _result(run, reason),
             ) from error
-        warnings.warn(f"{reason}. The older checkpoints are as they were; the next save tries again", stacklevel=2)
+        warnings.warn(f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2)
         run.emit("text", "checkpoints", {"notice": reason}, stream="telemetry")
 
 

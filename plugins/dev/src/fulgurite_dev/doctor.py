@@ -20,8 +20,8 @@ PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 def command(arguments: list[str]) -> int:
     """Runs the command; 1 if anything is wrong."""
-    parser = argparse.ArgumentParser("fulgurite doctor", description="Tells what is installed, and what is wrong.")
-    parser.add_argument("directory", nargs="*", type=Path, help="directories that runs are to be written into")
+    parser = argparse.ArgumentParser("fulgurite doctor", description="Shows what is installed, and what is wrong.")
+    parser.add_argument("directory", nargs="*", type=Path, help="directories that runs will be written to")
     options = parser.parse_args(arguments)
     for line in (*told(), *missing_extras()):
         print(line)

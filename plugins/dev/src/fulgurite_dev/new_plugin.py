@@ -21,7 +21,7 @@ def command(arguments: list[str]) -> int:
     """Runs the command; gives its exit code."""
     parser = argparse.ArgumentParser("fulgurite new-plugin", description="Writes the package of a new plugin.")
     parser.add_argument("name", metavar="NAME", help="such as gradient-noise; the distribution is fulgurite-NAME")
-    parser.add_argument("--kind", choices=KINDS, default="traced", help="what it begins with (default: traced)")
+    parser.add_argument("--kind", choices=KINDS, default="traced", help="what to start from (default: traced)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
     options = parser.parse_args(arguments)
     try:
@@ -44,11 +44,11 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         )
     folder = Path(f"fulgurite-{name}") if folder is None else folder
     if folder.exists():
-        raise ConfigurationError(f"{folder} is there already: choose another --folder")
+        raise ConfigurationError(f"{folder} already exists: choose another --folder")
     module, cls = name.replace("-", "_"), "".join(part.capitalize() for part in name.split("-"))
     if keyword.iskeyword(cls) or cls in USED:
         raise ConfigurationError(
-            f"of the name {name!r} the class {cls} would be made, which means something else: add to it"
+            f"of the name {name!r} the class {cls} would be made, which means something else: use a longer name"
         )
     for other in installed().get(module, ()):
         raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")

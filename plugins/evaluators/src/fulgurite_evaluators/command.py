@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         "The program's arguments are those of the run.",
     )
     parser.add_argument("program", metavar="PROGRAM", help="the Python file that defines `experiment`")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments that the run does not tell")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments that the run does not record")
     parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--step", default="latest", type=_step, help="latest (the default), best, or a number")
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0 if follower.follow() else 1
         except OSError as error:
             gap = f"the results of group {options.group!r} cannot be kept in {run.path}: {error}"
-            raise CheckpointError(f"{gap}. Those in it are whole; start this again for the rest") from error
+            raise CheckpointError(f"{gap}. Those already in it are complete; start this again for the rest") from error
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

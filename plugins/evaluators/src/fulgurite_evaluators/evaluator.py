@@ -66,7 +66,7 @@ class Evaluator:
             self.run = as_trigger(self.run)
             if self.group is not None:
                 raise ConfigurationError(
-                    f"{where} runs along training, so its group {self.group!r} has no meaning: give it "
+                    f"{where} runs during training, so its group {self.group!r} has no meaning: give it "
                     "run=EveryCheckpoint() or run=LastCheckpoint(), or no group"
                 )
         elif self.group is None:
@@ -74,7 +74,7 @@ class Evaluator:
         elif not isinstance(self.group, str) or not _NAME.fullmatch(self.group):
             raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
         if self.data is None and self.call is None and not self._custom:
-            raise ConfigurationError(f"{where} has nothing to evaluate on: give it data, or call=")
+            raise ConfigurationError(f"{where} has nothing to evaluate: give it data, or call=")
         if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
             raise ConfigurationError(f"{where}: limit is {self.limit!r}; it is a number of batches, at least one")
         if self.call is not None and not callable(self.call):

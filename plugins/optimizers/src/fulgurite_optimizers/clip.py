@@ -43,5 +43,5 @@ class Clip:
         """Changes nothing: all optimizers are known by now, and that of this one has to be among them."""
         if self.optimizer is not None and self.optimizer not in self._asked:
             raise ConfigurationError(
-                f"{self}: no optimizer is called so. {did_you_mean(str(self.optimizer), self._asked)}"
+                f"{self}: there is no such optimizer. {did_you_mean(str(self.optimizer), self._asked)}"
             )

@@ -62,7 +62,7 @@ class Freeze:
     def announce(self, run: fg.Run) -> None:
         """Says that the step is about to be compiled again."""
         if self.thaws(run.span) == run.step:
-            notice = f"{self._text} is trained from step {run.step} on: the step is compiled anew"
+            notice = f"{self._text} is trained from step {run.step} on: the step is compiled again"
             run.emit("text", "freeze", {"notice": notice}, stream="telemetry")
 
     def thaws(self, span: fg.Span) -> int | None:

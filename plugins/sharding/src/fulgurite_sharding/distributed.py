@@ -117,7 +117,7 @@ def distributed(
         return
     if _xla_bridge.backends_are_initialized():
         raise ConfigurationError(
-            "jax is in use already, so that this process can no longer join others: call distributed() before anything "
+            "jax is in use already, so this process can no longer join others: call distributed() before anything "
             "that touches a device, at import too (jax.devices(), jnp.zeros(...)). `fulgurite launch PROGRAM`, and "
             f"`fulgurite fit PROGRAM` with {VARIABLE}, connect before the program is imported"
         )

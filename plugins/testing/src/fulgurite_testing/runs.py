@@ -45,7 +45,7 @@ def arguments(subject: Subject) -> None:
             except (FulguriteError, TypeError):
                 pass
             else:
-                raise Broken(f"{cls.__name__}(no_such_argument=...) is taken without a word: refuse what it is not")
+                raise Broken(f"{cls.__name__}(no_such_argument=...) is accepted silently: reject unknown arguments")
     for bad in subject.bad_arguments:
         shown = f"{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in bad.items())})"
         try:

@@ -211,7 +211,7 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, fg.media.Media):
         show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
         if show is None:
-            raise TypeError(f"nothing here shows fg.media.Media of the type {type(value).__name__}")
+            raise TypeError(f"this sink cannot show fg.media.Media of type {type(value).__name__}")
         return {name: show(value)}
     if isinstance(value, str):
         return {name: _text(fg.media.Text(value))}
