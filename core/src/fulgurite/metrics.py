@@ -44,7 +44,8 @@ class Metric(eqx.Module):
 
 
 class Sum(Metric):
-    """A compensated sum: `value` is the sum rounded, `error` what that lost; within a batch it is as exact as XLA's.
+    """A compensated sum: `value` is the rounded sum, `error` what the rounding lost; within a batch it is as exact as
+    XLA's.
     `of` sums to a scalar; `jax.vmap(Sum.of)` gives sums side by side, which are merged element by element.
 
     Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for Extending the Available

@@ -35,8 +35,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Replace:
-    """What an action returns to go on from another state, of the same structure, such as one that was kept at an
-    earlier step. The number of updates and the open metric window stay those of the run."""
+    """What an action returns to continue from another state of the same structure, such as one kept at an earlier step.
+    The run keeps its number of updates and its open metric window."""
 
     state: "TrainState"
 
@@ -81,13 +81,13 @@ class Result:
     """What a fit returns.
 
     Attributes:
-        module: the trained module; it shares its arrays with `state`, so that a fit from `state` consumes it.
+        module: the trained module; it shares its arrays with `state`, so a fit from `state` consumes it.
         model_state: its `eqx.nn.State`, or None.
-        state: to go on from: `engine.fit(data=data, state=result.state)`.
+        state: to continue training: `engine.fit(data=data, state=result.state)`.
         history: the exact scalars of the run.
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
         accounts: where the wall time went.
-        stopped: None at the planned end, else what came before it: `SIGINT`, `SIGTERM`, or a plugin's reason.
+        stopped: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`, or a plugin's reason.
         failed: sinks that failed, by plugin name, and evaluators that were not required, as `evaluate.NAME`, with the
             reason.
         notices: what the run had to say.

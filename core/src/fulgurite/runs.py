@@ -32,7 +32,7 @@ class Checkpoint:
         path: of the run directory; None is the run itself, wherever its checkpointer keeps them.
         step: a step, the newest one, or the best by the checkpointer's metric.
         optional: whether it is fine that there is none.
-        map: to read a part alone: paths of the new state, each with the path in the checkpoint that fills it, such as
+        map: to read only a part: paths of the new state, each with the path in the checkpoint that fills it, such as
             `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both sides.
     """
@@ -54,7 +54,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a run needs to go on from where it was.
+    """Everything that a run needs to continue from where it was.
 
     Attributes:
         state: the train state.
@@ -83,7 +83,7 @@ class RunDirectory:
     lock                who writes, and its heartbeat
     attempts/N          the manifest of each start of the run, as JSON
     checkpoints/step-N  a checkpoint, complete once it holds COMMIT
-    superseded/N/       checkpoints and records that attempt N did not go on from
+    superseded/N/ checkpoints and records that attempt N did not continue from
     COMPLETE            there once the run has reached its planned end
 
     Names that are not ours and links are passed over; a folder of ours that is a link is an error.
@@ -110,8 +110,8 @@ class RunDirectory:
         return max((int(file.name) for file in self._in("attempts") if _NUMBER.fullmatch(file.name)), default=0)
 
     def manifest(self) -> dict[str, Any]:
-        """What the newest attempt is made of, see `fulgurite.manifest`. Nothing is imported or called. A
-        `CheckpointError` if there is no attempt, or its manifest is not whole."""
+        """A description of the newest attempt, see `fulgurite.manifest`. Imports and calls nothing. A `CheckpointError`
+        if there is no attempt, or its manifest is incomplete."""
         if not self.attempts:
             raise CheckpointError(f"there is no run in {self.path}: check the path")
         path = self.path / "attempts" / str(self.attempts)
@@ -142,7 +142,7 @@ class RunDirectory:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Makes the directory and is its only writer while it is entered. A `CheckpointError` if another fit is."""
+        """Makes the directory and is its only writer inside the block. A `CheckpointError` if another fit is."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / "lock", self.attempts + 1)
@@ -161,8 +161,9 @@ class RunDirectory:
     def begin(self, manifest: str = "", step: int | None = None, newest: bool = True) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
-        The attempt goes on from `step` of this directory, or from nothing. What is in its way moves to
-        `superseded/N`: later checkpoints; the records (a copy, if they will be rewound); and the completion mark goes.
+        The attempt continues from `step` of this directory, or from nothing. What is in its way moves to
+        `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The completion mark is
+        removed.
         Later checkpoints may also be elsewhere: then `step` is not the `newest`.
         """
         with self._writing():

@@ -72,7 +72,7 @@ class UpdateRule:
 
     def at(self, step: int, span: Span) -> "UpdateRule":
         """The rule that applies from the update after `step` on, for states of the same structure. Asked wherever
-        something was due; a different object than before is compiled anew."""
+        something was due; a different object than before is compiled again."""
         return self
 
     def finish(self, state: TrainState) -> TrainState:

@@ -84,7 +84,7 @@ class Evaluator:
 
     @property
     def instance(self) -> str:
-        """What tells it from other evaluators."""
+        """What distinguishes it from other evaluators."""
         return self.name
 
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:

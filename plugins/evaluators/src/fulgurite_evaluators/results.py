@@ -73,7 +73,7 @@ def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
     """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
 
     If a step was evaluated again on a different checkpoint, the newer result counts; results of checkpoints that a
-    later attempt set aside do not. May be called while the run and its evaluators are at work.
+    later attempt set aside do not. May be called while the run and its evaluators are running.
 
     Raises:
         CheckpointError: a file of results that was not written by an evaluator.

@@ -42,7 +42,7 @@ class Phase(fg.Phase):
 
     @staticmethod
     def of(phase: fg.Phase) -> "Phase":
-        """A phase of the core with what one of this package has besides."""
+        """A phase of the core, extended by the fields of this package."""
         return phase if isinstance(phase, Phase) else Phase(phase.optimizer, phase.params, before=phase.before)
 
 

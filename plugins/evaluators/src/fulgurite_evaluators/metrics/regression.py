@@ -40,8 +40,8 @@ class MeanAbsoluteError(Metric):
 
 
 class R2(Metric):
-    """The share of the targets' variance that the predictions explain, 1 - squared error / variance, as scikit-learn
-    has it: NaN of fewer than two; of targets that are all alike 1 if they are met, else 0."""
+    """The share of the targets' variance that the predictions explain, 1 - squared error / variance, as in
+    scikit-learn: NaN for fewer than two; if all targets are equal, 1 if they are met, else 0."""
 
     error: Mean
     targets: Std

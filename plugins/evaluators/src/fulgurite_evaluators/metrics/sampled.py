@@ -21,7 +21,7 @@ class SampledSet(Metric):
     Source: bottom-k sampling, Cohen and Kaplan, Summarizing Data using Bottom-k Sketches (2007).
 
     Attributes:
-        count: how many there are; what is behind them is zero.
+        count: how many there are; the entries after them are zero.
         priorities: ascending; of equal ones the smaller id is first.
         ids: of the examples.
         values: a tree of arrays that begin with an axis of `size`.
@@ -61,7 +61,7 @@ class SampledSet(Metric):
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Value]:
-        """`count`, and the sample: `values`, or the entries of a dictionary by name. What is behind `count` is zero."""
+        """`count`, and the sample: `values`, or the entries of a dictionary by name. Entries after `count` are zero."""
         values = self.values if isinstance(self.values, dict) else {"values": self.values}
         return {"count": self.count, **values}
 
