@@ -44,8 +44,7 @@ class Metric(eqx.Module):
 
 
 class Sum(Metric):
-    """A compensated sum: `value` is the rounded sum, `error` what the rounding lost; within a batch it is as exact as
-    XLA's.
+    """A compensated sum: `value` is the rounded sum, `error` what rounding lost; within a batch as exact as XLA's.
     `of` sums to a scalar; `jax.vmap(Sum.of)` gives sums side by side, which are merged element by element.
 
     Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for Extending the Available
@@ -273,7 +272,7 @@ def as_floats(values: Any) -> Array:
 def filled(values: Array, mask: Mask | None, fill: float) -> Array:
     """The values with `fill` where the mask over all or their leading axes, if any, is False. Selected, never
     multiplied: masked values may be NaN."""
-    if mask is not None and (dtype := jnp.asarray(mask).dtype) != bool:
+    if mask is not None and (dtype := jnp.asarray(mask).dtype) != jnp.bool_:
         fix = "give bools, such as `mask > 0`; how much a value counts is a weight, Mean.of(values, weight=...)"
         raise ConfigurationError(f"a mask is {dtype}: {fix}")
     return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)

@@ -162,8 +162,7 @@ class RunDirectory:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
         The attempt continues from `step` of this directory, or from nothing. What is in its way moves to
-        `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The completion mark is
-        removed.
+        `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The completion mark goes.
         Later checkpoints may also be elsewhere: then `step` is not the `newest`.
         """
         with self._writing():
