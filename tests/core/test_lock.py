@@ -143,8 +143,9 @@ def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
         pass
 
 
-def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None):
-    foreign(tmp_path, 0.0)
+@pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "of before a clock was put back"])
+def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
+    foreign(tmp_path, age)
     with pytest.warns(UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"):
         with fg.RunDirectory(tmp_path).hold():
             pass

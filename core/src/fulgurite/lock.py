@@ -91,6 +91,7 @@ class Lock:
 
     def __init__(self, path: Path, attempt: int) -> None:
         self._path, self.attempt = path, attempt
+        self._checked = time.clock_gettime(_CLOCK)
         self._descriptor = self._acquired()
         self._owner = Owner(platform.node(), _boot(), os.getpid(), time.time(), attempt)
         try:
@@ -99,7 +100,6 @@ class Lock:
             os.close(self._descriptor)
             raise
         _HELD.add(self)
-        self._checked = time.clock_gettime(_CLOCK)
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         self._thread.start()
@@ -155,9 +155,9 @@ class Lock:
         if owner is None or owner.here or self._seen not in (None, file.st_mtime):
             user, fix = owner or "another process", "wait for its end, or choose another run directory"
             raise CheckpointError(f"{self._path.parent} is in use by {user}: {fix}")
-        with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the clock of the file system
-            left = DEAD - (os.fstat(now.fileno()).st_mtime - file.st_mtime)
-        if left <= 0:
+        with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the file system's clock, by ours if that jumped
+            idle = os.fstat(now.fileno()).st_mtime - file.st_mtime, time.clock_gettime(_CLOCK) - self._checked
+        if (left := DEAD - max(idle)) <= 0:
             if not free:  # a file server still keeps the lock of a machine that is gone: leave it that file
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
             return free
