@@ -1,6 +1,7 @@
 """Bytes: what is written for given records, and what is left after going back."""
 
 import csv
+import errno
 import json
 import math
 import os
@@ -49,6 +50,25 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert math.isnan(loads(lines[0])["values"]["accuracy"])
     assert loads(lines[1])["values"]["text"] == "é\n\udc80"
     assert backend.position() == {"records.jsonl": (tmp_path / "records.jsonl").stat().st_size}
+
+
+def test_a_table_that_took_the_place_of_another_needs_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure to write down what is deleted ended the sink, which then closed a descriptor that it had no more."""
+    sync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if os.fstat(descriptor).st_nlink == 0:
+            raise OSError(errno.EIO, "a bad block")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    backend = Tables(tmp_path, None)
+    backend.write(scalars(1, loss=0.5))
+    backend.write(scalars(2, loss=0.5, error=1))
+    backend.close()
+    assert (tmp_path / "records.csv").read_text() == "step,train/loss,train/error\n1,0.5,\n2,0.5,1\n"
 
 
 def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:

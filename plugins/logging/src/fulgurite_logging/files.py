@@ -80,7 +80,7 @@ class LineFile:
         other.sync()
         os.replace(other.path, self.path)
         sync_folder(self.path.parent)
-        self.close()
+        os.close(self._descriptor)
         self._descriptor, self.size = other._descriptor, other.size
 
     def _cut(self, size: int) -> None:
