@@ -50,7 +50,8 @@ class Engine:
         plugins: instances, names, names with arguments, and names to leave out; see `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
         run: the run's directory, for plugins that write.
-        fuse: the largest number of steps in one dispatch; helps with small steps, not with convolutions on a CPU.
+        fuse: the largest number of steps in one dispatch; helps with small steps, not with convolutions on a CPU. Each
+            dispatch moves `fuse` batches, however few of its steps run.
         log_every: when the metric window is closed: an interval in steps, and the end; or a trigger; None for never.
         nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`; `skip` (the step is
             counted and otherwise discarded); or `ignore`.
