@@ -261,7 +261,7 @@ def test_lengths_that_cannot_be_meant() -> None:
         fg.Engine(steps=1, epochs=1).fit(Counting, data)
     with pytest.raises(ConfigurationError, match="how long to train"):
         fg.Engine().fit(Counting, data, steps=1, epochs=1)
-    for bad in (0, -1, True):
+    for bad in (0, -1, True, 2**31):
         with pytest.raises(ConfigurationError, match=r"steps is .*positive integer"):
             fg.Engine().fit(Counting, data, steps=bad)
     for seed in (1.5, -1, None, True, 2**63):

@@ -393,5 +393,5 @@ def _latest(made: dict[Any, Any], key: Any, make: Callable[[], Any], size: int =
 
 def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigurationError(f"{name} is {value!r}; it must be a positive integer")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
+            raise ConfigurationError(f"{name} is {value!r}; it must be a positive integer below 2**31")
