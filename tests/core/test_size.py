@@ -4,7 +4,7 @@ from pathlib import Path
 
 CORE = Path(__file__).parents[2] / "core" / "src" / "fulgurite"
 # The goal is about 3,200 lines with their docstrings. The core is longer than that and may only become shorter.
-LINES_IN_ALL = 7_968
+LINES_IN_ALL = 7_966
 LINES_IN_A_FILE = 400
 
 

@@ -67,14 +67,13 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
 HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
 
 
-# Each is like another one here, and has tests of its own.
-SLOW = {"clip", "compilations", "console", "csv", "data_parallel", "environment", "freeze", "fsdp", "learning_rate"} | {
-    *("media", "non_negative", "reduce_on_plateau", "tensor_parallel")
-}
+# One or two plugins of each distribution stand for the others, each of which has tests of its own.
+QUICK = {"accumulate", "checkpoints", "evaluator", "jsonl", "norms", "phases", "progress", "rng", "sharding"}
+QUICK |= {"tensorboard", "wandb"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PLUGINS]
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLUGINS]
 )
 def test_a_plugin_of_ours_passes_the_conformance_check(name: str) -> None:
     plugin, options = PLUGINS[name]

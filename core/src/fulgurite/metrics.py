@@ -82,10 +82,8 @@ class Mean(Metric):
     def of(values: Values, mask: Mask | None = None, weight: Values | None = None) -> "Mean":
         """`weight` says how much each value counts, over all or the leading axes; weight zero masks."""
         numbers = as_floats(values)
-        weights = jnp.ones_like(numbers) * _over_leading(
-            1.0 if weight is None else as_floats(weight), numbers, "weight"
-        )
-        weights = filled(weights, mask, 0.0)
+        given = 1.0 if weight is None else as_floats(weight)
+        weights = filled(jnp.ones_like(numbers) * _over_leading(given, numbers, "weight"), mask, 0.0)
         return Mean(Sum.of(numbers * weights, weights != 0), Sum.of(weights))
 
     def compute(self) -> Any:

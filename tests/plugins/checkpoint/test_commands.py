@@ -229,6 +229,7 @@ def test_what_cannot_be_averaged_is_an_error(run: Path, tmp_path: Path, capsys: 
     assert "has 4 checkpoints, not 5" in refused(5, tmp_path / "mean")
     assert "--last is 0" in refused(0, tmp_path / "mean")
     assert "already exists" in refused(2, run)
+    assert "with which Orbax cannot write" in refused(2, tmp_path / "mean[1]")
     (run / "checkpoints" / "step-3" / "index.json").write_text("{}")
     assert "index.json" in refused(2, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
