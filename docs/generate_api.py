@@ -24,10 +24,10 @@ The methods that a plugin implements are in [Hooks](hooks.md).
 """
 
 CORE = {
-    "fulgurite.api": "fulgurite",
+    "fulgurite": "fulgurite",
     "fulgurite.metrics": "fulgurite.metrics",
     "fulgurite.media": "fulgurite.media",
-    "fulgurite.paths": "fulgurite.paths",
+    "fulgurite.tree.paths": "fulgurite.tree.paths",
     "fulgurite.encoding": "fulgurite.encoding",
     "fulgurite.errors": "fulgurite.errors",
 }
@@ -108,7 +108,7 @@ def _bases(module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
     bases = [(module, node)]
     for base in node.bases:
         path = ast.unparse(base).split("[")[0]
-        found = _definition("fulgurite.api", path[3:]) if path.startswith("fg.") else _definition(module, path)
+        found = _definition("fulgurite", path[3:]) if path.startswith("fg.") else _definition(module, path)
         if found is not None and isinstance(found[1], ast.ClassDef):
             bases += _bases(found[0], found[1])
     return bases

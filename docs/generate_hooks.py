@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 
 from fulgurite import hooks
-from fulgurite.plugins import PluginManager
+from fulgurite.plugins.manager import PluginManager
 
 PAGE = Path(__file__).with_name("hooks.md")
 EXAMPLES = Path(__file__).with_name("hook_examples.py")
@@ -30,7 +30,7 @@ KINDS = {
     "times, and cost nothing else afterwards. `ctx` gives each plugin random keys of its own.",
     "event": "Called on the host, between steps. An exception ends the run, after `on_exception` of every plugin.",
     "sink": "Receive the records of a run, in step order. If a sink raises, there is one notice, it gets no more "
-    "records, and it is listed in `result.failed`; it ends the run only if it has `required = True`.",
+    "records, and it is listed in `result.failures`; it ends the run only if it has `required = True`.",
     "persistence": "Save and restore a run.",
 }
 
@@ -39,19 +39,19 @@ BUILT = "When a state for a kind of module and batch is made for the first time;
 TRACED = "Wherever a training step is traced: once for each shape of batch, or more."
 EMITTED = "As soon as the record's values are computed, in step order, before the next thing that is due at the latest."
 CALLED = {
-    "rng_streams": MADE,
+    "register_rng_streams": MADE,
     "mesh": MADE,
     "state_sharding": BUILT,
-    "slice_sharding": BUILT,
+    "plugin_state_sharding": BUILT,
     "batch_sharding": "Once for each structure and set of shapes of batches, in training and in evaluation.",
-    "update_rule": BUILT,
+    "make_update_rule": BUILT,
     "wrap_update_rule": BUILT,
     "consensus": MADE,
-    "optimizers": BUILT,
-    "evaluators": MADE,
+    "configure_optimizers": BUILT,
+    "register_evaluators": MADE,
     "gradient_transform": BUILT,
-    "plugin_state": "Where a new state is made, under jit.",
-    "schedule": MADE,
+    "init_plugin_state": "Where a new state is made, under jit.",
+    "register_actions": MADE,
     "module_views": "By `engine.view(state, name)`, and by evaluations that ask for such weights.",
     "transform_batch": TRACED,
     "forward_sharding": "Wherever a forward pass is traced.",
@@ -59,7 +59,7 @@ CALLED = {
     "loss_terms": "Wherever a forward pass is traced, in evaluations too; `ctx.training` says which.",
     "after_update": TRACED,
     "step_metrics": TRACED,
-    "on_fit_start": "Once per fit, after `on_restore` and `open_log`, before the first step.",
+    "on_fit_start": "Once per fit, after `on_restore` and `open_logger`, before the first step.",
     "on_epoch_end": "At the last batch of an epoch, after everything else that is due there except saves.",
     "on_evaluate_end": "After each evaluation during training, once its metrics are computed.",
     "on_compile": "Each time an executable has been made.",
@@ -67,18 +67,18 @@ CALLED = {
     "on_restore": "Once in a fit that resumes from a checkpoint, before everything else.",
     "on_exception": "Once, when a run ends with an exception, before sinks are closed.",
     "on_fit_end": "Once, when a run ends without an exception, after sinks are closed.",
-    "open_log": "Once per fit, before the first record.",
+    "open_logger": "Once per fit, before the first record.",
     "log_scalars": EMITTED,
     "log_media": EMITTED,
     "log_text": EMITTED,
     "log_config": EMITTED,
-    "durable": "By the checkpointer, when it saves, after all records up to that step have been passed on.",
-    "rewind": "By the checkpointer, in `on_restore`, before `open_log`.",
-    "close_log": "Once per fit, after the last record.",
-    "host_state": "Whenever a snapshot is taken, as the checkpointer does to save.",
-    "restore_host_state": "In a fit that resumes from a checkpoint, before `on_restore`.",
-    "save": "By `run.save()`, which the checkpointer schedules, and when a run ends.",
-    "restore": "By a fit with `resume=`, and by `init_from=` and `weights=`.",
+    "flush_logger": "By the checkpointer, when it saves, after all records up to that step have been passed on.",
+    "rewind_logger": "By the checkpointer, in `on_restore`, before `open_logger`.",
+    "close_logger": "Once per fit, after the last record.",
+    "get_host_state": "Whenever a snapshot is taken, as the checkpointer does to save.",
+    "set_host_state": "In a fit that resumes from a checkpoint, before `on_restore`.",
+    "save_checkpoint": "By `run.save()`, which the checkpointer schedules, and when a run ends.",
+    "restore_checkpoint": "By a fit with `resume=`, and by `init_from=` and `weights=`.",
 }
 
 ARGUMENTS = {
@@ -91,7 +91,7 @@ ARGUMENTS = {
     "rule": "the rule so far",
     "optimizer": "the name of the optimizer",
     "key": "a random key, this plugin's own",
-    "ctx": "the step's `fg.Context`, whose keys and `ctx.own`, the slice before the step, are this plugin's own",
+    "ctx": "the step's `fg.Context`, whose keys and `ctx.plugin_state`, the slice before the step, are this plugin's own",
     "output": "what the module's step returned, with all loss terms",
     "grads": "the gradients, as the optimizer received them",
     "updates": "what the optimizer returned",
@@ -112,7 +112,7 @@ ARGUMENTS = {
     "engine": "the engine that asks for it",
 }
 OTHERWISE = {
-    ("restore_host_state", "state"): "the value of `host_state`, read from a checkpoint",
+    ("set_host_state", "state"): "the value of `get_host_state`, read from a checkpoint",
     ("state_sharding", "state"): "the train state, as shapes",
     ("batch_sharding", "batch"): "the batch, as shapes",
     ("step_metrics", "state"): "the train state after the update",
@@ -121,19 +121,19 @@ OTHERWISE = {
 
 EXCLUSIVE = "One answer: two are an error that names both plugins."
 SEVERAL = {
-    "rng_streams": "Merged by name over the core's; two plugins with one name are an error.",
+    "register_rng_streams": "Merged by name over the core's; two plugins with one name are an error.",
     "mesh": EXCLUSIVE,
     "state_sharding": EXCLUSIVE,
-    "slice_sharding": "Each plugin for its own slice.",
+    "plugin_state_sharding": "Each plugin for its own slice.",
     "batch_sharding": EXCLUSIVE,
-    "update_rule": EXCLUSIVE,
+    "make_update_rule": EXCLUSIVE,
     "wrap_update_rule": "Folded: each gets the rule that the one before it returned.",
     "consensus": EXCLUSIVE,
-    "optimizers": EXCLUSIVE,
-    "evaluators": "Concatenated; a name twice is an error.",
+    "configure_optimizers": EXCLUSIVE,
+    "register_evaluators": "Concatenated; a name twice is an error.",
     "gradient_transform": "Chained in order, before the optimizer.",
-    "plugin_state": "One slice for each plugin.",
-    "schedule": "All of them, by phase (`evaluate`, `decide`, `log`, `act`, `save`), then by `after` and `before`, "
+    "init_plugin_state": "One slice for each plugin.",
+    "register_actions": "All of them, by phase (`evaluate`, `decide`, `log`, `act`, `save`), then by `after` and `before`, "
     "then by plugin.",
     "module_views": "Merged; a name twice is an error.",
     "transform_batch": "Folded: each gets what the one before it returned.",
@@ -142,18 +142,18 @@ SEVERAL = {
     "loss_terms": "Merged; a name twice is an error.",
     "after_update": "The module is folded; each plugin gets and returns its own slice.",
     "step_metrics": "All of them, each under its plugin's name.",
-    "open_log": "Each sink for itself.",
+    "open_logger": "Each sink for itself.",
     "log_scalars": "All.",
     "log_media": "All.",
     "log_text": "All.",
     "log_config": "All.",
-    "durable": "Each sink for itself.",
-    "rewind": "Each sink for itself.",
-    "close_log": "Each sink for itself.",
-    "host_state": "Each plugin for itself.",
-    "restore_host_state": "Each plugin for itself.",
-    "save": "One plugin, the checkpointer: two are an error that names both.",
-    "restore": "One plugin, the checkpointer: two are an error that names both.",
+    "flush_logger": "Each sink for itself.",
+    "rewind_logger": "Each sink for itself.",
+    "close_logger": "Each sink for itself.",
+    "get_host_state": "Each plugin for itself.",
+    "set_host_state": "Each plugin for itself.",
+    "save_checkpoint": "One plugin, the checkpointer: two are an error that names both.",
+    "restore_checkpoint": "One plugin, the checkpointer: two are an error that names both.",
 }
 
 

@@ -45,19 +45,19 @@ class DataParallel:
 
 
 class Alone:
-    """For a cluster: a subclass of `fg.Consensus` that asks the other processes. This one is for a single process."""
+    """For a cluster: a subclass of `fg.ProcessSync` that asks the other processes. This one is for a single process."""
 
     @fg.hookimpl
     def consensus(self):
-        return fg.Consensus()
+        return fg.ProcessSync()
 
 
 class Noise:
     """Adds noise to what a model is given in training, from a random stream of its own."""
 
     @fg.hookimpl
-    def rng_streams(self):
-        return [fg.Stream("noise", train=True)]
+    def register_rng_streams(self):
+        return [fg.RngStream("noise", train=True)]
 
     @fg.hookimpl
     def transform_batch(self, batch, ctx):
@@ -69,7 +69,7 @@ class Recipe:
     """Trains any module with Adam and clipped gradients, whatever optimizer it asks for."""
 
     @fg.hookimpl
-    def optimizers(self, module):
+    def configure_optimizers(self, module):
         return {"default": fg.Phase(optax.adam(0.1))}
 
     @fg.hookimpl
@@ -77,8 +77,8 @@ class Recipe:
         return optax.clip_by_global_norm(1.0)
 
     @fg.hookimpl
-    def update_rule(self, module, phases):  # what the core does by itself
-        return fg.GradientUpdate(phases["default"])
+    def make_update_rule(self, module, optimizers):  # what the core does by itself
+        return fg.GradientUpdate(optimizers["default"])
 
 
 class Bounded(fg.UpdateRule):
@@ -109,17 +109,17 @@ class Averaged:
     """A moving average of the weights, on the device, which can be evaluated as `averaged`."""
 
     @fg.hookimpl
-    def plugin_state(self, module, key):
+    def init_plugin_state(self, module, key):
         return eqx.filter(module, eqx.is_inexact_array)
 
     @fg.hookimpl
-    def slice_sharding(self, own, mesh):
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, P()), own)
+    def plugin_state_sharding(self, plugin_state, mesh):
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, P()), plugin_state)
 
     @fg.hookimpl
-    def after_update(self, module, own, ctx):
+    def after_update(self, module, plugin_state, ctx):
         weights = eqx.filter(module, eqx.is_inexact_array)
-        return module, jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, own, weights)
+        return module, jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, plugin_state, weights)
 
     @fg.hookimpl
     def module_views(self, state):
@@ -147,7 +147,7 @@ class Diary:
     @fg.hookimpl
     def on_fit_start(self, run):
         self.notes.append(f"begins at step {run.step}")
-        run.emit("text", "diary", {"notice": "begun"}, stream="telemetry")
+        run.log_text("diary", {"notice": "begun"}, stream="telemetry")
 
     @fg.hookimpl
     def on_epoch_end(self, run, epoch):
@@ -175,7 +175,7 @@ class Diary:
 
     @fg.hookimpl
     def on_fit_end(self, run, result):
-        self.notes.append(f"ended: {result.stopped or 'as planned'}")
+        self.notes.append(f"ended: {result.stop_reason or 'as planned'}")
 
 
 class Patience:
@@ -186,12 +186,12 @@ class Patience:
         self.best, self.bad = float("inf"), 0
 
     @fg.hookimpl
-    def evaluators(self):
+    def register_evaluators(self):
         return [fg.EvaluatorSpec("validation", self.data)]
 
     @fg.hookimpl
-    def schedule(self):
-        return [fg.Scheduled("look", self.every, self.look, phase="evaluate")]
+    def register_actions(self):
+        return [fg.ScheduledAction("look", self.every, self.look, stage="evaluate")]
 
     @fg.hookimpl
     def on_fit_start(self, run):
@@ -201,29 +201,29 @@ class Patience:
     def look(self, run):
         loss = run.evaluate("validation")["loss"]
         self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
-        return fg.Stop("the loss no longer improves") if self.bad == 3 else None
+        return fg.StopTraining("the loss no longer improves") if self.bad == 3 else None
 
     @fg.hookimpl
-    def host_state(self):
+    def get_host_state(self):
         return {"best": self.best, "bad": self.bad}
 
     @fg.hookimpl
-    def restore_host_state(self, state, version):
+    def set_host_state(self, state, version):
         self.best, self.bad = state["best"], state["bad"]
 
 
 class Lines:
-    """Writes exact records to a file, each once. (`fg.FileSink` does this on a thread of its own.)"""
+    """Writes exact records to a file, each once. (`fg.FileLogger` does this on a thread of its own.)"""
 
     def __init__(self, path):
         self.path, self.position = Path(path), 0
 
     @fg.hookimpl
-    def rewind(self, position):  # from the checkpoint that is gone on from; comes before open_log
+    def rewind_logger(self, position):  # from the checkpoint that is gone on from; comes before open_logger
         self.position = position
 
     @fg.hookimpl
-    def open_log(self, run):
+    def open_logger(self, run):
         self.file = self.path.open("a")
         self.file.truncate(self.position)
         self.file.seek(self.position)  # which `truncate` does not do
@@ -246,14 +246,14 @@ class Lines:
         print(record.values)
 
     @fg.hookimpl
-    def durable(self, step):
+    def flush_logger(self, step):
         self.file.flush()
         done = Future()
         done.set_result(self.file.tell())
         return done
 
     @fg.hookimpl
-    def close_log(self):
+    def close_logger(self):
         self.file.close()
 
 
@@ -264,14 +264,14 @@ class InMemory:
         self.kept = None
 
     @fg.hookimpl
-    def save(self, run):
+    def save_checkpoint(self, run):
         plugins, settings = run.engine.plugins, run.manifest["settings"]
         plugins.call("on_save", run.step, run=run, step=run.step)
-        positions = {sink.name: done.result() for sink, done in plugins.call("durable", run.step, step=run.step)}
+        positions = {sink.name: done.result() for sink, done in plugins.call("flush_logger", run.step, step=run.step)}
         self.kept = _copied(run.snapshot()), (settings["steps"], settings["epochs"]), json.dumps(positions)
 
     @fg.hookimpl
-    def restore(self, reference, like, engine):
+    def restore_checkpoint(self, reference, template, engine):
         if self.kept is None:
             return None
         snapshot, asked, _ = self.kept
@@ -280,7 +280,7 @@ class InMemory:
     @fg.hookimpl
     def on_restore(self, run, step):
         positions = json.loads(self.kept[2])
-        for sink in run.engine.plugins.implementations("rewind"):
+        for sink in run.engine.plugins.implementations("rewind_logger"):
             sink(step, position=positions[sink.plugin.name])
 
 

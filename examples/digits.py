@@ -38,7 +38,7 @@ class Classifier(fg.Module):
         images, labels = batch["image"], batch["label"]
         logits = jax.vmap(self)(images, ctx.keys("dropout", len(images)))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.of(logits, labels)})
+        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, labels)})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adamw(self.lr)
@@ -57,7 +57,7 @@ class Report:
             print(f"step {record.step:5}  loss {loss:.4f}  accuracy {accuracy:.3f}", flush=True)
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         print(f"test accuracy {run.engine.evaluate(result, self.test)['accuracy']:.4f}")
 
 
@@ -81,7 +81,7 @@ def experiment(
     plugins = ["rng", report]
     if run is not None:
         plugins += [{"checkpoints": {"every": 200}}, "jsonl", "csv", "environment"]
-    engine = fg.Engine(steps=steps, seed=seed, log_every=200, run=run, plugins=plugins)
+    engine = fg.Engine(steps=steps, seed=seed, log_every=200, run_dir=run, plugins=plugins)
     return fg.Experiment(
         engine=engine,
         model=partial(Classifier, width, lr),

@@ -15,8 +15,8 @@ import fulgurite as fg
 import matplotlib
 import numpy as np
 from digits import Classifier, digits
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_evaluators import Evaluator, EveryCheckpoint, results
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
@@ -36,7 +36,7 @@ def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int
     moved = test | {"image": shifted(test["image"])}
     plugins = [
         "rng",
-        Checkpoints(every=250),
+        Checkpointer(every=250),
         Evaluator("test", fg.ArrayData(test, batch_size=120), every, group="slow"),
         Evaluator("shifted", fg.ArrayData(moved, batch_size=120), every, group="slow"),
     ]
@@ -54,7 +54,7 @@ def draw(history: fg.History, run: Path) -> Path:
         axes.plot(
             history.steps("train/accuracy"), history["train/accuracy"], color="0.7", label="training, with dropout"
         )
-    found = results(run)
+    found = read_results(run)
     for name in ("test", "shifted"):
         points = [(one.step, one.metrics["accuracy"]) for one in found if one.evaluator == name]
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}, by the second process")

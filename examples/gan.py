@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, Phases
+from fulgurite_optimizers import Phase, MultiOptimizer
 from jaxtyping import Array, Float, Int, Key
 from sklearn.datasets import load_digits
 
@@ -109,8 +109,8 @@ class Samples:
     every: int
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("draw", fg.Every(self.every) | fg.AtEnd(), self.draw)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("draw", fg.Every(self.every) | fg.AtEnd(), self.draw)]
 
     def draw(self, run: fg.Run) -> None:
         from matplotlib.image import imsave
@@ -132,7 +132,7 @@ class Report:
             print(f"step {record.step:5}  {losses}", flush=True)
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         print({name: round(value, 4) for name, value in judged(result.module).items()})
 
 
@@ -153,7 +153,7 @@ class Judge(fg.Module):
     def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
         logits = jax.vmap(self.leave)(self.features(batch["image"]))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return fg.Output(loss.mean(), metrics={"accuracy": fg.metrics.Accuracy.of(logits, batch["label"])})
+        return fg.Output(loss.mean(), metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adamw(1e-3)
@@ -220,7 +220,7 @@ def experiment(
     every: int = 1_000,
 ) -> fg.Experiment:
     """Trains a GAN on scikit-learn's handwritten digits."""
-    phases = Phases(
+    phases = MultiOptimizer(
         discriminator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "discriminator"),
         generator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "generator"),
     )

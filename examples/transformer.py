@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_sharding import DataParallel, Fsdp, Sharding, TensorParallel, bytes_per_device
+from fulgurite_sharding import DataParallel, FSDP, Sharding, TensorParallel, bytes_per_device
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, UInt8
 
@@ -137,7 +137,7 @@ class Report:
             print(f"step {record.step:5}  tokens per second {self.tokens * record.values['steps_per_second']:,.0f}")
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         print(f"other text: bits per byte {run.engine.evaluate(result, self.test)['bits_per_byte']:.3f}")
 
 
@@ -168,9 +168,9 @@ def experiment(
     size = min(4, heads)
     layouts: dict[str, Sharding] = {
         "data": DataParallel(),
-        "fsdp": Fsdp(min_size=2**12),
+        "fsdp": FSDP(min_size=2**12),
         "tensor": TensorParallel(RULES, size),
-        "both": Fsdp(min_size=2**12, mesh={"data": -1, "model": size}, rules=RULES),
+        "both": FSDP(min_size=2**12, mesh={"data": -1, "model": size}, rules=RULES),
     }
     train, test = standard_library(context + 1)
     report = Report(fg.ArrayData(test, batch_size), tokens=batch_size * context)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, Phases
+from fulgurite_optimizers import Phase, MultiOptimizer
 from jaxtyping import Array, Float, Key
 
 Points = Float[Array, "n 2"]
@@ -67,7 +67,7 @@ class Report:
             print(f"step {record.step:5}  distance {record.values['critic/distance']:.3f}", flush=True)
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         print(counted(result.module))
 
 
@@ -90,7 +90,7 @@ def experiment(
 ) -> fg.Experiment:
     """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of its own."""
     repeat = {"repeat": critic, "split": True} if critic > 1 else {}
-    phases = Phases(
+    phases = MultiOptimizer(
         critic=Phase(optax.adam(lr, b1=0.5, b2=0.9), "critic", **repeat),
         generator=Phase(optax.adam(lr, b1=0.5, b2=0.9), "generator"),
     )

@@ -1,6 +1,6 @@
 """What a checkpoint costs the training, against Orbax's own asynchronous checkpointer in the same loop.
 
-A state of 200 MB in 50 arrays is trained by one engine. At every so many steps it is saved, in turns by `Checkpoints`
+A state of 200 MB in 50 arrays is trained by one engine. At every so many steps it is saved, in turns by `Checkpointer`
 and by `ocp.training.Checkpointer`, which keeps neither hashes nor commits; before each save the former one is complete.
 
     save_blocking        seconds for which one save blocks the loop
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from harness import Spread, arguments, ratio, show, write
 
 LEAVES, SIZE = 50, 1_000_000
@@ -62,11 +62,11 @@ class Turns:
         self.response: Any = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         timed = fg.At(*range(self.period + self.steps, 100_000, self.period))
         return [
-            fg.Scheduled("timed", timed, self.time, "act"),
-            fg.Scheduled("saved", self.period, self.write, "save"),
+            fg.ScheduledAction("timed", timed, self.time, "act"),
+            fg.ScheduledAction("saved", self.period, self.write, "save"),
         ]
 
     def write(self, run: fg.Run) -> None:
@@ -92,8 +92,8 @@ class Turns:
         """Returns when nothing is being written any more."""
         if self.response is not None:
             self.response.result()
-        assert run.directory is not None
-        while self.ours and self.ours not in dict(run.directory.committed()):
+        assert run.run_dir is not None
+        while self.ours and self.ours not in dict(run.run_dir.list_checkpoints()):
             sleep(0.01)
         sleep(0.05)  # what is superfluous is removed after the commit
 
@@ -107,9 +107,9 @@ def main() -> None:
         turns = Turns(Path(folder), period, options.steps)
         engine = fg.Engine(
             steps=(2 * options.repeats + 3) * period,
-            plugins=[Checkpoints(NEVER, keep=1), turns],
+            plugins=[Checkpointer(NEVER, max_to_keep=1), turns],
             autoload=False,
-            run=Path(folder) / "run",
+            run_dir=Path(folder) / "run",
             log_every=None,
         )
         engine.fit(Large, [np.full(1, 0.5, np.float32)])

@@ -36,7 +36,7 @@ class Classifier(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jax.vmap(self.net)(batch["image"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.of(logits, batch["label"])})
+        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-3)
@@ -74,7 +74,7 @@ def arm(*plugins: Any) -> Callable[[], tuple[float, float]]:
 
     def seconds() -> tuple[float, float]:
         result = engine.fit(Classifier, train)
-        return (clock.seconds - result.accounts.seconds["evaluate.test"]) / STEPS, clock.seconds / STEPS
+        return (clock.seconds - result.timings.seconds["evaluate.test"]) / STEPS, clock.seconds / STEPS
 
     return seconds
 
@@ -82,7 +82,7 @@ def arm(*plugins: Any) -> Callable[[], tuple[float, float]]:
 def main() -> None:
     """Runs both arms and prints the ratios."""
     options = arguments(__doc__, repeats=15).parse_args()
-    arms = {"none": arm(), "evaluator": arm(Evaluator("test", data(1024, 256), run=100))}
+    arms = {"none": arm(), "evaluator": arm(Evaluator("test", data(1024, 256), every=100))}
     whole: dict[str, list[float]] = {name: [] for name in arms}
 
     def measured(name: str) -> float:

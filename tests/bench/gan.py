@@ -9,7 +9,7 @@ images from it once; two calls make them twice.
                trees, donated
     fit        `engine.fit` with Phases and the noise: health on, losses and gradient norms in the window, logged every
                50 steps
-    fused      the same with fuse=8
+    fused      the same with steps_per_execution=8
 
 The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on images of 8 × 8,
 and `conv`, that of examples/gan.py without its penalty.
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, Phases
+from fulgurite_optimizers import Phase, MultiOptimizer
 from harness import Spread, arguments, interleaved, ratio, show, write
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -142,10 +142,10 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
 
 def by_engine(model: Any, images: np.ndarray, steps: int, fuse: int) -> Callable[[], float]:
     """Seconds a step of `Engine.fit`, with all that it does."""
-    phases = Phases(discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator"))
-    engine = fg.Engine(steps=1, fuse=fuse, plugins=[phases, Noise()], autoload=False)
+    phases = MultiOptimizer(discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator"))
+    engine = fg.Engine(steps=1, steps_per_execution=fuse, plugins=[phases, Noise()], autoload=False)
     data = fg.ArrayData(images, BATCH, shuffle=True, remainder="drop")
-    start = engine.init(Trained(model.generator, model.discriminator), data)
+    start = engine.init_state(Trained(model.generator, model.discriminator), data)
 
     def train(steps: int) -> float:
         state = copied(start)

@@ -7,7 +7,7 @@ before it. None of them reads from the device before the end, except the engine 
     a          the same with eqx.filter_jit, not donated
     e          the same over a flat list of leaves, donated
     fit        the default Engine: health on, loss and accuracy in the window, logged every 50 steps
-    fused      the same with fuse=16
+    fused      the same with steps_per_execution=16
     ondevice   `fit` on arrays that stay on the device, where batches are gathered by index
 
 The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a, and `over_flat` for fit over e.
@@ -111,7 +111,7 @@ class Trained(fg.Module):
 
     def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
         loss, logits = loss_of(self.model, batch)
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.of(logits, batch["label"])})
+        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return OPTIMIZER
@@ -152,7 +152,7 @@ def arms_of(workload: Workload) -> dict[str, Arm]:
     # Displays that are merely installed are no part of the engine.
     engines = {
         "fit": fg.Engine(steps=1, autoload=False),
-        "fused": fg.Engine(steps=1, fuse=16, autoload=False),
+        "fused": fg.Engine(steps=1, steps_per_execution=16, autoload=False),
         "ondevice": fg.Engine(steps=1, autoload=False),
     }
     by_hand = {"b": partitioned_arm, "a": filter_jit_arm, "e": flat_arm}
@@ -255,7 +255,7 @@ def engine_arm(workload: Workload, arrays: Batch, model: Any, engine: fg.Engine,
         shuffle: fg.ArrayData(arrays, workload.batch_size, shuffle=shuffle, on_device=on_device)
         for shuffle in (True, False)
     }
-    state = engine.init(Trained(model), sources[True])
+    state = engine.init_state(Trained(model), sources[True])
 
     def train(state: fg.TrainState, steps: int, shuffle: bool) -> float:
         result = engine.fit(data=sources[shuffle], state=state, steps=steps)

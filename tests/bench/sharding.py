@@ -16,23 +16,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_sharding import BySize, DataParallel, Fsdp, Sharding
+from fulgurite_sharding import ShardBySize, DataParallel, FSDP, Sharding
 from harness import Spread, arguments, ratio, show, write
 from jax.sharding import NamedSharding, PartitionSpec
 from overhead import IN_FLIGHT, OPTIMIZER, WORKLOADS, Arm, Batch, Workload, engine_arm, hand_arm, loss_of, measured
 
 DEVICES = 8
 # A weight of (128, 128) is divided.
-LAYOUTS = {"data_parallel": DataParallel(), "fsdp": Fsdp(min_size=2**12)}
+LAYOUTS = {"data_parallel": DataParallel(), "fsdp": FSDP(min_size=2**12)}
 
 
 def sharded_arm(workload: Workload, arrays: Batch, model: Any, sharding: Sharding) -> Arm:
     """The loop by hand."""
     mesh = sharding.devices
-    sizes = sharding.parameters or BySize("data", 2**62)
+    sizes = sharding.parameters or ShardBySize("data", 2**62)
 
     def on_mesh(leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, sizes.extended(PartitionSpec(), leaf.shape, mesh))
+        return NamedSharding(mesh, sizes.extend(PartitionSpec(), leaf.shape, mesh))
 
     def update(params: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> Any:
         def loss(params: Any) -> Any:
@@ -78,8 +78,8 @@ def main() -> None:
         arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
         for layout, sharding in LAYOUTS.items():
             engine = fg.Engine(steps=1, plugins=[sharding], autoload=False)
-            fused = fg.Engine(steps=1, fuse=16, plugins=[sharding], autoload=False)
-            unchecked = fg.Engine(steps=1, nonfinite="ignore", plugins=[sharding], autoload=False)
+            fused = fg.Engine(steps=1, steps_per_execution=16, plugins=[sharding], autoload=False)
+            unchecked = fg.Engine(steps=1, on_nonfinite="ignore", plugins=[sharding], autoload=False)
             arms = {
                 "by hand": sharded_arm(workload, arrays, model, sharding),
                 "fit": engine_arm(workload, arrays, model, engine),

@@ -45,13 +45,13 @@ SINKS: dict[str, list[Any]] = {
 OPENED, STEPS = 100, 4100
 
 
-class Slow(fg.FileSink):
+class Slow(fg.FileLogger):
     """Writes nothing until it is let go, as a disk would that takes a second for each record."""
 
     plugin_name = "slow"
     release = threading.Event()
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
         return _Waiting(self.release)
 
 
@@ -76,8 +76,8 @@ class Timed:
     at: list[float] = field(default_factory=list)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("begin", fg.At(OPENED), self.note), fg.Scheduled("end", fg.AtEnd(), self.end)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("begin", fg.At(OPENED), self.note), fg.ScheduledAction("end", fg.AtEnd(), self.end)]
 
     def note(self, run: fg.Run) -> None:
         jax.block_until_ready(run.state.module)
@@ -119,8 +119,8 @@ class Arm:
         workload, self._timed = WORKLOADS["mlp_small"], Timed()
         self._source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
         plugins = [*plugins, self._timed]
-        self._engine = fg.Engine(steps=STEPS, log_every=10, run=run, plugins=plugins, autoload=False)
-        self._state = self._engine.init(Trained(workload.model(key=jax.random.key(0))), self._source)
+        self._engine = fg.Engine(steps=STEPS, log_every=10, run_dir=run, plugins=plugins, autoload=False)
+        self._state = self._engine.init_state(Trained(workload.model(key=jax.random.key(0))), self._source)
         self.once: list[float] = []
         self()
         self.once.clear()

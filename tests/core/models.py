@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 
-class Kept(fg.metrics.Gathered):
+class Kept(fg.metrics.CollectingMetric):
     """The examples themselves, as a tree of arrays."""
 
     values: Any
@@ -30,7 +30,9 @@ class Counting(fg.Module):
         self.weight = jnp.zeros(())
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(self.weight * 1.0, metrics={"weight": fg.metrics.Last.of(self.weight)}, preds=batch)
+        return fg.Output(
+            self.weight * 1.0, metrics={"weight": fg.metrics.LastValue.from_values(self.weight)}, preds=batch
+        )
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(metrics={"updates": -self.weight}, preds=batch)
@@ -50,7 +52,7 @@ class Linear(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         preds = batch["x"] @ self.weight
         error = (preds - batch["y"]) ** 2
-        return fg.Output(error.mean(), metrics={"error": fg.metrics.Mean.of(error, ctx.mask)}, preds=preds)
+        return fg.Output(error.mean(), metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask)}, preds=preds)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(0.1)
@@ -67,7 +69,7 @@ class Classifier(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jax.vmap(self.mlp)(batch["x"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        accuracy = fg.metrics.Accuracy.of(logits, batch["label"], ctx.mask)
+        accuracy = fg.metrics.Accuracy.from_logits(logits, batch["label"], ctx.mask)
         return fg.Output(jnp.mean(loss, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -80,12 +82,12 @@ class Act:
 
     trigger: fg.Trigger | int
     action: Callable[[fg.Run], Any] | None
-    phase: Any = "act"
+    stage: Any = "act"
     instance: str | None = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("act", self.trigger, self.action, self.phase)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("act", self.trigger, self.action, self.stage)]
 
 
 class Evaluating:
@@ -96,16 +98,16 @@ class Evaluating:
         self.told: list[tuple[int, str, dict[str, Any]]] = []
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         return list(self.specs)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         def evaluate(run: fg.Run) -> None:
             for spec in self.specs:
                 assert run.evaluate(spec.name) == run.metrics[spec.name]
 
-        return [fg.Scheduled("evaluate", self.trigger, evaluate, "evaluate")]
+        return [fg.ScheduledAction("evaluate", self.trigger, evaluate, "evaluate")]
 
     @fg.hookimpl
     def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
@@ -118,8 +120,8 @@ class Events:
 
     compiled: list[Any] = field(default_factory=list)
     exceptions: list[BaseException] = field(default_factory=list)
-    results: list[fg.Result] = field(default_factory=list)
-    epochs: list[tuple[int, int, fg.Span]] = field(default_factory=list)
+    results: list[fg.FitResult] = field(default_factory=list)
+    epochs: list[tuple[int, int, fg.StepRange]] = field(default_factory=list)
 
     @fg.hookimpl
     def on_compile(self, name: str, batch_spec: Any, compiled: Any) -> None:
@@ -127,14 +129,14 @@ class Events:
 
     @fg.hookimpl
     def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
-        self.epochs.append((epoch, run.step, run.span))
+        self.epochs.append((epoch, run.step, run.step_range))
 
     @fg.hookimpl
     def on_exception(self, exception: BaseException) -> None:
         self.exceptions.append(exception)
 
     @fg.hookimpl
-    def on_fit_end(self, result: fg.Result) -> None:
+    def on_fit_end(self, result: fg.FitResult) -> None:
         self.results.append(result)
 
 

@@ -42,7 +42,7 @@ class Net(fg.Module):
 class Report:
     @fg.hookimpl
     def on_fit_end(self, run, result):
-        where = run.directory.path.name if run.directory else None
+        where = run.run_dir.path.name if run.run_dir else None
         print("updates", -float(result.module.weight), where, beside.NAME)
 
 def experiment(steps: int = 3):

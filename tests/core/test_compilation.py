@@ -28,7 +28,7 @@ class Everything:
         return optax.clip_by_global_norm(1.0)
 
     @fg.hookimpl
-    def plugin_state(self, module: Any) -> Any:
+    def init_plugin_state(self, module: Any) -> Any:
         return {"largest": jnp.zeros(()), "looks": jnp.int32(0)}
 
     @fg.hookimpl
@@ -40,31 +40,31 @@ class Everything:
         return {"l2": 1e-3 * jnp.sum(module.mlp.layers[0].weight ** 2)}
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+    def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
         weight = module.mlp.layers[0].weight
-        due = ctx.due("everything.look")
-        largest = jax.lax.cond(due, lambda: jnp.abs(weight).max(), lambda: own["largest"])
+        due = ctx.is_due("everything.look")
+        largest = jax.lax.cond(due, lambda: jnp.abs(weight).max(), lambda: plugin_state["largest"])
         module = eqx.tree_at(lambda module: module.mlp.layers[0].weight, module, jnp.clip(weight, -0.8, 0.8))
-        return module, {"largest": largest, "looks": own["looks"] + due}
+        return module, {"largest": largest, "looks": plugin_state["looks"] + due}
 
     @fg.hookimpl
     def step_metrics(self, grads: Any, updates: Any, ctx: fg.Context) -> Any:
-        norm = jax.lax.cond(ctx.due("log"), lambda: optax.tree.norm(updates), lambda: jnp.zeros(()))
-        return {"gradient": optax.tree.norm(grads), "update": fg.metrics.Last.of(norm)}
+        norm = jax.lax.cond(ctx.is_due("log"), lambda: optax.tree.norm(updates), lambda: jnp.zeros(()))
+        return {"gradient": optax.tree.norm(grads), "update": fg.metrics.LastValue.from_values(norm)}
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         def note(what: str) -> Any:
             return lambda run: self.calls.append(what)
 
         return [
-            fg.Scheduled("decide", self.every + 1, note("decide"), "decide"),
-            fg.Scheduled("look", fg.Every(self.every) | fg.First(2), note("look")),
-            fg.Scheduled("save", self.every + 2, lambda run: run.save(), "save"),
+            fg.ScheduledAction("decide", self.every + 1, note("decide"), "decide"),
+            fg.ScheduledAction("look", fg.Every(self.every) | fg.FirstSteps(2), note("look")),
+            fg.ScheduledAction("save", self.every + 2, lambda run: run.save(), "save"),
         ]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         self.calls.append(f"save {int(run.state.step)}")
 
     @fg.hookimpl
@@ -114,7 +114,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
         evaluating = Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=every)
-        engine = fg.Engine(steps=13, fuse=fuse, log_every=log, plugins=[events, everything, evaluating])
+        engine = fg.Engine(steps=13, steps_per_execution=fuse, log_every=log, plugins=[events, everything, evaluating])
         results.append(engine.fit(Classifier, classes(32, shuffle=True)))
         assert [name for name, _, _ in events.compiled] == ["step"]
         assert {"decide", "look", "log", f"save {every + 2}", "save 13"} <= set(everything.calls)
@@ -169,7 +169,7 @@ def test_no_tracer_is_kept(fuse: int) -> None:
         gc.collect()
         return {id(one) for one in gc.get_objects() if issubclass(type(one), Tracer)}
 
-    before, engine = tracers(), fg.Engine(steps=2, fuse=fuse, log_every=1)
+    before, engine = tracers(), fg.Engine(steps=2, steps_per_execution=fuse, log_every=1)
     result = engine.fit(Counting, numbers([0]))
     engine.evaluate(result, numbers([0]))
     engine.predict(result, numbers([0]))
@@ -179,7 +179,9 @@ def test_no_tracer_is_kept(fuse: int) -> None:
 def test_a_split_dispatch_is_no_other_executable() -> None:
     events = Events()
     actions = [Act(fg.At(1, 3, 6), lambda run: None), Act(fg.EveryEpoch(), lambda run: None, instance="epoch")]
-    fg.Engine(steps=11, fuse=4, log_every=5, plugins=[events, *actions]).fit(Counting, numbers([0], [0], [0]))
+    fg.Engine(steps=11, steps_per_execution=4, log_every=5, plugins=[events, *actions]).fit(
+        Counting, numbers([0], [0], [0])
+    )
     assert len(events.compiled) == 1
 
 
@@ -197,7 +199,7 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     wide = [{name: array.astype(f"{array.dtype.kind}8") for name, array in batch.items()} for batch in classes(16)]
     engine.fit(Classifier, wide)
     assert seen == [(False, "step", True)]
-    state = engine.init(Classifier, wide)
+    state = engine.init_state(Classifier, wide)
     engine.step(state, wide[0])
     assert seen == [(False, "step", True)]  # `step` and `fit` run the same program
 
@@ -220,7 +222,7 @@ def test_case_17_three_shapes_are_allowed_however_often() -> None:
 
 def test_case_17_in_the_step_loop() -> None:
     engine = fg.Engine(steps=3, max_compilations=1)
-    state = engine.init(Counting, numbers([0]))
+    state = engine.init_state(Counting, numbers([0]))
     state, _ = engine.step(state, numbers([0])[0])
     with pytest.raises(CompilationError, match=r"for step 2, float32\[2\], would be shape number 2"):
         engine.step(state, numbers([0, 0])[0])
@@ -234,11 +236,11 @@ def test_mistakes_are_found_before_anything_is_compiled() -> None:
         instance = "again"
 
         @fg.hookimpl
-        def after_update(self, module: Any, own: Any) -> Any:
-            return module, own["missing"]
+        def after_update(self, module: Any, plugin_state: Any) -> Any:
+            return module, plugin_state["missing"]
 
         @fg.hookimpl
-        def plugin_state(self) -> Any:
+        def init_plugin_state(self) -> Any:
             return {"here": jnp.zeros(())}
 
     cases: list[tuple[Any, list[Any], type[Exception]]] = [
@@ -327,7 +329,7 @@ def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
             return optax.GradientTransformation(lambda params: (), update)
 
     for size in range(1, 21):
-        jax.eval_shape(lambda size=size: engine.init(Counted, [np.zeros(size, np.float32)]))
+        jax.eval_shape(lambda size=size: engine.init_state(Counted, [np.zeros(size, np.float32)]))
     gc.collect()
     assert len(made) == 20 and sum(one() is not None for one in made) <= 16
 
@@ -339,7 +341,7 @@ def test_a_changed_structure_names_the_step() -> None:
         fg.Engine(steps=4).fit(Classifier, [labelled, labelled, {"x": x}])
     assert "x float32[2,4], not label int32[2], x float32[2,4]" in str(caught.value)
     engine = fg.Engine(steps=2)
-    state, _ = engine.step(engine.init(Classifier, [labelled]), labelled)
+    state, _ = engine.step(engine.init_state(Classifier, [labelled]), labelled)
     with pytest.raises(DataError, match="the batch for step 2 has another structure"):
         engine.step(state, {**labelled, "more": x})
 
@@ -349,7 +351,7 @@ def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
     labelled = {"x": x, "label": np.zeros(2, np.int32)}
     for changed in ({"x": x}, {"first": labelled["label"], "second": x}):
         with pytest.raises(DataError, match="the batch for step 3 has another structure"):
-            fg.Engine(steps=4, fuse=4).fit(Classifier, [labelled, labelled, changed])
+            fg.Engine(steps=4, steps_per_execution=4).fit(Classifier, [labelled, labelled, changed])
 
 
 def test_a_changed_dtype_is_a_shape_of_its_own() -> None:
@@ -361,7 +363,7 @@ def test_a_changed_dtype_is_a_shape_of_its_own() -> None:
 def test_a_persistent_cache_is_used(tmp_path: Any) -> None:
     before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     try:
-        fg.Engine(steps=1, compilation_cache=str(tmp_path)).fit(Counting, numbers([0]))
+        fg.Engine(steps=1, compilation_cache_dir=str(tmp_path)).fit(Counting, numbers([0]))
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)  # type: ignore[attr-defined]
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data import ArrayData, Data, Indexed, Masked
+from fulgurite.data.sources import ArrayData, DataSource, Indexed, MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError
-from fulgurite.feed import Feed, Item
+from fulgurite.data.iterator import BatchIterator, BatchItem
 from hypothesis import given, strategies as st
 
 
@@ -18,7 +18,7 @@ def lists(batches: Any) -> list[Any]:
     return [batch.tolist() for batch in batches]
 
 
-def bits(item: Item) -> Any:
+def bits(item: BatchItem) -> Any:
     """An item as values that compare exactly: dtype, shape and bytes of each leaf, in the batch's structure."""
     leaves, structure = jax.tree.flatten(item.batch)
     found = [(np.asarray(leaf).dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in leaves]
@@ -35,38 +35,38 @@ def test_case_29_remainder() -> None:
     padded = list(ArrayData(numbers, 2, remainder="pad"))
     assert lists(batch.value for batch in padded) == [[1, 2], [3, 4], [5, 0]]
     assert lists(batch.mask for batch in padded) == [[True, True], [True, True], [True, False]]
-    assert all(isinstance(batch, Masked) and batch.mask.dtype == bool for batch in padded)
+    assert all(isinstance(batch, MaskedBatch) and batch.mask.dtype == bool for batch in padded)
     assert [len(ArrayData(numbers, 2, remainder=remainder)) for remainder in ("drop", "keep", "pad")] == [2, 3, 3]
 
 
 def test_case_29_a_seed_repeats_across_runs_and_differs_between_epochs() -> None:
     numbers = np.arange(100)
-    first, again = (lists(ArrayData(numbers, 10, shuffle=True).epoch(3, seed=7)) for _ in range(2))
+    first, again = (lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(3, seed=7)) for _ in range(2))
     assert first == again
     assert sorted(np.concatenate(first).tolist()) == list(range(100))
-    other_epoch = lists(ArrayData(numbers, 10, shuffle=True).epoch(4, seed=7))
-    other_seed = lists(ArrayData(numbers, 10, shuffle=True).epoch(3, seed=8))
+    other_epoch = lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(4, seed=7))
+    other_seed = lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(3, seed=8))
     assert len({str(order) for order in (first, other_epoch, other_seed)}) == 3
 
 
 def test_case_29_a_process_has_its_share_of_each_global_batch() -> None:
     data = ArrayData(np.arange(20), 8, remainder="drop")
-    assert lists(data.epoch(0, seed=0, process=(1, 4))) == [[2, 3], [10, 11]]
+    assert lists(data.iter_epoch(0, seed=0, process=(1, 4))) == [[2, 3], [10, 11]]
 
 
 def test_the_order_is_the_documented_permutation() -> None:
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([7, 9, 3])))
     expected = generator.permutation(20)
     data = ArrayData(np.arange(20), 6, shuffle=True)
-    assert np.concatenate(list(data.epoch(3, seed=(7, 9)))).tolist() == expected.tolist()
+    assert np.concatenate(list(data.iter_epoch(3, seed=(7, 9)))).tolist() == expected.tolist()
     own = ArrayData(np.arange(20), 6, shuffle=True, seed=(7, 9))
-    assert np.concatenate(list(own.epoch(3, seed=1))).tolist() == expected.tolist()
+    assert np.concatenate(list(own.iter_epoch(3, seed=1))).tolist() == expected.tolist()
 
 
 def test_iterating_is_epoch_0_with_the_own_seed_or_0() -> None:
     data, own = (ArrayData(np.arange(20), 6, shuffle=True, seed=seed) for seed in (None, 5))
-    assert lists(data) == lists(data) == lists(data.epoch(0, seed=0))
-    assert lists(own) == lists(data.epoch(0, seed=5))
+    assert lists(data) == lists(data) == lists(data.iter_epoch(0, seed=0))
+    assert lists(own) == lists(data.iter_epoch(0, seed=5))
 
 
 @given(
@@ -84,13 +84,13 @@ def test_the_shares_of_all_processes_make_the_batches(
     if remainder == "drop" and examples < share * count:
         return
     data = ArrayData(arrays, share * count, shuffle=shuffle, remainder=remainder)
-    whole = list(data.epoch(2, seed=0))
+    whole = list(data.iter_epoch(2, seed=0))
     assert len(whole) == len(data)
     if remainder == "keep" and examples % (share * count) % count:
         with pytest.raises(ConfigurationError, match="equal part"):
-            data.epoch(2, seed=0, process=(0, count))
+            data.iter_epoch(2, seed=0, process=(0, count))
         return
-    parts = [list(data.epoch(2, seed=0, start=start, process=(index, count))) for index in range(count)]
+    parts = [list(data.iter_epoch(2, seed=0, start=start, process=(index, count))) for index in range(count)]
     joined = [jax.tree.map(lambda *shares: np.concatenate(shares), *batch) for batch in zip(*parts, strict=True)]
     assert jax.tree.structure(joined) == jax.tree.structure(whole[start:])
     jax.tree.map(np.testing.assert_array_equal, joined, whole[start:])
@@ -104,12 +104,12 @@ def test_batches_made_on_the_device_have_the_same_bits(shuffle: bool, remainder:
     arrays = {"x": values, "y": [np.arange(21, dtype=np.int32), values[:, 0, 0] > 0]}
     host = ArrayData(arrays, 6, shuffle=shuffle, remainder=remainder)
     device = ArrayData(arrays, 6, shuffle=shuffle, remainder=remainder, on_device=True)
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(device.resident))
-    assert device.resident is device.resident
-    indexed = list(device.epoch(1, seed=3, process=process))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(device.device_arrays))
+    assert device.device_arrays is device.device_arrays
+    indexed = list(device.iter_epoch(1, seed=3, process=process))
     assert all(isinstance(batch, Indexed) and batch.indices.dtype == np.int32 for batch in indexed)
-    made = [jax.jit(ArrayData.gather)(device.resident, batch) for batch in indexed]
-    expected = list(host.epoch(1, seed=3, process=process))
+    made = [jax.jit(ArrayData.gather)(device.device_arrays, batch) for batch in indexed]
+    expected = list(host.iter_epoch(1, seed=3, process=process))
     assert jax.tree.structure(made) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
         assert (ours.dtype, ours.shape, np.asarray(ours).tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
@@ -128,7 +128,7 @@ def test_arrays_become_what_jax_makes_of_them_once() -> None:
     assert [batch["i"].tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
     assert all(np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays)
     assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).value) == narrow
-    assert dtypes(ArrayData(arrays, 4, on_device=True).resident) == narrow
+    assert dtypes(ArrayData(arrays, 4, on_device=True).device_arrays) == narrow
     assert np.shares_memory(next(iter(ArrayData(data.arrays, 4)))["f"], data.arrays["f"])
     with jax.enable_x64(True):
         batch = next(iter(ArrayData(arrays, 4)))
@@ -170,12 +170,12 @@ def test_arrays_that_are_no_data(make: Callable[[], ArrayData], message: str) ->
         (lambda: ArrayData(np.ones(3), 0), "batch_size is 0"),
         (lambda: ArrayData(np.ones(3), 2, seed=-1), "seed is -1"),
         (lambda: ArrayData(np.ones(3), 2, seed=(1, -1)), r"seed is \(1, -1\)"),
-        (lambda: ArrayData(np.ones(3), 2, shuffle=True).epoch(0, seed=-1), "seed is -1"),
-        (lambda: ArrayData(np.ones(9), 3, remainder="drop").epoch(0, seed=0, process=(0, 2)), "batch_size is 3"),
-        (lambda: ArrayData(np.ones(5), 4).epoch(0, seed=0, process=(0, 2)), "1 examples are left"),
-        (lambda: ArrayData(np.ones(4), 4).epoch(0, seed=0, process=(2, 2)), "process 2 of 2"),
-        (lambda: Data([np.ones(3)], prefetch=-1), "prefetch is -1"),
-        (lambda: Data(lambda: [np.ones(3)]), "must be an iterable of batches, not <function"),
+        (lambda: ArrayData(np.ones(3), 2, shuffle=True).iter_epoch(0, seed=-1), "seed is -1"),
+        (lambda: ArrayData(np.ones(9), 3, remainder="drop").iter_epoch(0, seed=0, process=(0, 2)), "batch_size is 3"),
+        (lambda: ArrayData(np.ones(5), 4).iter_epoch(0, seed=0, process=(0, 2)), "1 examples are left"),
+        (lambda: ArrayData(np.ones(4), 4).iter_epoch(0, seed=0, process=(2, 2)), "process 2 of 2"),
+        (lambda: DataSource([np.ones(3)], prefetch=-1), "prefetch is -1"),
+        (lambda: DataSource(lambda: [np.ones(3)]), "must be an iterable of batches, not <function"),
     ],
 )
 def test_arguments_that_cannot_be_meant(make: Callable[[], Any], message: str) -> None:
@@ -184,7 +184,7 @@ def test_arguments_that_cannot_be_meant(make: Callable[[], Any], message: str) -
 
 
 def test_masked_is_a_pytree_for_every_transformation() -> None:
-    batch = Masked({"x": np.arange(3.0)}, np.array([True, True, False]))
+    batch = MaskedBatch({"x": np.arange(3.0)}, np.array([True, True, False]))
     assert jax.eval_shape(lambda batch: batch, batch).mask.shape == (3,)
     assert jax.tree.map(lambda leaf: None, batch).mask is None
     assert jax.vmap(lambda one: jnp.where(one.mask, one.value["x"], 9))(batch).tolist() == [0, 1, 9]
@@ -223,17 +223,17 @@ class Deck:
             self.place["at"] += 1
             yield {"x": np.full(3, 100 * self.place["pass"] + self.place["at"])}
 
-    def state(self) -> Any:
+    def get_state(self) -> Any:
         return self.place
 
-    def restore(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.place, self.going_on = dict(state), True
 
 
 class WrappingDeck(Deck):
     """Asked to go on after an epoch's last batch, it gives the next epoch."""
 
-    def restore(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.place, self.going_on = dict(state), state["at"] < self.size
 
 
@@ -252,10 +252,10 @@ class Tape:
         self.at += 1
         return np.full(2, self.at)
 
-    def state(self) -> Any:
+    def get_state(self) -> Any:
         return self.at
 
-    def restore(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.at = state
 
 
@@ -269,15 +269,15 @@ def ones(count: int) -> Iterator[Any]:
         list(ones(3)),
         tuple(ones(3)),
         Again(lambda: ones(3)),
-        Data(Again(lambda: ones(3)), prefetch=0),
+        DataSource(Again(lambda: ones(3)), prefetch=0),
         Deck(3),
         ArrayData(np.arange(5), 2),
-        Data(ArrayData(np.arange(5), 2)),
+        DataSource(ArrayData(np.arange(5), 2)),
         ArrayData(np.arange(5), 2, remainder="pad"),
     ],
 )
 def test_the_end_of_an_epoch_is_known_at_its_last_batch(source: Any) -> None:
-    with Feed(source, seed=0) as stream:
+    with BatchIterator(source, seed=0) as stream:
         items = list(islice(stream, 7))
     assert [item.epoch_end for item in items] == [False, False, True] * 2 + [False]
     assert [(item.position["epoch"], item.position["batch"]) for item in items] == [
@@ -293,9 +293,9 @@ def test_the_end_of_an_epoch_is_known_at_its_last_batch(source: Any) -> None:
 
 def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
     data = ArrayData(np.arange(20), 6, shuffle=True)
-    with Feed(data, seed=(1, 2), process=(1, 2)) as stream:
+    with BatchIterator(data, seed=(1, 2), process=(1, 2)) as stream:
         items = list(islice(stream, 8))
-    expected = [batch for epoch in (0, 1) for batch in data.epoch(epoch, seed=(1, 2), process=(1, 2))]
+    expected = [batch for epoch in (0, 1) for batch in data.iter_epoch(epoch, seed=(1, 2), process=(1, 2))]
     assert lists(item.batch for item in items) == lists(expected)
 
 
@@ -314,34 +314,34 @@ def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
 )
 def test_a_stream_goes_on_exactly_from_every_position(make: Callable[[], Any], prefetch: int) -> None:
     steps = 14  # three epochs of four batches and the beginning of a fourth
-    with Feed(Data(make(), prefetch=prefetch), seed=5) as stream:
+    with BatchIterator(DataSource(make(), prefetch=prefetch), seed=5) as stream:
         assert stream.resumable
         items = list(islice(stream, steps))
     for consumed, item in enumerate(items[:-1], start=1):
         position = json.loads(json.dumps(item.position))
-        with Feed(Data(make(), prefetch=prefetch), seed=5, position=position) as resumed:
+        with BatchIterator(DataSource(make(), prefetch=prefetch), seed=5, position=position) as resumed:
             rest = list(islice(resumed, steps - consumed))
         assert list(map(bits, rest)) == list(map(bits, items[consumed:]))
 
 
 @pytest.mark.parametrize("make", [lambda: ArrayData(np.arange(11), 3, shuffle=True), lambda: Again(lambda: ones(9))])
 def test_a_limit_shortens_every_epoch_and_resumes(make: Callable[[], Any]) -> None:
-    with Feed(make(), seed=5, limit=3) as stream:
+    with BatchIterator(make(), seed=5, limit=3) as stream:
         items = list(islice(stream, 8))
         assert stream.epoch_length == 3
     assert [item.epoch_end for item in items] == [False, False, True] * 2 + [False, False]
     for consumed, item in enumerate(items, start=1):
-        with Feed(make(), seed=5, limit=3, position=item.position) as resumed:
+        with BatchIterator(make(), seed=5, limit=3, position=item.position) as resumed:
             assert list(map(bits, islice(resumed, 8 - consumed))) == list(map(bits, items[consumed:]))
 
 
 def test_a_stateful_iterator_goes_on_and_ends() -> None:
-    with Feed(Tape(4), seed=0) as stream:
+    with BatchIterator(Tape(4), seed=0) as stream:
         items = list(stream)
     assert lists(item.batch for item in items) == [[1, 1], [2, 2], [3, 3], [4, 4]]
     assert [item.epoch_end for item in items] == [False, False, False, True]
     for consumed, item in enumerate(items, start=1):
-        with Feed(Tape(4), seed=0, position=item.position) as resumed:
+        with BatchIterator(Tape(4), seed=0, position=item.position) as resumed:
             assert resumed.resumable
             assert list(map(bits, resumed)) == list(map(bits, items[consumed:]))
 
@@ -349,28 +349,28 @@ def test_a_stateful_iterator_goes_on_and_ends() -> None:
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("make", [Deck, WrappingDeck, lambda: Tape(9)])
 def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(make: Any, prefetch: int) -> None:
-    with Feed(Data(make(), prefetch=prefetch), seed=0) as whole:
+    with BatchIterator(DataSource(make(), prefetch=prefetch), seed=0) as whole:
         expected = lists(jax.tree.leaves(item.batch)[0] for item in islice(whole, 9))
     source, found = make(), []
     for count in (1, 3, 2, 3):  # the second ends with an epoch
-        with Feed(Data(source, prefetch=prefetch), seed=0) as stream:
+        with BatchIterator(DataSource(source, prefetch=prefetch), seed=0) as stream:
             found += lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, count))
     assert found == expected
     source = make()
     for _ in range(3):
-        with Feed(Data(source, prefetch=prefetch), seed=0, keep=True, epochs=1) as stream:
+        with BatchIterator(DataSource(source, prefetch=prefetch), seed=0, restore_on_close=True, epochs=1) as stream:
             assert lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, 2)) == expected[:2]
 
 
 def test_an_iterator_does_not_repeat() -> None:
     source = ones(2)
-    with Feed(source, seed=0) as stream:
+    with BatchIterator(source, seed=0) as stream:
         assert not stream.resumable
         assert stream.epoch_length is None
         assert [item.epoch_end for item in stream] == [False, True]
         with pytest.raises(DataError, match="has ended"):
             stream.peek()
-    with pytest.raises(DataError, match="no batch 0 in epoch 0"), Feed(source, seed=0) as stream:
+    with pytest.raises(DataError, match="no batch 0 in epoch 0"), BatchIterator(source, seed=0) as stream:
         next(stream)
 
 
@@ -388,38 +388,38 @@ def test_an_iterator_does_not_repeat() -> None:
 )
 def test_a_position_that_does_not_fit_the_data(source: Any, position: Any, limit: int | None) -> None:
     with pytest.raises(DataError, match="cannot resume from"):
-        Feed(source, seed=0, position=position, limit=limit)
+        BatchIterator(source, seed=0, position=position, limit=limit)
 
 
 def test_a_replay_of_data_that_is_now_shorter() -> None:
     with (
         pytest.raises(DataError, match="no batch 5 in epoch 1: it is empty, is shorter"),
-        Feed(Again(lambda: ones(4)), seed=0, position={"epoch": 1, "batch": 5}) as stream,
+        BatchIterator(Again(lambda: ones(4)), seed=0, position={"epoch": 1, "batch": 5}) as stream,
     ):
         next(stream)
 
 
 @pytest.mark.parametrize("source", [[], Again(lambda: iter(())), iter(())])
 def test_data_without_a_batch(source: Any) -> None:
-    with pytest.raises(DataError, match="no batch 0 in epoch 0"), Feed(source, seed=0) as stream:
+    with pytest.raises(DataError, match="no batch 0 in epoch 0"), BatchIterator(source, seed=0) as stream:
         stream.peek()
 
 
 def test_data_that_only_pretends_to_repeat() -> None:
     once = ones(2)
-    with Feed(Again(lambda: once), seed=0) as stream:
+    with BatchIterator(Again(lambda: once), seed=0) as stream:
         assert [item.epoch_end for item in islice(stream, 2)] == [False, True]
         with pytest.raises(DataError, match="no batch 0 in epoch 1"):
             next(stream)
 
 
 def test_the_length_of_an_epoch() -> None:
-    assert Feed(ArrayData(np.arange(5), 2), seed=0).epoch_length == 3
-    assert Feed(ArrayData(np.arange(5), 2), seed=0, limit=2).epoch_length == 2
-    assert Feed(list(ones(4)), seed=0).epoch_length == 4
+    assert BatchIterator(ArrayData(np.arange(5), 2), seed=0).epoch_length == 3
+    assert BatchIterator(ArrayData(np.arange(5), 2), seed=0, limit=2).epoch_length == 2
+    assert BatchIterator(list(ones(4)), seed=0).epoch_length == 4
 
     lengths = iter([10, 12, 8])
-    with Feed(Again(lambda: ones(next(lengths))), seed=0) as stream:
+    with BatchIterator(Again(lambda: ones(next(lengths))), seed=0) as stream:
         found = []
         for item in islice(stream, 29):
             if item.epoch_end:
@@ -428,7 +428,7 @@ def test_the_length_of_an_epoch() -> None:
                 assert stream.epoch_length is None
         assert found == [10, 12]
 
-    with Feed(Again(lambda: ones(4)), seed=0, position={"epoch": 2, "batch": 3}) as stream:
+    with BatchIterator(Again(lambda: ones(4)), seed=0, position={"epoch": 2, "batch": 3}) as stream:
         assert next(stream).epoch_end
         assert stream.epoch_length == 4
 
@@ -438,12 +438,12 @@ def test_a_class_whose_instance_has_no_length() -> None:
         def __len__(self) -> int:
             raise TypeError("this one has no length")
 
-    assert Feed(Unsized(lambda: ones(4)), seed=0).epoch_length is None
+    assert BatchIterator(Unsized(lambda: ones(4)), seed=0).epoch_length is None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_peek_does_not_consume(prefetch: int) -> None:
-    with Feed(Data(list(ones(3)), prefetch=prefetch), seed=0) as stream:
+    with BatchIterator(DataSource(list(ones(3)), prefetch=prefetch), seed=0) as stream:
         assert lists([stream.peek(), stream.peek(), next(stream).batch, stream.peek()]) == [
             [0, 0],
             [0, 0],
@@ -462,7 +462,7 @@ def test_a_source_that_reuses_its_buffer(prefetch: int) -> None:
             buffer["n"] = number
             yield buffer
 
-    with Feed(Data(Again(reusing), copy=True, prefetch=prefetch), seed=0) as stream:
+    with BatchIterator(DataSource(Again(reusing), copy=True, prefetch=prefetch), seed=0) as stream:
         items = list(islice(stream, 4))
     assert [(item.batch["x"].tolist(), item.batch["n"].tolist()) for item in items] == [
         ([0, 0], 0),
@@ -474,7 +474,7 @@ def test_a_source_that_reuses_its_buffer(prefetch: int) -> None:
 
 def test_leaves_become_arrays() -> None:
     given = {"a": 1.5, "b": np.int32(2), "c": True, "d": jnp.ones(2, jnp.bfloat16), "e": np.ones(1, jnp.bfloat16)}
-    with Feed([given], seed=0) as stream:
+    with BatchIterator([given], seed=0) as stream:
         batch = next(stream).batch
     assert [(type(batch[name]), batch[name].dtype) for name in "abc"] == [
         (np.ndarray, np.float64),
@@ -487,24 +487,24 @@ def test_leaves_become_arrays() -> None:
 
 def test_arrays_are_handed_on_as_they_are() -> None:
     array = np.ones(3)
-    with Feed([{"x": array}], seed=0) as stream:
+    with BatchIterator([{"x": array}], seed=0) as stream:
         assert next(stream).batch["x"] is array
 
 
 @pytest.mark.parametrize("leaf", ["cat", np.array(["cat"]), np.array([None]), object(), np.timedelta64(1, "s")])
 def test_leaves_that_are_not_numbers(leaf: Any) -> None:
     source = Again(lambda: iter([{"image": np.ones(1), "names": [leaf]}]))
-    with pytest.raises(DataError, match=r"data\['names'\]\[0\] is a"), Feed(source, seed=0) as stream:
+    with pytest.raises(DataError, match=r"data\['names'\]\[0\] is a"), BatchIterator(source, seed=0) as stream:
         next(stream)
 
 
 def test_a_state_that_is_not_json() -> None:
     class Numpy(Deck):
-        def state(self) -> Any:
+        def get_state(self) -> Any:
             return {"at": np.int64(1)}
 
     with pytest.raises(DataError, match=r"state\(\) of the data \(Numpy\) is not a JSON value"):
-        next(Feed(Data(Numpy(), prefetch=0), seed=0))
+        next(BatchIterator(DataSource(Numpy(), prefetch=0), seed=0))
 
 
 # --- the thread -------------------------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ def test_an_exception_comes_as_it_is_after_the_batches_before_it(prefetch: int) 
         yield from ones(3)
         raise failure
 
-    stream = Feed(Data(Again(failing), prefetch=prefetch), seed=0)
+    stream = BatchIterator(DataSource(Again(failing), prefetch=prefetch), seed=0)
     items = list(islice(stream, 3))
     assert [(item.epoch_end, item.position) for item in items] == [
         (False, {"epoch": 0, "batch": number}) for number in (1, 2, 3)
@@ -535,10 +535,10 @@ def test_an_exception_comes_as_it_is_after_the_batches_before_it(prefetch: int) 
 
 def test_sources_in_memory_need_no_thread() -> None:
     for source in (list(ones(3)), tuple(ones(3)), ArrayData(np.arange(5), 2)):
-        stream = Feed(source, seed=0)
+        stream = BatchIterator(source, seed=0)
         next(stream)
         assert not threads()
-    with Feed(Again(lambda: ones(3)), seed=0) as stream:
+    with BatchIterator(Again(lambda: ones(3)), seed=0) as stream:
         next(stream)
         assert len(threads()) == 1
     assert not threads()
@@ -561,7 +561,7 @@ def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> N
         finally:
             ended_in.append(threading.current_thread().name)
 
-    stream = Feed(Data(Again(endless), prefetch=2), seed=0)
+    stream = BatchIterator(DataSource(Again(endless), prefetch=2), seed=0)
     next(stream)
     assert full.wait(60)
     assert not overfull.wait(0.3)
@@ -574,7 +574,7 @@ def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> N
 
 
 def test_a_stream_that_is_forgotten_ends_its_thread() -> None:
-    stream = Feed(Again(lambda: ones(100)), seed=0)
+    stream = BatchIterator(Again(lambda: ones(100)), seed=0)
     next(stream)
     assert threads()
     del stream
@@ -582,7 +582,7 @@ def test_a_stream_that_is_forgotten_ends_its_thread() -> None:
 
 
 def test_a_stream_closed_before_it_began() -> None:
-    stream = Feed(Again(lambda: ones(3)), seed=0)
+    stream = BatchIterator(Again(lambda: ones(3)), seed=0)
     stream.close()
     assert next(stream, None) is None
     assert not threads()

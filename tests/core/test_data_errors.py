@@ -35,7 +35,9 @@ def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch
     events, done = Events(), []
     plugins = [events, Act(1, lambda run: done.append(run.step))]
     with pytest.raises(BrokenDisk) as caught:
-        fg.Engine(steps=10, fuse=fuse, plugins=plugins).fit(Counting, fg.Data(Failing(at), prefetch=prefetch))
+        fg.Engine(steps=10, steps_per_execution=fuse, plugins=plugins).fit(
+            Counting, fg.DataSource(Failing(at), prefetch=prefetch)
+        )
     assert str(caught.value) == f"batch {at}"
     assert caught.value.__notes__ == [f"while the data source made the batch for step {at}"]
     # Every step before it was taken; the first batch is looked at before a run exists that plugins could be told of.
@@ -47,7 +49,7 @@ def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch
 def test_the_same_in_the_step_loop_and_in_evaluations(at: int) -> None:
     engine = fg.Engine(steps=10)
     for use in (
-        lambda: list(engine.batches(Failing(at))),
+        lambda: list(engine.iter_batches(Failing(at))),
         lambda: engine.evaluate(Counting(), Failing(at)),
         lambda: engine.predict(Counting(), Failing(at)),
     ):
@@ -60,7 +62,7 @@ def test_data_that_ends_early_names_the_step_and_what_to_pass(fuse: int) -> None
     done: list[int] = []
     plugin = Act(1, lambda run: done.append(run.step))
     with pytest.raises(DataError, match=r"data ended after 3 steps of 5\..*iterated over again, such as fg\.ArrayData"):
-        fg.Engine(steps=5, fuse=fuse, plugins=[plugin]).fit(Counting, iter(numbers([0], [0], [0])))
+        fg.Engine(steps=5, steps_per_execution=fuse, plugins=[plugin]).fit(Counting, iter(numbers([0], [0], [0])))
     assert done == [1, 2, 3]
 
 
@@ -80,7 +82,7 @@ def test_a_second_fit_on_a_used_iterator() -> None:
 def test_init_does_not_use_up_an_iterator() -> None:
     data = iter(numbers([1], [2]))
     with pytest.raises(DataError, match="init would use up the first batch of an iterator"):
-        fg.Engine(steps=2).init(Counting, data)
+        fg.Engine(steps=2).init_state(Counting, data)
     assert [batch.tolist() for batch in data] == [[1], [2]]
 
 
@@ -90,7 +92,7 @@ def test_empty_data() -> None:
             return iter([])
 
     engine = fg.Engine(steps=1)
-    for data in ([], iter([]), Generating(), fg.Data([])):
+    for data in ([], iter([]), Generating(), fg.DataSource([])):
         with pytest.raises(DataError, match=r"no batch 0 in epoch 0.*empty"):
             engine.fit(Counting, data)
     with pytest.raises(DataError, match="0 examples"):
@@ -139,7 +141,7 @@ def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
 
 def test_the_same_in_the_step_loop() -> None:
     engine = fg.Engine(steps=1)
-    state = engine.init(Counting, [(1.0, 2.0)])
+    state = engine.init_state(Counting, [(1.0, 2.0)])
     state, _ = engine.step(state, (1.0, 2.0))
     assert float(state.module.weight) == -1
     with pytest.raises(DataError, match=r"\[0\].*encode it first"):
@@ -157,8 +159,10 @@ def test_a_source_that_reuses_its_buffers_says_copy() -> None:
 
     for prefetch in (0, 2):
         for fuse in (1, 4):
-            found = fg.Engine(steps=8).fit(Linear, fg.Data(Reusing(), copy=True, prefetch=prefetch), fuse=fuse)
-            expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), fuse=fuse)
+            found = fg.Engine(steps=8).fit(
+                Linear, fg.DataSource(Reusing(), copy=True, prefetch=prefetch), steps_per_execution=fuse
+            )
+            expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), steps_per_execution=fuse)
             assert found.module.weight.tolist() == expected.module.weight.tolist()
 
 
@@ -166,7 +170,7 @@ def test_a_source_may_yield_arrays_of_the_device() -> None:
     host = fg.Engine(steps=4).fit(Linear, regression(16, 8))
     batches = [{name: jnp.asarray(array) for name, array in batch.items()} for batch in regression(16, 8)]
     for fuse in (1, 4):
-        device = fg.Engine(steps=4).fit(Linear, batches, fuse=fuse)
+        device = fg.Engine(steps=4).fit(Linear, batches, steps_per_execution=fuse)
         assert device.module.weight.tolist() == host.module.weight.tolist()
     assert not any(array.is_deleted() for batch in batches for array in batch.values())
 
@@ -177,4 +181,4 @@ def test_lists_of_numbers_in_a_batch_are_an_error_and_not_an_array_for_each_numb
     ):
         fg.Engine(steps=1).fit(Linear, [{"x": np.zeros((3, 3), np.float32), "y": [0.0, 1.0, 2.0]}])
     few = [{"x": [jnp.zeros((3, 3))], "scale": [2.0]}]  # a list of arrays, and one number
-    assert next(iter(fg.Engine(steps=1).batches(few)))["scale"][0] == 2
+    assert next(iter(fg.Engine(steps=1).iter_batches(few)))["scale"][0] == 2

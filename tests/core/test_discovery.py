@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import fulgurite as fg
 import pytest
-from fulgurite import discovery
+import fulgurite.plugins.selection as discovery
 from fulgurite.errors import ConfigurationError, PluginError
 from models import Counting, numbers
 
@@ -74,7 +74,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def active(engine: fg.Engine) -> dict[str, str]:
-    return {name: registered.rule for name, registered in engine.plugins.plugins.items()}
+    return {name: registered.activation for name, registered in engine.plugins.plugins.items()}
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
 
 
 def test_what_brings_a_plugin_of_ours_is_told():
-    available = discovery.installed()
+    available = discovery.find_installed()
     with pytest.raises(PluginError, match="no plugin 'jsonl' is installed. fulgurite-logging brings it, .*/logging$"):
         discovery.find("jsonl", {})
     with pytest.raises(PluginError, match="no plugin 'mine' is installed. There are: .*"):
@@ -224,7 +224,7 @@ def test_switching_autoload_off_leaves_what_is_named(install: Install, monkeypat
     assert active(fg.Engine(plugins=["acme"], autoload=False)) == {"acme": "named"}
 
 
-CHANGING = {"build": "rng_streams", "traced": "transform_batch", "persistence": "host_state"}
+CHANGING = {"build": "register_rng_streams", "traced": "transform_batch", "persistence": "get_host_state"}
 
 
 @pytest.mark.parametrize(("kind", "hook"), CHANGING.items())
@@ -247,8 +247,8 @@ STREAMS = """
 
     class Rng:
         @fg.hookimpl
-        def rng_streams(self):
-            return [fg.Stream("noise", train=True)]
+        def register_rng_streams(self):
+            return [fg.RngStream("noise", train=True)]
 """
 
 
@@ -259,13 +259,13 @@ def test_fulgurite_rng_alone_may_autoload_a_build_hook(install: Install):
         ("streams = fulgurite_rng_double:Rng",),
         ("streams = fulgurite_rng_double:Rng",),
     )
-    with pytest.raises(PluginError, match=r"'streams'.*rng_streams"):
+    with pytest.raises(PluginError, match=r"'streams'.*register_rng_streams"):
         fg.Engine()
 
 
 def test_the_exception_is_a_distribution_not_a_name(install: Install):
     install("acme-streams", STREAMS, ("rng = acme_streams:Rng",), ("rng = acme_streams:Rng",))
-    with pytest.raises(PluginError, match=r"'rng'.*rng_streams"):
+    with pytest.raises(PluginError, match=r"'rng'.*register_rng_streams"):
         fg.Engine()
 
 
@@ -329,7 +329,7 @@ def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install
     with pytest.warns(UserWarning, match=r"plugin 'broken' \(acme-broken 0\.7\)"):
         engine = fg.Engine(steps=1)
     assert active(engine) == {"acme": "autoload"}
-    (notice,) = engine.fit(Counting(), numbers([0])).notices
+    (notice,) = engine.fit(Counting(), numbers([0])).messages
     assert "plugin 'broken' (acme-broken 0.7) cannot be imported" in notice
 
 

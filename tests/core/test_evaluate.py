@@ -18,7 +18,7 @@ from models import Act, Classifier, Counting, Evaluating, Kept, Linear, classes,
 from sklearn.metrics import average_precision_score
 
 
-class Precision(fg.metrics.Gathered):
+class Precision(fg.metrics.CollectingMetric):
     """The average precision, over all examples at once."""
 
     scores: Any
@@ -42,12 +42,12 @@ class Measuring(fg.Module):
         loss = optax.sigmoid_binary_cross_entropy(logit, batch["y"])
         logits = jnp.stack([jnp.zeros_like(logit), logit], -1)
         metrics = {
-            "error": fg.metrics.Mean.of(loss, ctx.mask),
-            "accuracy": fg.metrics.Accuracy.of(logits, batch["y"].astype(int), ctx.mask),
-            "largest": fg.metrics.Max.of(logit, ctx.mask),
-            "least": fg.metrics.Min.of(logit, ctx.mask),
-            "deviation": fg.metrics.Std.of(logit, ctx.mask),
-            "total": fg.metrics.Sum.of(logit, ctx.mask),
+            "error": fg.metrics.Mean.from_values(loss, ctx.mask),
+            "accuracy": fg.metrics.Accuracy.from_logits(logits, batch["y"].astype(int), ctx.mask),
+            "largest": fg.metrics.Max.from_values(logit, ctx.mask),
+            "least": fg.metrics.Min.from_values(logit, ctx.mask),
+            "deviation": fg.metrics.Std.from_values(logit, ctx.mask),
+            "total": fg.metrics.Sum.from_values(logit, ctx.mask),
             "bare": jnp.mean(logit, where=ctx.mask),
         }
         return fg.Output(jnp.mean(loss, where=ctx.mask), metrics=metrics, preds=logit)
@@ -76,7 +76,7 @@ class Padded:
                 name: np.concatenate([array, np.full((missing, *array.shape[1:]), np.nan, array.dtype)])
                 for name, array in part.items()
             }
-            yield fg.Masked(filled, np.arange(4) < 4 - missing)
+            yield fg.MaskedBatch(filled, np.arange(4) < 4 - missing)
 
 
 def examples() -> dict[str, np.ndarray]:
@@ -146,7 +146,10 @@ def test_trees_are_predicted() -> None:
 def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> None:
     class Stepwise(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            kinds = {"last": fg.metrics.Last.of(batch.mean()), "average": fg.metrics.MovingAverage.of(batch.mean())}
+            kinds = {
+                "last": fg.metrics.LastValue.from_values(batch.mean()),
+                "average": fg.metrics.ExponentialMovingAverage.from_values(batch.mean()),
+            }
             return fg.Output(metrics={**kinds, "step": ctx.step.astype(float)})
 
     found = fg.Engine().evaluate(made(Stepwise), numbers([1, 3], [8]))
@@ -158,7 +161,9 @@ def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> 
 def test_running_metrics_of_any_shape_are_averaged_element_by_element() -> None:
     class Norms(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return fg.Output(metrics={"last": fg.metrics.Last.of(jnp.arange(6.0).reshape(2, 3) * batch.mean())})
+            return fg.Output(
+                metrics={"last": fg.metrics.LastValue.from_values(jnp.arange(6.0).reshape(2, 3) * batch.mean())}
+            )
 
     found = fg.Engine().evaluate(made(Norms), numbers([1, 3], [8]))
     np.testing.assert_allclose(found["last"], 4 * np.arange(6).reshape(2, 3), rtol=1e-6)
@@ -197,7 +202,7 @@ def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_fo
         found = fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function})
         assert found == {"loss": 4, "own": 4, "mean": 4}
         assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {"loss": 4, "mean": 4}
-    padded = [fg.Masked((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
+    padded = [fg.MaskedBatch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
     for loss, metric in ((mean, masked), (masked, mean)):
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
@@ -240,18 +245,20 @@ def test_metrics_of_the_caller_take_the_mask() -> None:
     arrays, engine = examples(), fg.Engine()
 
     def accuracy(preds: Any, batch: Any, mask: Any) -> fg.metrics.Metric:
-        return fg.metrics.Accuracy.of(jnp.stack([0 * preds, preds], -1), batch["y"] > 0, mask)
+        return fg.metrics.Accuracy.from_logits(jnp.stack([0 * preds, preds], -1), batch["y"] > 0, mask)
 
     expected = np.mean((engine.predict(Measuring(), [arrays]) > 0) == arrays["y"])
     for data in (Padded(arrays), fg.ArrayData(arrays, 4)):
         found = engine.evaluate(Measuring(), data, metrics={"accuracy": accuracy})
         assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ModelError, match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it"):
-        engine.evaluate(Measuring(), Padded(arrays), metrics={"all": lambda preds, batch: fg.metrics.Mean.of(preds)})
+        engine.evaluate(
+            Measuring(), Padded(arrays), metrics={"all": lambda preds, batch: fg.metrics.Mean.from_values(preds)}
+        )
     task = fg.Task(
         lambda x: x[0],
         loss=lambda preds, batch: preds,
-        metrics={"mean": lambda preds, batch, mask: fg.metrics.Mean.of(preds, mask)},
+        metrics={"mean": lambda preds, batch, mask: fg.metrics.Mean.from_values(preds, mask)},
         forward=lambda model, batch, ctx: jax.vmap(model)(batch["x"]),
     )
     assert engine.evaluate(task, Padded(arrays))["mean"] == pytest.approx(arrays["x"][:, 0].mean(), rel=1e-6)
@@ -336,13 +343,13 @@ def test_batches_and_metrics_that_change_on_the_way_name_the_batch() -> None:
 
 
 def test_the_last_batch_alone_may_be_padded() -> None:
-    data = [*numbers([1, 2]), fg.Masked(np.asarray([3, 0], np.float32), np.asarray([True, False]))]
+    data = [*numbers([1, 2]), fg.MaskedBatch(np.asarray([3, 0], np.float32), np.asarray([True, False]))]
     assert fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"] == 2
 
 
 @pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
 def test_a_mask_that_does_not_fit_its_batch(mask: Any) -> None:
-    data = [fg.Masked(np.zeros(2, np.float32), mask)]
+    data = [fg.MaskedBatch(np.zeros(2, np.float32), mask)]
     engine = fg.Engine(steps=1)
     for call in (engine.fit, engine.evaluate, engine.predict):
         with pytest.raises(DataError, match=r"the mask is .*, not bool with one value an example of float32\[2\]"):
@@ -374,12 +381,12 @@ def test_a_state_that_was_left_out_says_how_to_make_it() -> None:
 def test_limits() -> None:
     data = numbers([1], [2], [3], [4])
     mean = {"mean": lambda preds, batch: preds}
-    assert fg.Engine().evaluate(Counting(), data, limit=3, metrics=mean)["mean"] == 2
-    assert fg.Engine(dev_run=2).evaluate(Counting(), data, limit=3, metrics=mean)["mean"] == 1.5
-    assert fg.Engine(dev_run=2).evaluate(Counting(), data, limit=1, metrics=mean)["mean"] == 1
-    assert fg.Engine(limit=2).evaluate(Counting(), data, metrics=mean)["mean"] == 2.5  # of training only
-    assert fg.Engine().predict(Counting(), data, limit=2).tolist() == [1, 2]
-    assert fg.Engine(dev_run=1).predict(Counting(), data).tolist() == [1]
+    assert fg.Engine().evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"] == 2
+    assert fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"] == 1.5
+    assert fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=1, metrics=mean)["mean"] == 1
+    assert fg.Engine(limit_train_batches=2).evaluate(Counting(), data, metrics=mean)["mean"] == 2.5  # of training only
+    assert fg.Engine().predict(Counting(), data, num_batches=2).tolist() == [1, 2]
+    assert fg.Engine(fast_dev_run=1).predict(Counting(), data).tolist() == [1]
 
 
 # --- whose weights ----------------------------------------------------------------------------------------------------
@@ -427,7 +434,7 @@ def test_what_is_no_model() -> None:
 
 def test_a_task_is_evaluated_with_its_mask() -> None:
     task = fg.Task(lambda x: 2 * x, loss=lambda preds, batch: preds, metrics={"twice": lambda preds, batch: preds})
-    data = [fg.Masked((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
+    data = [fg.MaskedBatch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, data) == {"loss": 3, "twice": 3}
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 
@@ -450,7 +457,7 @@ def test_a_data_module_has_the_data_for_everything() -> None:
     engine = fg.Engine(steps=3)
     result = engine.fit(Counting, data)
     assert float(result.module.weight) == -3
-    assert [batch.tolist() for batch in engine.batches(data)] == [[1], [2], [1]]
+    assert [batch.tolist() for batch in engine.iter_batches(data)] == [[1], [2], [1]]
     assert engine.evaluate(result, data, metrics=mean)["mean"] == 3
     assert engine.evaluate(result, data, name="easy", metrics=mean)["mean"] == 5
     assert engine.predict(result, data).tolist() == [7, 8]
@@ -474,13 +481,13 @@ def test_no_evaluator_may_be_called_as_training_s_own_records() -> None:
 
 def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
     data = regression(11, 4)
-    specs = [fg.EvaluatorSpec("all", data), fg.EvaluatorSpec("first", data, limit=1)]
+    specs = [fg.EvaluatorSpec("all", data), fg.EvaluatorSpec("first", data, num_batches=1)]
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
     assert [(step, name) for step, name, _ in plugin.told] == [(2, "all"), (2, "first"), (4, "all"), (4, "first")]
     assert result.metrics["all"] == engine.evaluate(result, data)
-    assert result.metrics["first"] == engine.evaluate(result, data, limit=1)
+    assert result.metrics["first"] == engine.evaluate(result, data, num_batches=1)
     assert result.history["all/loss"].tolist() == [plugin.told[0][2]["loss"], plugin.told[2][2]["loss"]]
     assert result.history.steps("all/loss").tolist() == [2, 4]
 
@@ -497,10 +504,10 @@ def test_an_evaluation_of_other_weights() -> None:
         def module_views(self, state: fg.TrainState) -> Any:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
-    specs = [fg.EvaluatorSpec("now", numbers([0])), fg.EvaluatorSpec("twice", numbers([0]), weights="doubled")]
+    specs = [fg.EvaluatorSpec("now", numbers([0])), fg.EvaluatorSpec("twice", numbers([0]), module_view="doubled")]
     result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(Counting, numbers([0]))
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
-    unknown = Evaluating(fg.EvaluatorSpec("now", numbers([0]), weights="doubledd"), trigger=2)
+    unknown = Evaluating(fg.EvaluatorSpec("now", numbers([0]), module_view="doubledd"), trigger=2)
     with pytest.raises(PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"):
         fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
 
@@ -518,7 +525,7 @@ def test_nothing_is_due_in_an_evaluation() -> None:
     class Due:
         @fg.hookimpl
         def loss_terms(self, ctx: fg.Context) -> Any:
-            return {"due": jnp.where(ctx.due("log") | ctx.due("act.act"), 1.0, 0.0)}
+            return {"due": jnp.where(ctx.is_due("log") | ctx.is_due("act.act"), 1.0, 0.0)}
 
     act = Act(1, lambda run: None)
     evaluating = Evaluating(fg.EvaluatorSpec("test", regression()), trigger=1)

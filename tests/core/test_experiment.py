@@ -56,7 +56,7 @@ class Report:
 
     @fg.hookimpl
     def on_fit_end(self, run, result):
-        print("end", result.stopped, run.directory.path, flush=True)
+        print("end", result.stop_reason, run.run_dir.path, flush=True)
 
 class Source:
     def __init__(self, stuck):
@@ -73,7 +73,7 @@ class Source:
 
 def experiment(steps: int = 10**9, stuck: bool = False):
     engine = fg.Engine(steps=steps, log_every=100, plugins=[Report()])
-    return fg.Experiment(engine, model=Net, data=fg.Data(Source(stuck), prefetch=0))
+    return fg.Experiment(engine, model=Net, data=fg.DataSource(ModelInit(stuck), prefetch=0))
 
 if __name__ == "__main__":
     fg.main(experiment)
@@ -196,8 +196,8 @@ def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: st
 
 def test_arguments_as_manifests_hold_them():
     made = build(settings, ["act=tanh", "out=b"])
-    assert made.engine.configuration is not None
-    kept = json.loads(json.dumps(made.engine.configuration))
+    assert made.engine.config is not None
+    kept = json.loads(json.dumps(made.engine.config))
     assert build(settings, ["act=tanh"], kept).model == made.model
     with pytest.raises(ConfigurationError, match=r"act=.*is not what the run was made with, act='tanh'"):
         build(settings, ["act=relu"], kept)
@@ -238,7 +238,7 @@ def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overr
     class Where:
         @fg.hookimpl
         def on_fit_end(self, run: fg.Run) -> None:
-            directories.append(run.directory and run.directory.path)
+            directories.append(run.run_dir and run.run_dir.path)
 
     def experiment(steps: int = 1, lr: float = 1.0) -> fg.Experiment:
         data = [np.full((2, 1), lr, np.float32)]
@@ -318,7 +318,9 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
             yield np.ones((1, 1), np.float32)
 
     def experiment() -> fg.Experiment:
-        return fg.Experiment(fg.Engine(steps=10**6, autoload=False), model=Net, data=fg.Data(batches(), prefetch=0))
+        return fg.Experiment(
+            fg.Engine(steps=10**6, autoload=False), model=Net, data=fg.DataSource(batches(), prefetch=0)
+        )
 
     full = open("/dev/full", "w", buffering=1)
     monkeypatch.setattr(sys, "stderr", full)
@@ -372,4 +374,4 @@ def test_an_experiment_that_takes_the_run_is_told_it(tmp_path: Path):
 
     assert build(experiment, []).model == (2, None)
     made = build(experiment, ["steps=3"], run=str(tmp_path))
-    assert made.model == (3, str(tmp_path)) and made.engine.configuration == {"steps": 3}
+    assert made.model == (3, str(tmp_path)) and made.engine.config == {"steps": 3}

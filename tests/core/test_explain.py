@@ -3,7 +3,7 @@
 from typing import Any
 
 import fulgurite as fg
-import fulgurite.hooks as hooks
+import fulgurite.hookspecs as hooks
 import optax
 from fulgurite.explain import SLOTS
 
@@ -12,10 +12,10 @@ class First:
     after = ("second",)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         return [
-            fg.Scheduled("look", fg.Every(100) | fg.Period(60), lambda run: None),
-            fg.Scheduled("decide", fg.EveryEpoch(), lambda run: None, "decide"),
+            fg.ScheduledAction("look", fg.Every(100) | fg.EverySeconds(60), lambda run: None),
+            fg.ScheduledAction("decide", fg.EveryEpoch(), lambda run: None, "decide"),
         ]
 
     @fg.hookimpl
@@ -29,8 +29,8 @@ class Second:
         return {}
 
     @fg.hookimpl
-    def optimizers(self) -> dict[str, fg.Phase]:
-        return {"default": fg.Phase(optax.sgd(0.1))}
+    def configure_optimizers(self) -> dict[str, fg.OptimizerSpec]:
+        return {"default": fg.OptimizerSpec(optax.sgd(0.1))}
 
 
 def test_the_explanation_of_two_plugins() -> None:
@@ -46,7 +46,7 @@ def test_the_explanation_of_two_plugins() -> None:
     assert rows[-3:] == [
         "decide first.decide EveryEpoch(n=1): where epochs end",
         "log log Every(n=50) | AtEnd(): 50, 100, 150, 200, 250",
-        "act first.look Every(n=100) | Period(seconds=60): 100, 200, by the clock",
+        "act first.look Every(n=100) | EverySeconds(seconds=60): 100, 200, by the clock",
     ]
 
 
@@ -63,7 +63,7 @@ def test_the_slots_are_the_exclusive_hooks() -> None:
 
 
 def test_how_often_in_epochs_is_not_known_before_their_end() -> None:
-    rows = fg.Engine(epochs=3, log_every=fg.Times(4) | fg.At(2), autoload=False).explain().splitlines()
-    assert rows[-1].split(maxsplit=2)[-1] == "Times(n=4) | At(2): 2"
-    rows = fg.Engine(epochs=3, log_every=fg.Times(4), autoload=False).explain().splitlines()
-    assert rows[-1].endswith("Times(n=4): not known before the end is")
+    rows = fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4) | fg.At(2), autoload=False).explain().splitlines()
+    assert rows[-1].split(maxsplit=2)[-1] == "EvenlySpaced(n=4) | At(2): 2"
+    rows = fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4), autoload=False).explain().splitlines()
+    assert rows[-1].endswith("EvenlySpaced(n=4): not known before the end is")

@@ -81,8 +81,8 @@ def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
     data = classes(shuffle=True)
     whole = fg.Engine(steps=11, seed=5).fit(Classifier, data)
     engine = fg.Engine(steps=11, seed=5)
-    state, outputs = engine.init(Classifier, data), []
-    for batch in engine.batches(data):
+    state, outputs = engine.init_state(Classifier, data), []
+    for batch in engine.iter_batches(data):
         state, output = engine.step(state, batch)
         outputs.append(output)
     assert len(outputs) == int(state.step) == 11
@@ -91,7 +91,7 @@ def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
     correct = sum(float(output.metrics["accuracy"].mean.total.compute()) for output in outputs)
     assert whole.metrics["train"]["accuracy"] == pytest.approx(correct / (2 * 50 + 3 * 16))
     later = fg.Engine(steps=6, seed=5).fit(data=data, state=whole.state)
-    for batch in engine.batches(data, steps=6, origin=11):
+    for batch in engine.iter_batches(data, steps=6, start_step=11):
         state, _ = engine.step(state, batch)
     assert_same_bits(trained(later.state), trained(state))
 
@@ -100,7 +100,9 @@ def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
     data = classes(48, shuffle=True)
     plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)
     results = [
-        fg.Engine(steps=30, fuse=8, log_every=log, plugins=[Act(every, lambda run: None)]).fit(Classifier, data)
+        fg.Engine(steps=30, steps_per_execution=8, log_every=log, plugins=[Act(every, lambda run: None)]).fit(
+            Classifier, data
+        )
         for log, every in ((3, fg.Every(7)), (30, fg.At(1, 2, 29)), (7, fg.Every(1)))
     ]
     for result in results:
@@ -136,7 +138,7 @@ def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -
     arrays = {"x": generator.normal(size=(32, 16)).astype(np.float32), "label": np.arange(32, dtype=np.int32) % 3}
     data = fg.ArrayData(arrays, 8, shuffle=True)
     plain = fg.Engine(steps=20).fit(Convolution, data)
-    fused, split = (fg.Engine(steps=20, fuse=8, log_every=log).fit(Convolution, data) for log in (20, 3))
+    fused, split = (fg.Engine(steps=20, steps_per_execution=8, log_every=log).fit(Convolution, data) for log in (20, 3))
     assert_same_bits(trained(fused.state), trained(split.state))
     assert_close(trained(plain.state), trained(fused.state), 1e-5)
 
@@ -145,8 +147,8 @@ def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
     host, device = (fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on)) for on in (False, True))
     assert_same_bits(trained(host.state), trained(device.state))
     engine, data = fg.Engine(steps=9), classes(shuffle=True, on_device=True)
-    state = engine.init(Classifier, data)
-    for batch in engine.batches(data):
+    state = engine.init_state(Classifier, data)
+    for batch in engine.iter_batches(data):
         state, _ = engine.step(state, batch)
     assert_same_bits(trained(host.state), trained(state))
 
@@ -164,7 +166,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
     evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([0, 0])), trigger=3)
-    result = fg.Engine(steps=11, fuse=fuse, plugins=[evaluating]).fit(Counting, numbers([0], [0]))
+    result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(Counting, numbers([0], [0]))
     assert float(result.module.weight) == -11 and int(result.state.step) == 11
     assert [(step, metrics["updates"]) for step, _, metrics in evaluating.told] == [(3, 3), (6, 6), (9, 9)]
     assert result.history["test/updates"].tolist() == result.history.steps("test/updates").tolist() == [3, 6, 9]
@@ -173,7 +175,7 @@ def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
 def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
     events = Events()
     result = fg.Engine(epochs=3, plugins=[events]).fit(Counting, Epochs((10, 12, 8)))
-    assert [(epoch, step, span.end) for epoch, step, span in events.epochs] == [(0, 10, 30), (1, 22, 34), (2, 30, 30)]
+    assert [(epoch, step, span.stop) for epoch, step, span in events.epochs] == [(0, 10, 30), (1, 22, 34), (2, 30, 30)]
     assert events.epochs[-1][2].epoch_ends == (10, 22, 30)
     assert int(result.state.step) == -float(result.module.weight) == 30
 
@@ -184,8 +186,8 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
         Act(fg.EveryEpoch(2), lambda run: ends.append(run.step)),
         Act(fg.AtEnd(), lambda run: ends.append(-run.step)),
     ]
-    fg.Engine(epochs=3, fuse=8, plugins=[events, *actions]).fit(Counting, Epochs((10, 12, 8)))
-    assert [(step, span.end) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
+    fg.Engine(epochs=3, steps_per_execution=8, plugins=[events, *actions]).fit(Counting, Epochs((10, 12, 8)))
+    assert [(step, span.stop) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
     assert ends == [22, -30]
 
 
@@ -193,7 +195,7 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
 def test_an_epoch_that_is_longer_than_expected_is_finished(fuse: int) -> None:
     events, ends = Events(), []
     plugins = [events, Act(fg.AtEnd(), lambda run: ends.append(run.step))]
-    result = fg.Engine(epochs=2, fuse=fuse, plugins=plugins).fit(Counting, Epochs((2, 5)))
+    result = fg.Engine(epochs=2, steps_per_execution=fuse, plugins=plugins).fit(Counting, Epochs((2, 5)))
     assert [(epoch, step) for epoch, step, _ in events.epochs] == [(0, 2), (1, 7)]
     assert ends == [7] and float(result.module.weight) == -7
 
@@ -202,7 +204,7 @@ def test_a_second_fit_of_epochs_counts_its_own() -> None:
     events, engine = Events(), fg.Engine(epochs=1)
     first = engine.fit(Counting, Epochs((4,)))
     second = fg.Engine(steps=99, plugins=[events]).fit(data=Epochs((3, 5)), state=first.state, epochs=2)
-    assert [(epoch, step, span.origin, span.end) for epoch, step, span in events.epochs] == [
+    assert [(epoch, step, span.start, span.stop) for epoch, step, span in events.epochs] == [
         (0, 7, 4, 10),
         (1, 12, 4, 12),
     ]
@@ -211,9 +213,9 @@ def test_a_second_fit_of_epochs_counts_its_own() -> None:
 
 def test_epochs_of_data_with_a_length_end_as_planned() -> None:
     spans = []
-    plugin = Act(fg.AtStart(), lambda run: spans.append(run.span))
-    result = fg.Engine(epochs=2, limit=3, plugins=[plugin]).fit(Counting, classes(64))
-    assert spans == [fg.Span(0, 6)] and int(result.state.step) == 6
+    plugin = Act(fg.AtStart(), lambda run: spans.append(run.step_range))
+    result = fg.Engine(epochs=2, limit_train_batches=3, plugins=[plugin]).fit(Counting, classes(64))
+    assert spans == [fg.StepRange(0, 6)] and int(result.state.step) == 6
 
 
 def test_case_12_data_that_ends_early() -> None:
@@ -228,7 +230,9 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
 
 def test_a_second_fit_goes_on() -> None:
     spans = []
-    plugin = Act(fg.AtStart() | fg.AtEnd(), lambda run: spans.append((run.step, run.span.origin, run.span.end)))
+    plugin = Act(
+        fg.AtStart() | fg.AtEnd(), lambda run: spans.append((run.step, run.step_range.start, run.step_range.stop))
+    )
     engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)
     first = engine.fit(Classifier, data)
     second = engine.fit(data=data, state=first.state, steps=9)
@@ -242,7 +246,7 @@ def test_a_second_fit_goes_on() -> None:
 def test_a_second_fit_has_other_orders_of_the_data() -> None:
     class Seeing(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch)})
+            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch)})
 
     data, state = fg.ArrayData(np.arange(8, dtype=np.float32), 4, shuffle=True), None
     engine, orders = fg.Engine(steps=2, log_every=1), []
@@ -270,7 +274,7 @@ def test_lengths_that_cannot_be_meant() -> None:
         with pytest.raises(ConfigurationError, match=r"seed is .*not negative"):
             fg.Engine(steps=1, seed=seed)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="limit is 2.5"):
-        fg.Engine().evaluate(Counting(), numbers([0]), limit=2.5)  # type: ignore[arg-type]
+        fg.Engine().evaluate(Counting(), numbers([0]), num_batches=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not None"):
         fg.Engine(steps=1).fit(Counting)
 
@@ -283,10 +287,10 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path:
         def log_scalars(self, record: fg.Record) -> None:
             seen.append(record)
 
-    largest = {"largest": lambda preds, batch: fg.metrics.Max.of(batch)}
+    largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
     spec = fg.EvaluatorSpec("test", numbers([1], [2], [6]), metrics=largest)
     evaluating = Evaluating(spec, trigger=fg.AtEnd())
-    engine = fg.Engine(steps=1000, dev_run=2, run=str(tmp_path / "run"), plugins=[Sink(), evaluating])
+    engine = fg.Engine(steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Sink(), evaluating])
     result = engine.fit(Counting, numbers([0], [0]))
     assert int(result.state.step) == 2 and not seen and not list(tmp_path.iterdir())
     assert [(step, metrics["largest"]) for step, _, metrics in evaluating.told] == [(2, 2)]
@@ -295,26 +299,28 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path:
 def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
     ends = []
     plugins = [
-        Act(fg.At(5), lambda run: fg.Stop("enough"), phase="decide"),
+        Act(fg.At(5), lambda run: fg.StopTraining("enough"), stage="decide"),
         Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"),
     ]
-    result = fg.Engine(steps=100, fuse=8, plugins=plugins).fit(Counting, numbers([0]))
-    assert result.stopped == "enough" and ends == [5] and float(result.module.weight) == -5
+    result = fg.Engine(steps=100, steps_per_execution=8, plugins=plugins).fit(Counting, numbers([0]))
+    assert result.stop_reason == "enough" and ends == [5] and float(result.module.weight) == -5
 
 
 def test_an_action_stops_training_before_its_first_step() -> None:
-    plugin = Act(fg.AtStart(), lambda run: fg.Stop("nothing to do"), phase="decide")
+    plugin = Act(fg.AtStart(), lambda run: fg.StopTraining("nothing to do"), stage="decide")
     result = fg.Engine(steps=3, plugins=[plugin]).fit(Counting, numbers([0]))
-    assert (result.stopped, int(result.state.step), float(result.module.weight)) == ("nothing to do", 0, 0)
+    assert (result.stop_reason, int(result.state.step), float(result.module.weight)) == ("nothing to do", 0, 0)
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_an_action_replaces_the_state(fuse: int) -> None:
-    def reset(run: fg.Run) -> fg.Replace:
+    def reset(run: fg.Run) -> fg.ReplaceState:
         weight = jnp.full((), 100.0)
-        return fg.Replace(run.state.replace(module=eqx.tree_at(lambda module: module.weight, run.state.module, weight)))
+        return fg.ReplaceState(
+            run.state.replace(module=eqx.tree_at(lambda module: module.weight, run.state.module, weight))
+        )
 
-    result = fg.Engine(steps=5, fuse=fuse, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
+    result = fg.Engine(steps=5, steps_per_execution=fuse, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
@@ -327,10 +333,10 @@ class Measured(Counting):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jnp.stack([jnp.zeros(len(batch)), batch], axis=-1)
         metrics = {
-            "average": fg.metrics.MovingAverage.of(jnp.mean(batch, where=ctx.mask), weight=0.25),
-            "positive": fg.metrics.Accuracy.of(logits, jnp.ones(len(batch), int), ctx.mask),
+            "average": fg.metrics.ExponentialMovingAverage.from_values(jnp.mean(batch, where=ctx.mask), weight=0.25),
+            "positive": fg.metrics.Accuracy.from_logits(logits, jnp.ones(len(batch), int), ctx.mask),
             "mean": jnp.mean(batch, where=ctx.mask),
-            "largest": fg.metrics.Max.of(batch, ctx.mask),
+            "largest": fg.metrics.Max.from_values(batch, ctx.mask),
         }
         return super().training_step(batch, ctx).replace(metrics=metrics)
 
@@ -346,7 +352,7 @@ def test_case_13_a_moving_average_is_carried_across_windows(log: int) -> None:
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 def test_case_14_a_window_is_exact_over_uneven_batches(remainder: Any, fuse: int) -> None:
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5, -7], np.float32), 4, remainder=remainder)
-    result = fg.Engine(steps=2, fuse=fuse).fit(Measured, data)
+    result = fg.Engine(steps=2, steps_per_execution=fuse).fit(Measured, data)
     assert result.metrics["train"]["positive"] == pytest.approx(5 / 6)
     assert result.metrics["train"]["mean"] == pytest.approx(8 / 6)
     assert result.metrics["train"]["largest"] == 5
@@ -358,7 +364,7 @@ def test_only_log_triggers_close_a_window() -> None:
     def look(run: fg.Run) -> None:
         assert int(run.state.step) == run.step
 
-    noisy = [Act(fg.Every(1), look, phase=phase, instance=phase) for phase in ("act", "save", "decide")]
+    noisy = [Act(fg.Every(1), look, stage=phase, instance=phase) for phase in ("act", "save", "decide")]
     busy = fg.Engine(steps=6, log_every=3, plugins=noisy).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
     for result in (quiet, busy):
         assert result.history["train/mean"].tolist() == [2, 5]
@@ -367,7 +373,7 @@ def test_only_log_triggers_close_a_window() -> None:
 
 
 def test_a_plugin_closes_the_window_by_an_action_of_phase_log() -> None:
-    plugin = Act(fg.Every(2), None, phase="log")
+    plugin = Act(fg.Every(2), None, stage="log")
     result = fg.Engine(steps=6, log_every=None, plugins=[plugin]).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
     assert result.history["train/mean"].tolist() == [1.5, 3.5, 5.5]
 
@@ -384,7 +390,7 @@ def test_batch_loss_and_its_moving_average_are_always_there() -> None:
 
     result = fg.Engine(steps=4, log_every=2).fit(Losing, numbers([4], [0], [2], [6]))
     assert result.history["train/loss"].tolist() == [2, 4]
-    assert result.stopped is None
+    assert result.stop_reason is None
     assert result.history["train/batch_loss"].tolist() == [0, 6]
     np.testing.assert_allclose(result.history["train/loss_average"], [2, 3], rtol=1e-6)  # weights 1, 1/2, 1/3, 1/4
 
@@ -418,7 +424,7 @@ def task(**options: Any) -> fg.Task:
 def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
     data = [(np.ones((2, 3), np.float32),)]
     engine = fg.Engine(steps=1)
-    state = engine.init(task(weight=weight), data)
+    state = engine.init_state(task(weight=weight), data)
     _, output = engine.step(state.replace(step=jnp.int32(100)), data[0])
     assert output.loss == pytest.approx(expected)
 
@@ -427,7 +433,7 @@ def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
 def test_case_24_masks(weight: float, expected: tuple[float, float]) -> None:
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
     everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
-    masked = fg.Engine(steps=1).fit(task(weight=weight), [fg.Masked((rows,), np.asarray([True, False]))])
+    masked = fg.Engine(steps=1).fit(task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))])
     found = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
     assert found == pytest.approx(expected)
 
@@ -476,7 +482,7 @@ def test_models_without_a_contract_are_told_what_is_missing() -> None:
 
     class Several(Counting):
         def configure_optimizers(self) -> Any:
-            return {"a": fg.Phase(optax.sgd(1.0)), "b": fg.Phase(optax.sgd(1.0))}
+            return {"a": fg.OptimizerSpec(optax.sgd(1.0)), "b": fg.OptimizerSpec(optax.sgd(1.0))}
 
     cases: list[tuple[Any, type[Exception], str]] = [
         (Stepless(), ModelError, "Stepless has no training_step"),
@@ -492,7 +498,7 @@ def test_models_without_a_contract_are_told_what_is_missing() -> None:
 
 def test_fit_takes_a_model_or_a_state() -> None:
     engine, data = fg.Engine(steps=1), numbers([0])
-    state = engine.init(Counting, data)
+    state = engine.init_state(Counting, data)
     with pytest.raises(ConfigurationError, match="not both"):
         engine.fit(Counting, data, state=state)
     with pytest.raises(ModelError, match="NoneType"):
@@ -501,12 +507,12 @@ def test_fit_takes_a_model_or_a_state() -> None:
 
 def test_a_result_shows_what_came_of_the_run_and_no_arrays() -> None:
     result = fg.Engine(steps=2, log_every=2).fit(Counting, numbers([1.0, 2.0]))
-    shown = f"Result(history=History({', '.join(result.history)}), metrics={result.metrics}, stopped=None, failed="
+    shown = f"FitResult(history=History({', '.join(result.history)}), metrics={result.metrics}, stopped=None, failed="
     assert repr(result).startswith(shown)
 
 
 def test_fit_in_another_thread() -> None:
-    results: list[fg.Result] = []
+    results: list[fg.FitResult] = []
     data, model = numbers([0]), Counting()
     thread = threading.Thread(target=lambda: results.append(fg.Engine(steps=3).fit(model, data)))
     thread.start()
@@ -543,8 +549,8 @@ def train(action):
     ends, events = [], Events()
     plugins = [Act(fg.At(7), action), Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"), events]
     try:
-        result = fg.Engine(steps=2_000, plugins=plugins).fit(Counting, fg.Data(slow(), prefetch=0))
-        print(result.stopped, int(result.state.step), float(result.module.weight), len(ends), len(events.results))
+        result = fg.Engine(steps=2_000, plugins=plugins).fit(Counting, fg.DataSource(slow(), prefetch=0))
+        print(result.stop_reason, int(result.state.step), float(result.module.weight), len(ends), len(events.results))
     except KeyboardInterrupt:
         print("at once", len(events.exceptions), len(events.results))
 
@@ -593,8 +599,8 @@ def test_no_host_hook_waits_for_the_device() -> None:
 
     class Watching:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("watch", fg.Every(1), lambda run: self.note("action", run.step))]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("watch", fg.Every(1), lambda run: self.note("action", run.step))]
 
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
@@ -640,5 +646,5 @@ def test_the_steps_in_flight_are_bounded() -> None:
                 yield batch
                 del room, batch
 
-    fg.Engine(steps=15, log_every=None).fit(Slow, fg.Data(Aligned(), prefetch=0))
+    fg.Engine(steps=15, log_every=None).fit(Slow, fg.DataSource(Aligned(), prefetch=0))
     assert len(alive) == 15 and max(alive) <= 4 + 2  # one is about to be taken, one is looked ahead at

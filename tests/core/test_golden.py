@@ -42,8 +42,8 @@ class Watcher:
         raise ValueError("so is the next one")
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
-        self.told.append(f"{run.step}: fit ended, {result.stopped}")
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
+        self.told.append(f"{run.step}: fit ended, {result.stop_reason}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +64,12 @@ class Evaluator:
     told: Told
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         return [fg.EvaluatorSpec("test", numbers([0], [0]))]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("test", 4, self.test, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("test", 4, self.test, "evaluate")]
 
     def test(self, run: fg.Run) -> None:
         self.told.append(f"{run.step}: evaluator runs")
@@ -84,11 +84,11 @@ class Saver:
     saved: list[int]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", 5, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", 5, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         self.told.append(f"{run.step}: saver is asked")
         if run.step not in self.saved:
             self.saved.append(run.step)
@@ -103,12 +103,12 @@ class Actor:
     fails_at: int | None = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         return [
-            fg.Scheduled("act", fg.Every(5) | fg.At(6), self.act, "act"),
-            fg.Scheduled("decide", fg.Every(5), lambda run: self.told.append(f"{run.step}: decides"), "decide"),
-            fg.Scheduled("begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")),
-            fg.Scheduled("end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")),
+            fg.ScheduledAction("act", fg.Every(5) | fg.At(6), self.act, "act"),
+            fg.ScheduledAction("decide", fg.Every(5), lambda run: self.told.append(f"{run.step}: decides"), "decide"),
+            fg.ScheduledAction("begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")),
+            fg.ScheduledAction("end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")),
         ]
 
     def act(self, run: fg.Run) -> None:
@@ -185,11 +185,11 @@ compiled step
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_golden_order_of_a_whole_run(fuse: int) -> None:
     told: Told = []
-    engine = fg.Engine(steps=10, log_every=5, fuse=fuse, plugins=plugins(told), autoload=False)
+    engine = fg.Engine(steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False)
     with pytest.warns(UserWarning, match="sink 'sink:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == WHOLE_RUN.splitlines()
-    assert list(result.failed) == ["sink:failing"]
+    assert list(result.failures) == ["sink:failing"]
 
 
 FAILING_RUN = """\

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite import hooks
+import fulgurite.hookspecs as hooks
 from fulgurite.errors import ModelError, PathError, PluginError
 from models import Act, Counting, Events, Linear, assert_close, assert_same_bits, numbers, regression, trained
 
@@ -24,19 +24,19 @@ HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 
 TESTED = {
-    "rng_streams": "test_hooks.py::test_rng_streams_are_there_by_name",
+    "register_rng_streams": "test_hooks.py::test_rng_streams_are_there_by_name",
     "mesh": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
     "state_sharding": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
-    "slice_sharding": "test_sharding_hooks.py::test_a_plugin_says_where_its_own_slice_is",
+    "plugin_state_sharding": "test_sharding_hooks.py::test_a_plugin_says_where_its_own_slice_is",
     "batch_sharding": "test_sharding_hooks.py::test_batches_are_placed_as_the_plugin_says",
-    "update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
+    "make_update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
     "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
     "consensus": "test_hooks.py::test_consensus_decides_for_all_processes",
-    "optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
-    "evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
+    "configure_optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
+    "register_evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
     "gradient_transform": "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer",
-    "plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
-    "schedule": "test_schedule.py::test_actions_run_by_phase_in_a_fixed_order",
+    "init_plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
+    "register_actions": "test_schedule.py::test_actions_run_by_phase_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
     "forward_sharding": "test_sharding_hooks.py::test_the_module_is_placed_for_the_forward_pass",
@@ -52,18 +52,18 @@ TESTED = {
     "on_save": "test_resume_seam.py::test_the_checkpointer_tells_of_its_saves",
     "on_restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
     "on_exception": "test_plugins.py::test_on_exception_is_called_for_all_whatever_the_others_do",
-    "open_log": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
+    "open_logger": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
     "log_scalars": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_media": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_text": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_config": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
-    "durable": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
-    "rewind": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
-    "close_log": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
-    "host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
-    "restore_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
-    "save": "test_resume_seam.py::test_a_run_is_saved_when_asked_and_at_its_end",
-    "restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
+    "flush_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
+    "rewind_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
+    "close_logger": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
+    "get_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
+    "set_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
+    "save_checkpoint": "test_resume_seam.py::test_a_run_is_saved_when_asked_and_at_its_end",
+    "restore_checkpoint": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
 }
 
 
@@ -111,9 +111,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     assert spec and spec.loader
     spec.loader.exec_module(shown := importlib.util.module_from_spec(spec))
     data, called = regression(), set[str]()
-    media = plugin(
-        "shows", on_fit_start=lambda self, run: (run.emit("media", "shows", {}), run.emit("config", "shows", {}))
-    )
+    media = plugin("shows", on_fit_start=lambda self, run: (run.log_media("shows", {}), run.log_config("shows", {})))
     kinds = [
         shown.DataParallel,
         shown.Alone,
@@ -138,13 +136,13 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         engine(*plugins, sink, saver, steps=10, log_every=5).fit(Linear, data)
         made = engine(*plugins, sink, saver, steps=20, log_every=5)
         result = made.fit(Linear, data, resume="latest")
-        made.evaluate(made.view(result.state, "averaged"), data)
+        made.evaluate(made.get_module_view(result.state, "averaged"), data)
         with pytest.raises(RuntimeError, match="on purpose"):
             engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
     finally:
         sys.setprofile(None)
     assert sorted(engine().plugins.kinds.keys() - called) == []
-    assert result.failed == {}
+    assert result.failures == {}
     steps = [line.split()[0] for line in (tmp_path / "lines.txt").read_text().splitlines() if "train" in line]
     assert steps == ["5", "10", "15", "20"]
 
@@ -157,11 +155,11 @@ class Drawing(Counting):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         drawn = jax.random.uniform(ctx.key("noise"))
-        return super().training_step(batch, ctx).replace(metrics={"drawn": fg.metrics.Last.of(drawn)})
+        return super().training_step(batch, ctx).replace(metrics={"drawn": fg.metrics.LastValue.from_values(drawn)})
 
 
 def test_rng_streams_are_there_by_name() -> None:
-    noise = plugin("noisy", rng_streams=lambda self: [fg.Stream("noise", train=True)])
+    noise = plugin("noisy", register_rng_streams=lambda self: [fg.RngStream("noise", train=True)])
     result = engine(noise, steps=3, seed=7, log_every=1).fit(Drawing, numbers([0]))
     expected = [jax.random.uniform(by_hand(7, "noise", step, "train")).item() for step in range(3)]
     assert result.history["train/drawn"].tolist() == expected
@@ -193,8 +191,8 @@ def test_update_rule_is_the_inside_of_a_step() -> None:
 
     class Ruling:
         @fg.hookimpl
-        def update_rule(self, phases: dict[str, fg.Phase]) -> fg.UpdateRule:
-            given.append(list(phases))
+        def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
+            given.append(list(optimizers))
             return Adding()
 
     result = engine(Ruling(), steps=5).fit(Counting(), numbers([0]))
@@ -216,8 +214,8 @@ class Scaling(fg.UpdateRule):
         scaled = jax.tree.map(lambda old, made: old + self.factor * (made - old), state.module, new.module)
         return new.replace(module=scaled), output
 
-    def at(self, step: Any, span: fg.Span) -> fg.UpdateRule:
-        return self.rule.at(step, span) if int(step) >= self.until else self
+    def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
+        return self.rule.for_step(step, span) if int(step) >= self.until else self
 
 
 def scaled(name: str, factor: float, until: int) -> Any:
@@ -234,11 +232,11 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
 def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
     events = Events()
     parts = [scaled("double", 2.0, until=3), Act(fg.At(3), lambda run: None), events]
-    result = engine(*parts, steps=5, fuse=fuse, max_compilations=1).fit(Counting(), numbers([0]))
+    result = engine(*parts, steps=5, steps_per_execution=fuse, max_compilations=1).fit(Counting(), numbers([0]))
     assert float(result.module.weight) == -(2 * 3 + 2)
     assert len(events.compiled) == 2
     stepping = engine(scaled("double", 2.0, until=3), steps=5)
-    state = stepping.init(Counting(), numbers([0]))
+    state = stepping.init_state(Counting(), numbers([0]))
     for batch in numbers(*[[0.0]] * 5):
         state, _ = stepping.step(state, batch)
     assert float(state.module.weight) == -(2 * 3 + 2)
@@ -249,7 +247,7 @@ def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
     made: list[weakref.ref[fg.UpdateRule]] = []
 
     class Growing(Scaling):
-        def at(self, step: Any, span: fg.Span) -> fg.UpdateRule:
+        def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
             rule = Growing(self.rule, float(step) + 1, self.until)
             made.append(weakref.ref(rule))
             return rule
@@ -261,33 +259,35 @@ def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
     assert sum(rule() is not None for rule in made) >= 4
 
 
-class Preempting(fg.Consensus):
+class Preempting(fg.ProcessSync):
     """Wants to stop from step 6 on; what processes wish for themselves it overrules."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, frozenset[str]]] = []
 
-    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
-        self.asked.append((step, wishes))
+    def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
+        self.asked.append((step, requests))
         return frozenset({"stop:preempted"} if step >= 6 else ())
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_consensus_decides_for_all_processes(fuse: int) -> None:
     consensus, ends = Preempting(), []
-    by_clock = Act(fg.Period(1e-9), lambda run: ends.append(run.step))
+    by_clock = Act(fg.EverySeconds(1e-9), lambda run: ends.append(run.step))
     agreeing = plugin("agreeing", consensus=lambda self: consensus)
-    result = engine(agreeing, by_clock, steps=20, fuse=fuse, log_every=None).fit(Counting(), numbers(*[[0.0]] * 20))
+    result = engine(agreeing, by_clock, steps=20, steps_per_execution=fuse, log_every=None).fit(
+        Counting(), numbers(*[[0.0]] * 20)
+    )
     end = 8 if fuse == 8 else 6
-    assert (result.stopped, int(result.state.step)) == ("preempted", end)
+    assert (result.stop_reason, int(result.state.step)) == ("preempted", end)
     assert not ends
     asked = {step for step, _ in consensus.asked if step}
     assert asked == ({8} if fuse == 8 else set(range(1, 7)))
-    assert all("task:act.act" in wishes for step, wishes in consensus.asked if step)
+    assert all("task:act.act" in requests for step, requests in consensus.asked if step)
 
 
 def test_optimizers_take_the_place_of_the_modules() -> None:
-    thrice = plugin("thrice", optimizers=lambda self: {"default": fg.Phase(optax.sgd(3.0))})
+    thrice = plugin("thrice", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(3.0))})
     assert float(engine(thrice, steps=4).fit(Counting(), numbers([0])).module.weight) == -12
 
 
@@ -302,21 +302,27 @@ def test_an_optimizer_may_update_a_part_of_the_module() -> None:
             return fg.Output(jnp.sum(self.first**2) + jnp.sum(self.second**2))
 
         def configure_optimizers(self) -> Any:
-            return {"default": fg.Phase(optax.adamw(0.1, weight_decay=0.5), "second")}
+            return {"default": fg.OptimizerSpec(optax.adamw(0.1, weight_decay=0.5), "second")}
 
     grads = plugin("grads", step_metrics=lambda self, grads: {"leaves": float(len(jax.tree.leaves(grads)))})
     result = engine(grads, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
     assert result.module.first.tolist() == [1, 1, 1] and result.module.second[0] < 0.9
     assert [leaf.shape for leaf in jax.tree.leaves(result.state.opt_state)] == [(), (2,), (2,)]
     assert result.metrics["train"]["grads/leaves"] == 1
-    missing = plugin("missing", optimizers=lambda self: {"default": fg.Phase(optax.sgd(0.1), "third")})
+    missing = plugin(
+        "missing", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(0.1), "third")}
+    )
     with pytest.raises(PathError, match="'third' selects no array"):
         engine(missing, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
 
 
 def test_optimizers_may_leave_it_to_the_module() -> None:
     assert (
-        float(engine(plugin("shy", optimizers=lambda self: None), steps=4).fit(Counting(), numbers([0])).module.weight)
+        float(
+            engine(plugin("shy", configure_optimizers=lambda self: None), steps=4)
+            .fit(Counting(), numbers([0]))
+            .module.weight
+        )
         == -4
     )
 
@@ -327,7 +333,10 @@ def test_evaluators_are_run_by_name() -> None:
     spec = fg.EvaluatorSpec("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
     evaluators = plugin(
         "evaluating",
-        evaluators=lambda self: [spec, fg.EvaluatorSpec("short", numbers([2, 4], [9]), limit=1, metrics=spec.metrics)],
+        register_evaluators=lambda self: [
+            spec,
+            fg.EvaluatorSpec("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
+        ],
         on_evaluate_end=lambda self, run, name, metrics: told.append((run.step, name, metrics)),
     )
 
@@ -392,17 +401,19 @@ class Averaging:
     decay: float = 0.9
 
     @fg.hookimpl
-    def plugin_state(self, module: Linear) -> Any:
+    def init_plugin_state(self, module: Linear) -> Any:
         return {"average": module}
 
     @fg.hookimpl
-    def after_update(self, module: Linear, own: Any) -> Any:
-        average = jax.tree.map(lambda old, new: self.decay * old + (1 - self.decay) * new, own["average"], module)
+    def after_update(self, module: Linear, plugin_state: Any) -> Any:
+        average = jax.tree.map(
+            lambda old, new: self.decay * old + (1 - self.decay) * new, plugin_state["average"], module
+        )
         return module, {"average": average}
 
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> dict[str, Any]:
-        return {"averaged": state.plugins["averaging"]["average"]}
+        return {"averaged": state.plugin_states["averaging"]["average"]}
 
 
 def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -418,10 +429,10 @@ def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_averages_of_the_weights_are_those_of_numpy(fuse: int) -> None:
-    result = engine(Averaging(), steps=11, fuse=fuse, log_every=5).fit(Linear(), regression(24, 8))
+    result = engine(Averaging(), steps=11, steps_per_execution=fuse, log_every=5).fit(Linear(), regression(24, 8))
     weight, average = averaged_by_hand(11)
     np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
-    np.testing.assert_allclose(result.state.plugins["averaging"]["average"].weight, average, rtol=1e-5)
+    np.testing.assert_allclose(result.state.plugin_states["averaging"]["average"].weight, average, rtol=1e-5)
 
 
 def test_averaging_leaves_training_as_it_is() -> None:
@@ -431,8 +442,8 @@ def test_averaging_leaves_training_as_it_is() -> None:
 
 def test_module_views_are_evaluated_by_name() -> None:
     data = regression(24, 8)
-    spec = fg.EvaluatorSpec("averaged", data, weights="averaged")
-    evaluating = plugin("evaluating", evaluators=lambda self: [spec])
+    spec = fg.EvaluatorSpec("averaged", data, module_view="averaged")
+    evaluating = plugin("evaluating", register_evaluators=lambda self: [spec])
     answers: list[Any] = []
     act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))
     engine(Averaging(), evaluating, act, steps=9).fit(Linear(), data)
@@ -442,12 +453,12 @@ def test_module_views_are_evaluated_by_name() -> None:
 
 def test_a_view_that_nobody_gives_is_an_error_that_names_those_there_are() -> None:
     given = engine(Averaging(), steps=1)
-    state = given.init(Linear(), regression())
-    np.testing.assert_array_equal(given.view(state, "averaged").weight, np.zeros(3))
+    state = given.init_state(Linear(), regression())
+    np.testing.assert_array_equal(given.get_module_view(state, "averaged").weight, np.zeros(3))
     with pytest.raises(
-        fg.errors.PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"
+        PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"
     ):
-        given.view(state, "averagde")
+        given.get_module_view(state, "averagde")
 
 
 @dataclass(frozen=True)
@@ -458,23 +469,28 @@ class Tally:
     instance: str
 
     @fg.hookimpl
-    def plugin_state(self) -> Any:
+    def init_plugin_state(self) -> Any:
         return {"total": jnp.zeros(())}
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, output: fg.Output) -> Any:
-        return module, {"total": own["total"] + self.factor * output.preds.sum()}
+    def after_update(self, module: Any, plugin_state: Any, output: fg.Output) -> Any:
+        return module, {"total": plugin_state["total"] + self.factor * output.preds.sum()}
 
 
 def test_each_plugin_has_a_slice_of_its_own() -> None:
     result = engine(Tally(1.0, "one"), Tally(10.0, "ten"), steps=3).fit(Counting(), numbers([1], [2], [3]))
-    assert jax.tree.map(float, result.state.plugins) == {"tally:one": {"total": 6.0}, "tally:ten": {"total": 60.0}}
+    assert jax.tree.map(float, result.state.plugin_states) == {
+        "tally:one": {"total": 6.0},
+        "tally:ten": {"total": 60.0},
+    }
 
 
 def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
     seen: list[Any] = []
-    looks = plugin("looks", after_update=lambda self, module, own: (seen.append(own), (module, own))[1])
-    assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugins == {}
+    looks = plugin(
+        "looks", after_update=lambda self, module, plugin_state: (seen.append(plugin_state), (module, plugin_state))[1]
+    )
+    assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugin_states == {}
     assert set(seen) == {None}
     makes = plugin("makes", after_update=lambda self, module: (module, jnp.zeros(())))
     with pytest.raises(ModelError, match=r"plugin 'makes'.*after_update.*structure"):
@@ -492,8 +508,8 @@ def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
 def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: str) -> None:
     changing = plugin(
         "changing",
-        plugin_state=lambda self: {"total": jnp.zeros(3)},
-        after_update=lambda self, module, own: (module, {"total": change(own["total"])}),
+        init_plugin_state=lambda self: {"total": jnp.zeros(3)},
+        after_update=lambda self, module, plugin_state: (module, {"total": change(plugin_state["total"])}),
     )
     with pytest.raises(ModelError, match=f"plugin 'changing'.*after_update.*{expected}"):
         engine(changing, steps=1).fit(Counting(), numbers([0]))
@@ -501,19 +517,26 @@ def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: st
 
 @pytest.mark.parametrize("leaf", [1.0, "text", jnp.tanh])
 def test_a_slice_has_arrays_alone(leaf: Any) -> None:
-    one = plugin("careless", plugin_state=lambda self: {"average": leaf, "none": None})
-    with pytest.raises(PluginError, match="plugin 'careless', hook plugin_state: average is .*; a slice has arrays"):
+    one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
+    with pytest.raises(
+        PluginError, match="plugin 'careless', hook init_plugin_state: average is .*; a slice has arrays"
+    ):
         engine(one, steps=1).fit(Counting(), numbers([0]))
 
 
 def test_a_module_keeps_its_shapes_too() -> None:
-    changing = plugin("changing", after_update=lambda self, module, own: (jax.tree.map(lambda x: x[None], module), own))
+    changing = plugin(
+        "changing",
+        after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x[None], module), plugin_state),
+    )
     with pytest.raises(ModelError, match=r"plugin 'changing'.*after_update.*weight from float32\[\] to float32\[1\]"):
         engine(changing, steps=1).fit(Counting(), numbers([0]))
 
 
 def test_after_update_returns_a_pair() -> None:
-    with pytest.raises(ModelError, match=r"plugin 'single'.*after_update: return \(module, own\), not Counting"):
+    with pytest.raises(
+        ModelError, match=r"plugin 'single'.*after_update: return \(module, plugin_state\), not Counting"
+    ):
         engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(Counting(), numbers([0]))
 
 
@@ -524,16 +547,16 @@ class Noise:
     instance: str
 
     @fg.hookimpl
-    def plugin_state(self, key: Any) -> Any:
+    def init_plugin_state(self, key: Any) -> Any:
         return jax.random.uniform(key, (2,))
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
-        return module, own + jax.random.uniform(ctx.key(), (2,))
+    def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
+        return module, plugin_state + jax.random.uniform(ctx.key(), (2,))
 
     @fg.hookimpl
     def step_metrics(self, ctx: fg.Context) -> dict[str, Any]:
-        return {"drawn": fg.metrics.Last.of(jax.random.uniform(ctx.key()))}
+        return {"drawn": fg.metrics.LastValue.from_values(jax.random.uniform(ctx.key()))}
 
 
 class Blurred(Linear):
@@ -556,16 +579,16 @@ def test_adding_a_plugin_changes_no_other_random_number() -> None:
     for result in (one, two):
         assert_same_bits(trained(result.state), trained(alone.state))
         assert result.history["train/loss"].tobytes() == alone.history["train/loss"].tobytes()
-    assert_same_bits(one.state.plugins["noise:a"], two.state.plugins["noise:a"])
+    assert_same_bits(one.state.plugin_states["noise:a"], two.state.plugin_states["noise:a"])
     assert one.history["train/noise:a/drawn"].tobytes() == two.history["train/noise:a/drawn"].tobytes()
     drawn = [*two.history["train/noise:a/drawn"], *two.history["train/noise:b/drawn"]]
     assert len(set(drawn)) == 8
-    assert not np.array_equal(two.state.plugins["noise:a"], two.state.plugins["noise:b"])
+    assert not np.array_equal(two.state.plugin_states["noise:a"], two.state.plugin_states["noise:b"])
 
 
 def test_the_key_of_a_slice_is_the_plugins_own() -> None:
     def slices(*plugins: Any) -> dict[str, Any]:
-        return engine(*plugins).init(Linear(), regression()).plugins
+        return engine(*plugins).init_state(Linear(), regression()).plugin_states
 
     both, one = slices(Noise("b"), Noise("a")), slices(Noise("a"))
     assert_same_bits(both["noise:a"], one["noise:a"])
@@ -575,11 +598,11 @@ def test_the_key_of_a_slice_is_the_plugins_own() -> None:
 def test_traced_hooks_do_the_same_in_fused_steps() -> None:
     plugins = [Noise("a"), Averaging(), plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)})]
     single, fused, split = (
-        engine(*plugins, *others, steps=19, fuse=fuse, log_every=6).fit(Blurred, regression(80, 4))
+        engine(*plugins, *others, steps=19, steps_per_execution=fuse, log_every=6).fit(Blurred, regression(80, 4))
         for fuse, others in ((1, []), (8, []), (8, [Act(fg.Every(5), lambda run: None)]))
     )
     assert_same_bits(fused.state, split.state)
-    assert_close((trained(single.state), single.state.plugins), (trained(fused.state), fused.state.plugins))
+    assert_close((trained(single.state), single.state.plugin_states), (trained(fused.state), fused.state.plugin_states))
     for name in single.history:
         np.testing.assert_allclose(single.history[name], fused.history[name], rtol=1e-5)
 
@@ -612,21 +635,21 @@ def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
 @pytest.mark.parametrize("fuse", [1, 3])
 def test_traced_hooks_see_the_slice_of_their_own_before_the_step(fuse: int) -> None:
     def terms(self: Any, ctx: fg.Context) -> Any:
-        assert ctx.training == (ctx.own is not None)
-        return {self.plugin_name: 1.0 * ctx.own} if ctx.training else {}
+        assert ctx.training == (ctx.plugin_state is not None)
+        return {self.plugin_name: 1.0 * ctx.plugin_state} if ctx.training else {}
 
     def batch(self: Any, batch: Any, ctx: fg.Context) -> Any:
-        return batch + ctx.own
+        return batch + ctx.plugin_state
 
     def counting(name: str, start: int) -> Any:
         hooks = {
             "loss_terms": terms,
             "transform_batch": batch,
-            "step_metrics": lambda self, ctx: {"own": 1.0 * ctx.own},
+            "step_metrics": lambda self, ctx: {"own": 1.0 * ctx.plugin_state},
         }
         count = {
-            "plugin_state": lambda self: jnp.int32(start),
-            "after_update": lambda self, module, own: (module, own + 1),
+            "init_plugin_state": lambda self: jnp.int32(start),
+            "after_update": lambda self, module, plugin_state: (module, plugin_state + 1),
         }
         return plugin(name, **hooks, **count)
 
@@ -637,9 +660,9 @@ def test_traced_hooks_see_the_slice_of_their_own_before_the_step(fuse: int) -> N
     plugins = [
         counting("low", 0),
         counting("high", 10),
-        plugin("none", loss_terms=lambda self, ctx: {"no": float(ctx.own is None)}),
+        plugin("none", loss_terms=lambda self, ctx: {"no": float(ctx.plugin_state is None)}),
     ]
-    engine = fg.Engine(plugins=plugins, steps=3, log_every=1, fuse=fuse, autoload=False)
+    engine = fg.Engine(plugins=plugins, steps=3, log_every=1, steps_per_execution=fuse, autoload=False)
     result = engine.fit(Fed, numbers([0.0]))
     assert result.history["train/low"].tolist() == result.history["train/low/own"].tolist() == [0, 1, 2]
     assert result.history["train/high"].tolist() == [10, 11, 12] and result.history["train/no"].tolist() == [1, 1, 1]
@@ -675,8 +698,12 @@ def test_a_loss_term_may_be_a_python_number() -> None:
 
 def test_after_update_is_folded_over_the_module() -> None:
     """Each step: minus 1, plus 0.5, times 2."""
-    shift = plugin("shift", after_update=lambda self, module, own: (jax.tree.map(lambda x: x + 0.5, module), own))
-    double = plugin("double", after_update=lambda self, module, own: (jax.tree.map(lambda x: x * 2, module), own))
+    shift = plugin(
+        "shift", after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x + 0.5, module), plugin_state)
+    )
+    double = plugin(
+        "double", after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x * 2, module), plugin_state)
+    )
     assert float(engine(shift, double, steps=3).fit(Counting(), numbers([0])).module.weight) == -7
     assert float(engine(double, shift, steps=3).fit(Counting(), numbers([0])).module.weight) == -10.5
 
@@ -688,9 +715,9 @@ def test_step_metrics_stand_under_the_plugins_name() -> None:
     def step_metrics(self: Any, output: fg.Output, grads: Any, updates: Any, ctx: fg.Context) -> dict[str, Any]:
         return {
             "gradient": grads.weight,
-            "update": fg.metrics.Min.of(updates.weight),
-            "step": fg.metrics.Last.of(ctx.step),
-            "loss": fg.metrics.Sum.of(jnp.asarray(output.loss)),
+            "update": fg.metrics.Min.from_values(updates.weight),
+            "step": fg.metrics.LastValue.from_values(ctx.step),
+            "loss": fg.metrics.Sum.from_values(jnp.asarray(output.loss)),
         }
 
     result = engine(scale, plugin("norms", step_metrics=step_metrics), steps=4, log_every=2).fit(
@@ -726,7 +753,7 @@ class Worded(Share):
 
 
 def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it() -> None:
-    def fit(metric: Any) -> fg.Result:
+    def fit(metric: Any) -> fg.FitResult:
         shares = plugin("shares", step_metrics=lambda self: {"hits": metric})
         return fg.Engine(plugins=[shares], steps=3, log_every=3, autoload=False).fit(Counting(), numbers([0]))
 
@@ -742,7 +769,7 @@ def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it()
 def test_step_metrics_see_no_slice_of_another_plugin() -> None:
     seen: list[list[str]] = []
     looking = {
-        "plugin_state": lambda self: jnp.zeros(1),
+        "init_plugin_state": lambda self: jnp.zeros(1),
         "step_metrics": lambda self, state: seen.append(list(state.plugins)),
     }
     engine(plugin("a", **looking), plugin("b", **looking), steps=1).fit(Counting(), numbers([0]))
@@ -754,27 +781,34 @@ def test_step_metrics_see_no_slice_of_another_plugin() -> None:
 
 def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:
     told: list[Any] = []
-    ends: list[fg.Result] = []
+    ends: list[fg.FitResult] = []
 
-    def on_fit_end(self: Any, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self: Any, run: fg.Run, result: fg.FitResult) -> None:
         told.append(("end", run.step, float(run.state.module.weight)))
         ends.append(result)
 
     def on_fit_start(self: Any, run: fg.Run) -> None:
-        told.append(("start", run.step, run.span))
+        told.append(("start", run.step, run.step_range))
 
     both = engine(plugin("told", on_fit_start=on_fit_start, on_fit_end=on_fit_end), steps=4)
     first = both.fit(Counting(), numbers([0]))
     second = both.fit(data=numbers([0]), state=first.state, steps=2)
-    assert told == [("start", 0, fg.Span(0, 4)), ("end", 4, -4.0), ("start", 4, fg.Span(4, 6)), ("end", 6, -6.0)]
+    assert told == [
+        ("start", 0, fg.StepRange(0, 4)),
+        ("end", 4, -4.0),
+        ("start", 4, fg.StepRange(4, 6)),
+        ("end", 6, -6.0),
+    ]
     assert [id(result) for result in ends] == [id(first), id(second)]
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
     told: list[Any] = []
-    listener = plugin("told", on_epoch_end=lambda self, run, epoch: told.append((epoch, run.step, run.span.epoch_ends)))
-    engine(listener, steps=8, fuse=fuse).fit(Counting(), numbers([0], [0], [0]))
+    listener = plugin(
+        "told", on_epoch_end=lambda self, run, epoch: told.append((epoch, run.step, run.step_range.epoch_ends))
+    )
+    engine(listener, steps=8, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
     assert told == [(0, 3, (3,)), (1, 6, (3, 6))]
 
 
@@ -803,9 +837,9 @@ def test_on_compile_gets_cost_and_memory() -> None:
 def test_on_compile_has_no_run_outside_of_a_fit() -> None:
     listener = Compilations()
     stepping = engine(listener, steps=2)
-    state = stepping.init(Counting(), numbers([0]))
+    state = stepping.init_state(Counting(), numbers([0]))
     state, _ = stepping.step(state, numbers([0])[0])
     assert [run for run, *_ in listener.told] == [None]
-    stepping.fit(Counting(), numbers([0]), fuse=2)
+    stepping.fit(Counting(), numbers([0]), steps_per_execution=2)
     stepping.step(state, numbers([0, 0])[0])
     assert [run is None for run, *_ in listener.told] == [True, False, True]

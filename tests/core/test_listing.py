@@ -37,11 +37,11 @@ class Demo(Base):
     hookspecs = Extra
 
     @fg.hookimpl
-    def plugin_state(self): ...
+    def init_plugin_state(self): ...
     @fg.hookimpl
     def mesh(self): ...
     @fg.hookimpl
-    def host_state(self): ...
+    def get_host_state(self): ...
     @fg.hookimpl(specname="on_extra")
     def extra(self): ...
 """
@@ -78,7 +78,7 @@ def test_all_tells_hooks_slots_state_and_errors(demo: None, capsys: pytest.Captu
         "autoload": False,
         "active": None,
         "object": "demo_listed:Demo",
-        "hooks": {"on_extra": "event", "host_state": "persistence", "mesh": "build", "plugin_state": "build"},
+        "hooks": {"on_extra": "event", "get_host_state": "persistence", "mesh": "build", "init_plugin_state": "build"},
         "slots": ["mesh"],
         "state": ["device", "host"],
         "error": None,

@@ -76,7 +76,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_in_use_by_another_process_is_an_error_that_names_it(tmp_path: Path, holder: Callable[..., Any]):
     process = holder()
     with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"):
-        with fg.RunDirectory(tmp_path).hold():
+        with fg.RunDirectory(tmp_path).lock():
             pass
     found = fg.RunDirectory(tmp_path).owner  # readers need no lock
     assert found and (found[0].pid, found[0].attempt, found[0].running) == (process.pid, 1, True)
@@ -90,12 +90,12 @@ def test_the_run_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: Cal
     process.wait()
     found = fg.RunDirectory(tmp_path).owner
     assert found and not found[0].ended and not found[0].running
-    with fg.RunDirectory(tmp_path).hold():
+    with fg.RunDirectory(tmp_path).lock():
         pass
 
 
 def test_fits_of_one_process_follow_one_another(tmp_path: Path):
-    one = fg.Engine(steps=3, run=tmp_path, autoload=False)
+    one = fg.Engine(steps=3, run_dir=tmp_path, autoload=False)
     first = one.fit(Counting, numbers([0]))
     second = one.fit(data=numbers([0]), state=first.state)
     assert float(second.module.weight) == -6
@@ -106,23 +106,25 @@ def test_fits_of_one_process_follow_one_another(tmp_path: Path):
 
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
     def within(run: fg.Run) -> None:
-        fg.Engine(steps=1, run=tmp_path, autoload=False).fit(Counting, numbers([0]))
+        fg.Engine(steps=1, run_dir=tmp_path, autoload=False).fit(Counting, numbers([0]))
 
     with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {os.getpid()}"):
-        fg.Engine(steps=3, run=tmp_path, plugins=[Act(fg.At(2), within)], autoload=False).fit(Counting, numbers([0]))
-    fg.Engine(steps=3, run=tmp_path, autoload=False).fit(Counting, numbers([0]))  # the lock went with the fit
+        fg.Engine(steps=3, run_dir=tmp_path, plugins=[Act(fg.At(2), within)], autoload=False).fit(
+            Counting, numbers([0])
+        )
+    fg.Engine(steps=3, run_dir=tmp_path, autoload=False).fit(Counting, numbers([0]))  # the lock went with the fit
 
 
 def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
-    one = fg.Engine(steps=3, run=tmp_path, autoload=False)
+    one = fg.Engine(steps=3, run_dir=tmp_path, autoload=False)
     with pytest.raises(Exception, match="no batch"):
         one.fit(Counting, [])
     assert fg.RunDirectory(tmp_path).attempts == 0
-    assert one.fit(Counting, numbers([0])).stopped is None
+    assert one.fit(Counting, numbers([0])).stop_reason is None
 
 
 def test_a_dev_run_takes_no_lock(tmp_path: Path):
-    fg.Engine(steps=3, run=tmp_path / "run", dev_run=1, autoload=False).fit(Counting, numbers([0]))
+    fg.Engine(steps=3, run_dir=tmp_path / "run", fast_dev_run=1, autoload=False).fit(Counting, numbers([0]))
     assert not (tmp_path / "run").exists()
 
 
@@ -132,14 +134,14 @@ def test_a_dev_run_takes_no_lock(tmp_path: Path):
 @pytest.mark.parametrize("changes", [{}, {"host": platform.node()}], ids=["other host", "other boot"])
 def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(tmp_path: Path, changes: dict[str, str]):
     path = foreign(tmp_path, 61.0, **changes)
-    with fg.RunDirectory(tmp_path).hold():
+    with fg.RunDirectory(tmp_path).lock():
         found = owner_of(path)
         assert found and found[0].here
 
 
 def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
     foreign(tmp_path, 0.0, ended=True)
-    with fg.RunDirectory(tmp_path).hold():
+    with fg.RunDirectory(tmp_path).lock():
         pass
 
 
@@ -147,7 +149,7 @@ def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
 def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
     foreign(tmp_path, age)
     with pytest.warns(UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"):
-        with fg.RunDirectory(tmp_path).hold():
+        with fg.RunDirectory(tmp_path).lock():
             pass
 
 
@@ -173,7 +175,7 @@ def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(tmp_path
     holder()
     kept = (tmp_path / "lock").stat().st_ino
     foreign(tmp_path, 61.0)
-    with fg.RunDirectory(tmp_path).hold():
+    with fg.RunDirectory(tmp_path).lock():
         assert (tmp_path / "lock").stat().st_ino != kept
         assert (tmp_path / "lock.4").stat().st_ino == kept
 
@@ -183,18 +185,18 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
 
     class Saving:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("save", 1, fg.Run.save, "save")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("save", 1, fg.Run.save, "save")]
 
         @fg.hookimpl
-        def save(self, run: fg.Run) -> None:
+        def save_checkpoint(self, run: fg.Run) -> None:
             saved.append(run.step)
 
     take = Act(fg.At(3), lambda run: foreign(tmp_path, 0.0, attempt=2) and None)
     with pytest.raises(
         CheckpointError, match=r"taken over by attempt 2, process 1 on elsewhere: this process had shown"
     ):
-        fg.Engine(steps=5, run=tmp_path, plugins=[Saving(), take], autoload=False).fit(Counting, numbers([0]))
+        fg.Engine(steps=5, run_dir=tmp_path, plugins=[Saving(), take], autoload=False).fit(Counting, numbers([0]))
     assert saved == [1, 2]
     assert not fg.RunDirectory(tmp_path).complete
     found = owner_of(tmp_path / "lock")
@@ -203,13 +205,13 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
 
 def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
     run = fg.RunDirectory(tmp_path)
-    with run.hold():
+    with run.lock():
         foreign(tmp_path, 0.0, attempt=2)
-        run.check_held(within=3600)
+        run.assert_locked(within=3600)
         with pytest.raises(CheckpointError, match="taken over by attempt 2"):
-            run.check_held()
+            run.assert_locked()
         with pytest.raises(CheckpointError, match="taken over by attempt 2"):
-            run.check_held(within=0.0)
+            run.assert_locked(within=0.0)
 
 
 def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -225,19 +227,19 @@ def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(tmp_path: Path, m
         def position(self) -> int:
             return len(written)
 
-    class Numbers(fg.FileSink):
+    class Numbers(fg.FileLogger):
         plugin_name = "numbers"
 
-        def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+        def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
             return Backend()
 
     def take(run: fg.Run) -> None:
-        numbers_sink.durable(run.step).result()  # what came before is written
+        numbers_sink.flush_logger(run.step).result()  # what came before is written
         foreign(tmp_path, 0.0, attempt=2)
         monkeypatch.setattr(time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60)
 
     numbers_sink = Numbers()
-    one = fg.Engine(steps=6, log_every=1, run=tmp_path, plugins=[numbers_sink, Act(fg.At(3), take)], autoload=False)
+    one = fg.Engine(steps=6, log_every=1, run_dir=tmp_path, plugins=[numbers_sink, Act(fg.At(3), take)], autoload=False)
     with pytest.warns(UserWarning, match="taken over"), pytest.raises(CheckpointError, match="taken over"):
         one.fit(Counting, numbers([0]))
     assert sorted(set(written)) == [1, 2, 3]
@@ -271,7 +273,7 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
 def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, content: str):
     (tmp_path / "lock").write_text(content)
     assert fg.RunDirectory(tmp_path).owner is None
-    with fg.RunDirectory(tmp_path).hold():
+    with fg.RunDirectory(tmp_path).lock():
         found = fg.RunDirectory(tmp_path).owner
         assert found and found[0].pid == os.getpid()
 
@@ -281,7 +283,7 @@ def test_a_lock_that_is_no_file_is_an_error(tmp_path: Path, make: Callable[[Path
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / "lock")
     with pytest.raises(CheckpointError, match=r"cannot be written|no regular file"):
-        with fg.RunDirectory(tmp_path / "run").hold():
+        with fg.RunDirectory(tmp_path / "run").lock():
             pass
     assert fg.RunDirectory(tmp_path / "run").owner is None
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -69,15 +69,15 @@ def by_hand(model: Deep) -> Deep:
 
 
 @pytest.fixture(scope="module")
-def trained() -> fg.Result:
+def trained() -> fg.FitResult:
     return fg.Engine(steps=STEPS).fit(Deep(key=jax.random.key(0)), data())
 
 
-def test_the_result_is_that_of_a_loop_by_hand(trained: fg.Result) -> None:
+def test_the_result_is_that_of_a_loop_by_hand(trained: fg.FitResult) -> None:
     assert_close(trained.module, by_hand(Deep(key=jax.random.key(0))), 1e-4)
 
 
-def test_few_arrays_cross_jit(trained: fg.Result) -> None:
+def test_few_arrays_cross_jit(trained: fg.FitResult) -> None:
     counts: list[int] = []
 
     class Inputs:
@@ -90,23 +90,23 @@ def test_few_arrays_cross_jit(trained: fg.Result) -> None:
     assert counts[0] < 30
 
 
-def test_single_steps_give_the_same_bits(trained: fg.Result) -> None:
+def test_single_steps_give_the_same_bits(trained: fg.FitResult) -> None:
     engine = fg.Engine(steps=STEPS)
-    state = engine.init(Deep(key=jax.random.key(0)), data())
-    for batch in engine.batches(data()):
+    state = engine.init_state(Deep(key=jax.random.key(0)), data())
+    for batch in engine.iter_batches(data()):
         state, _ = engine.step(state, batch)
     assert_same_bits(state.module, trained.module)
     assert_same_bits(state.opt_state, trained.state.opt_state)
 
 
-def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.Result) -> None:
-    fused = fg.Engine(steps=STEPS, fuse=4, log_every=3).fit(Deep(key=jax.random.key(0)), data())
+def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.FitResult) -> None:
+    fused = fg.Engine(steps=STEPS, steps_per_execution=4, log_every=3).fit(Deep(key=jax.random.key(0)), data())
     assert_close(fused.module, trained.module, 1e-4)
 
 
 def test_a_state_that_was_given_is_consumed() -> None:
     engine = fg.Engine(steps=2)
-    state = engine.init(Deep(key=jax.random.key(0)), data())
+    state = engine.init_state(Deep(key=jax.random.key(0)), data())
     engine.fit(data=data(), state=state)
     assert all(layer.weight.is_deleted() for layer in state.module.layers)
     with pytest.raises(StateError, match="consumed"):
@@ -118,8 +118,8 @@ def test_a_state_that_a_plugin_kept_is_consumed_by_the_next_step() -> None:
 
     class Keeping:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("keep", fg.Every(1), lambda run: kept.append(run.state))]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("keep", fg.Every(1), lambda run: kept.append(run.state))]
 
     engine = fg.Engine(steps=3, plugins=[Keeping()])
     engine.fit(Deep(key=jax.random.key(0)), data())
@@ -143,5 +143,5 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.masked(optax.sgd(0.1), jax.tree.map(lambda leaf: leaf.ndim > 0, self))
 
-    kept = fg.Engine(steps=2, nonfinite="ignore").fit(Mixed(key=jax.random.key(0)), data()).module.kept
+    kept = fg.Engine(steps=2, on_nonfinite="ignore").fit(Mixed(key=jax.random.key(0)), data()).module.kept
     assert_same_bits(kept, [jnp.asarray(number) for number in numbers])

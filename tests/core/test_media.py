@@ -21,8 +21,8 @@ class Show:
     plugin_name = "media"
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("show", self.trigger, fg.Run.show)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("show", self.trigger, fg.Run.emit_media)]
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
@@ -35,10 +35,10 @@ class Showing(Linear):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         def histogram() -> fg.media.Histogram:
             jax.debug.callback(MADE.append, ctx.step)
-            return fg.media.Histogram.of({"weight": self.weight}, bins=4)
+            return fg.media.Histogram.from_values({"weight": self.weight}, bins=4)
 
         output = super().training_step(batch, ctx)
-        return output.replace(media={"weight": histogram, "x": fg.media.Images.of(batch["x"]), "note": NOTE})
+        return output.replace(media={"weight": histogram, "x": fg.media.Images.from_pixels(batch["x"]), "note": NOTE})
 
 
 MADE: list[Any] = []
@@ -50,8 +50,8 @@ NOTE = fg.media.Text("a note")
 def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
     MADE.clear()
     show, batches = Show(5), list(regression(40, 4))
-    engine = fg.Engine(steps=10, plugins=[show], autoload=False, fuse=fuse, log_every=2)
-    result = engine.fit(Showing, fg.Data(batches))
+    engine = fg.Engine(steps=10, plugins=[show], autoload=False, steps_per_execution=fuse, log_every=2)
+    result = engine.fit(Showing, fg.DataSource(batches))
     jax.effects_barrier()
     assert sorted(int(step) for step in MADE) == [4, 9]
     assert [(one.kind, one.source, one.step, one.stream) for one in show.records] == [
@@ -59,7 +59,9 @@ def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
         ("media", "train", 10, "exact"),
     ]
     for step, record in zip((5, 10), show.records, strict=True):
-        weight = np.asarray(fg.Engine(steps=step - 1, autoload=False).fit(Showing, fg.Data(batches)).module.weight)
+        weight = np.asarray(
+            fg.Engine(steps=step - 1, autoload=False).fit(Showing, fg.DataSource(batches)).module.weight
+        )
         counts, edges = np.histogram(weight, 4)
         assert isinstance(record.values["weight"].counts, np.ndarray)
         np.testing.assert_array_equal(record.values["weight"].counts, counts)
@@ -67,7 +69,7 @@ def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
         pixels = np.round(255 * np.clip(batches[step - 1]["x"], 0, 1)).astype(np.uint8)
         np.testing.assert_array_equal(record.values["x"].pixels, pixels[None, :, :, None])
         assert record.values["note"] == NOTE
-    assert not result.failed
+    assert not result.failures
 
 
 def test_an_evaluation_shows_the_media_of_its_first_batch():
@@ -76,12 +78,12 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     @dataclass(frozen=True, eq=False)
     class Evaluating(Show):
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", regression(12, 4))]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [*super().schedule(), fg.Scheduled("evaluate", fg.At(2), self.evaluate, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [*super().register_actions(), fg.ScheduledAction("evaluate", fg.At(2), self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -102,14 +104,14 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
         extra: Any = 1.5
 
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
-            picture = fg.media.Image.of(jnp.ones((2, 3)))
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+            picture = fg.media.Image.from_pixels(jnp.ones((2, 3)))
             made = {"a": self.extra, "enc": {"picture": picture, "later": lambda: NOTE}}
             return [fg.EvaluatorSpec("test", None, custom=lambda state, step, standard: made)]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [*super().schedule(), fg.Scheduled("evaluate", 2, self.evaluate, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [*super().register_actions(), fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -133,32 +135,32 @@ def test_a_metric_of_an_evaluation_that_is_no_number_is_named():
 def test_without_a_plugin_that_shows_them_media_are_not_made():
     MADE.clear()
     engine = fg.Engine(steps=5, autoload=False)
-    engine.fit(Showing, fg.Data(regression(20, 4)))
+    engine.fit(Showing, fg.DataSource(regression(20, 4)))
     jax.effects_barrier()
     assert MADE == []
 
 
 def test_media_do_not_change_the_training():
     batches = regression(40, 4)
-    shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(Showing, fg.Data(batches))
-    plain = fg.Engine(steps=10, autoload=False).fit(Linear, fg.Data(batches))
+    shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(Showing, fg.DataSource(batches))
+    plain = fg.Engine(steps=10, autoload=False).fit(Linear, fg.DataSource(batches))
     np.testing.assert_array_equal(shown.module.weight, plain.module.weight)
 
 
 def test_a_histogram_leaves_out_what_is_not_finite():
-    histogram = fg.media.Histogram.of([jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2)
+    histogram = fg.media.Histogram.from_values([jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2)
     assert histogram.counts.tolist() == [2, 2] and histogram.edges.tolist() == [0, 2, 4]
     tree = {"a": np.array([0, 1]), "f": jnp.tanh, "key": jax.random.key(0), "n": 7}
-    assert fg.media.Histogram.of(tree, bins=2).counts.tolist() == [1, 1]
+    assert fg.media.Histogram.from_values(tree, bins=2).counts.tolist() == [1, 1]
     with pytest.raises(ModelError, match="no array of numbers in dict"):
-        fg.media.Histogram.of({})
-    empty = fg.media.Histogram.of(jnp.array([jnp.nan]), bins=2)
+        fg.media.Histogram.from_values({})
+    empty = fg.media.Histogram.from_values(jnp.array([jnp.nan]), bins=2)
     assert empty.counts.tolist() == [0, 0] and np.isfinite(empty.edges).all()
 
 
 @pytest.mark.parametrize("shape, expected", [((2, 3), (1, 2, 3, 1)), ((2, 3, 4), (1, 2, 3, 4)), ((5, 2, 3, 3),) * 2])
 def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
-    pixels = fg.media.Images.of(jnp.full(shape, 2.0)).pixels
+    pixels = fg.media.Images.from_pixels(jnp.full(shape, 2.0)).pixels
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
 
 
@@ -172,23 +174,23 @@ def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fu
             return super().training_step(batch, ctx).replace(media={"figure": figure})
 
     show, batches = Show(2), list(regression(40, 4))
-    fg.Engine(steps=4, plugins=[show], autoload=False, fuse=fuse).fit(Drawing, fg.Data(batches))
+    fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=fuse).fit(Drawing, fg.DataSource(batches))
     drawn = [one.values["figure"].draw(one.values["figure"].values) for one in show.records]
     assert drawn == [batches[step - 1]["x"][0].tolist() for step in (2, 4)]
 
 
 def test_one_picture():
-    assert fg.media.Image.of(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
-    assert fg.media.Image.of(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
+    assert fg.media.Image.from_pixels(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
+    assert fg.media.Image.from_pixels(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
     with pytest.raises(ModelError, match=r"\(1, 2, 3, 3\) are several pictures"):
-        fg.media.Image.of(jnp.zeros((1, 2, 3, 3)))
+        fg.media.Image.from_pixels(jnp.zeros((1, 2, 3, 3)))
 
 
 def test_what_is_no_picture_or_no_medium_is_named():
     with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
-        fg.media.Images.of(jnp.zeros((2, 3, 5)))
+        fg.media.Images.from_pixels(jnp.zeros((2, 3, 5)))
     with pytest.raises(ModelError, match="pixels are int32; give uint8"):
-        fg.media.Images.of(jnp.zeros((2, 3), jnp.int32))
+        fg.media.Images.from_pixels(jnp.zeros((2, 3), jnp.int32))
 
     class Wrong(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -197,4 +199,4 @@ def test_what_is_no_picture_or_no_medium_is_named():
     for given, kind in ((lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"), ({"y": NOTE}, "dict")):
         GIVEN.append(given)
         with pytest.raises(ModelError, match=f"media 'x' is ({kind}); give fg.media"):
-            fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.Data(regression(20, 4)))
+            fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.DataSource(regression(20, 4)))

@@ -12,14 +12,14 @@ import pytest
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import (
     Accuracy,
-    Gathered,
-    Last,
+    CollectingMetric,
+    LastValue,
     Max,
     Mean,
     Metric,
     Min,
-    MovingAverage,
-    Running,
+    ExponentialMovingAverage,
+    RunningMetric,
     Std,
     Sum,
 )
@@ -50,10 +50,12 @@ def some_metrics() -> list[Metric]:
     values = jnp.array([1.5, -0.1, 3e8, 7.25])
     infinite, minus_zero = jnp.array([INF, 1.0]), jnp.array(-0.0)
     made = [
-        kind.of(given) for kind in OF_VALUES for given in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
+        kind.from_values(given)
+        for kind in OF_VALUES
+        for given in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
     ]
-    accuracy = Accuracy.of(jnp.eye(3), jnp.array([0, 1, 0]))
-    return [*made, accuracy, Mean.of(values, weight=values), F1(Sum.of(values), Sum.of(1))]
+    accuracy = Accuracy.from_logits(jnp.eye(3), jnp.array([0, 1, 0]))
+    return [*made, accuracy, Mean.from_values(values, weight=values), F1(Sum.from_values(values), Sum.from_values(1))]
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
@@ -89,33 +91,38 @@ def test_numpy_fields_are_computed_on_the_host_with_the_same_value(metric: Metri
 
 
 def test_a_metric_of_metrics_is_merged_field_by_field():
-    merged = F1(Sum.of(1), Sum.of(2)).merge(F1(Sum.of(10), Sum.of(20)))
+    merged = F1(Sum.from_values(1), Sum.from_values(2)).merge(F1(Sum.from_values(10), Sum.from_values(20)))
     assert merged.compute() == {"hits": 11, "misses": 22}
 
 
 def test_values_worked_out_by_hand():
     values = jnp.array([[2.0, 4.0], [4.0, 6.0]])
-    assert Mean.of(values).compute() == 4
-    assert Sum.of(values).compute() == 16
-    assert Min.of(values).compute() == 2
-    assert Max.of(values).compute() == 6
-    assert Std.of(values).compute() == math.sqrt(np.float32(2))
+    assert Mean.from_values(values).compute() == 4
+    assert Sum.from_values(values).compute() == 16
+    assert Min.from_values(values).compute() == 2
+    assert Max.from_values(values).compute() == 6
+    assert Std.from_values(values).compute() == math.sqrt(np.float32(2))
     assert (
-        Mean.of(5).compute()
-        == Std.of(jnp.array([1, 11])).compute()
-        == Sum.of(np.array([True, False, True] * 2)).compute() + 1
+        Mean.from_values(5).compute()
+        == Std.from_values(jnp.array([1, 11])).compute()
+        == Sum.from_values(np.array([True, False, True] * 2)).compute() + 1
         == 5
     )
 
 
 def test_the_mean_is_weighted():
     weights = [1, 3]
-    assert Mean.of(jnp.array([2.0, 4.0]), weight=jnp.array(weights)).compute() == 3.5
-    assert Mean.of(jnp.array([[2.0, 2.0], [4.0, 4.0]]), weight=jnp.array(weights)).compute() == 3.5
-    assert Mean.of(jnp.array([2.0, 4.0, 9.0]), jnp.array([True, True, False]), jnp.array([1, 3, 5])).compute() == 3.5
-    merged = Mean.of(jnp.float32(2), weight=jnp.int32(4)).merge(Mean.of(jnp.float32(5), weight=jnp.int32(2)))
+    assert Mean.from_values(jnp.array([2.0, 4.0]), weight=jnp.array(weights)).compute() == 3.5
+    assert Mean.from_values(jnp.array([[2.0, 2.0], [4.0, 4.0]]), weight=jnp.array(weights)).compute() == 3.5
+    assert (
+        Mean.from_values(jnp.array([2.0, 4.0, 9.0]), jnp.array([True, True, False]), jnp.array([1, 3, 5])).compute()
+        == 3.5
+    )
+    merged = Mean.from_values(jnp.float32(2), weight=jnp.int32(4)).merge(
+        Mean.from_values(jnp.float32(5), weight=jnp.int32(2))
+    )
     assert merged.compute() == 3
-    assert merged.merge(Mean.of(NAN, weight=0)).compute() == 3
+    assert merged.merge(Mean.from_values(NAN, weight=0)).compute() == 3
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e38])
@@ -125,45 +132,55 @@ def test_what_is_masked_may_hold_anything(junk: float):
     full = jnp.stack([mask, mask], axis=1)
     kept = jnp.array([1.0, 3.0, 5.0, 7.0])
     for kind in OF_VALUES:
-        assert bits(kind.of(values, mask)) == bits(kind.of(values, full)), kind
-        assert kind.of(values, mask).compute() == kind.of(kept).compute(), kind
-        assert bits(kind.of(values, mask).compute()) == bits(kind.of(values, np.asarray(mask)).compute()), kind
+        assert bits(kind.from_values(values, mask)) == bits(kind.from_values(values, full)), kind
+        assert kind.from_values(values, mask).compute() == kind.from_values(kept).compute(), kind
+        assert bits(kind.from_values(values, mask).compute()) == bits(
+            kind.from_values(values, np.asarray(mask)).compute()
+        ), kind
     weight = jnp.array([1.0, junk, 1.0])
-    assert Mean.of(values, mask, weight).compute() == 4
-    assert Mean.of(values, weight=jnp.array([1, 0, 1])).compute() == 4
-    gradient = jax.grad(lambda given: Mean.of(given, mask).compute())(values)
+    assert Mean.from_values(values, mask, weight).compute() == 4
+    assert Mean.from_values(values, weight=jnp.array([1, 0, 1])).compute() == 4
+    gradient = jax.grad(lambda given: Mean.from_values(given, mask).compute())(values)
     assert gradient.tolist() == [[0.25, 0.25], [0, 0], [0.25, 0.25]]
 
 
 def test_of_nothing():
     for nothing in (jnp.zeros(0), jnp.zeros((0, 3))):
-        assert math.isnan(Mean.of(nothing).compute())
-        assert math.isnan(Std.of(nothing).compute())
-        assert (Sum.of(nothing).compute(), Min.of(nothing).compute(), Max.of(nothing).compute()) == (0, INF, -INF)
+        assert math.isnan(Mean.from_values(nothing).compute())
+        assert math.isnan(Std.from_values(nothing).compute())
+        assert (
+            Sum.from_values(nothing).compute(),
+            Min.from_values(nothing).compute(),
+            Max.from_values(nothing).compute(),
+        ) == (0, INF, -INF)
     masked = jnp.array([False, False])
-    assert math.isnan(Mean.of(jnp.ones(2), masked).compute())
-    assert math.isnan(Accuracy.of(jnp.ones((2, 3)), jnp.zeros(2, int), masked).compute())
+    assert math.isnan(Mean.from_values(jnp.ones(2), masked).compute())
+    assert math.isnan(Accuracy.from_logits(jnp.ones((2, 3)), jnp.zeros(2, int), masked).compute())
     for kind in OF_VALUES:
-        nothing, some = kind.of(jnp.array([NAN, 1.0]), masked), kind.of(jnp.array([1.0, 2.0]))
+        nothing, some = kind.from_values(jnp.array([NAN, 1.0]), masked), kind.from_values(jnp.array([1.0, 2.0]))
         assert bits(nothing.merge(some).compute()) == bits(some.merge(nothing).compute()) == bits(some.compute()), kind
 
 
 def test_nan_and_infinity_are_not_hidden():
     for kind in OF_VALUES:
         for bad in (NAN, INF):
-            merged = kind.of(jnp.array([1.0, bad])).merge(kind.of(jnp.ones(2))).compute()
+            merged = kind.from_values(jnp.array([1.0, bad])).merge(kind.from_values(jnp.ones(2))).compute()
             assert not math.isfinite(merged) or (kind is Min and bad == INF), (kind, bad)
-    assert Sum.of(INF).merge(Sum.of(1)).compute() == Mean.of(jnp.array([INF, 1])).merge(Mean.of(3)).compute() == INF
-    assert math.isnan(Sum.of(INF).merge(Sum.of(-INF)).compute())
-    assert math.isnan(Min.of(jnp.array([NAN, 1])).merge(Min.of(0)).compute())
+    assert (
+        Sum.from_values(INF).merge(Sum.from_values(1)).compute()
+        == Mean.from_values(jnp.array([INF, 1])).merge(Mean.from_values(3)).compute()
+        == INF
+    )
+    assert math.isnan(Sum.from_values(INF).merge(Sum.from_values(-INF)).compute())
+    assert math.isnan(Min.from_values(jnp.array([NAN, 1])).merge(Min.from_values(0)).compute())
 
 
 def test_a_mask_that_does_not_fit_is_an_error_that_names_both_shapes():
     for kind in OF_VALUES:
         with pytest.raises(ConfigurationError, match=r"mask of shape \[2\] for values of shape \[3, 2\]"):
-            kind.of(jnp.ones((3, 2)), jnp.array([True, False]))
+            kind.from_values(jnp.ones((3, 2)), jnp.array([True, False]))
     with pytest.raises(ConfigurationError, match=r"weight of shape \[2, 3\] for values of shape \[2\]"):
-        Mean.of(jnp.ones(2), weight=jnp.ones((2, 3)))
+        Mean.from_values(jnp.ones(2), weight=jnp.ones((2, 3)))
 
 
 def test_the_mean_of_many_values_stays_exact():
@@ -171,9 +188,9 @@ def test_the_mean_of_many_values_stays_exact():
 
     def total(batch: int, batches: int) -> Any:
         def add(_: Any, mean: Mean) -> Mean:
-            return mean.merge(Mean.of(jnp.full(batch, 0.1)))
+            return mean.merge(Mean.from_values(jnp.full(batch, 0.1)))
 
-        return jax.jit(lambda: jax.lax.fori_loop(0, batches, add, Mean.of(0.0).empty()))()
+        return jax.jit(lambda: jax.lax.fori_loop(0, batches, add, Mean.from_values(0.0).empty()))()
 
     for batch, batches in ((1_000, 51_000), (1, 5_100_000)):
         mean = total(batch, batches)
@@ -182,7 +199,7 @@ def test_the_mean_of_many_values_stays_exact():
 
 
 def test_small_values_are_not_lost_beside_large_ones():
-    parts = [Sum.of(value) for value in (1e8, 1.0, -1e8, 1e-3, 3e8, -3e8)]
+    parts = [Sum.from_values(value) for value in (1e8, 1.0, -1e8, 1e-3, 3e8, -3e8)]
     for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
         assert reduce(lambda a, b: a.merge(b), order).compute() == np.float32(1.001)
 
@@ -191,7 +208,7 @@ def test_small_values_are_not_lost_beside_large_ones():
 def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], random: Any):
     every = np.array([value for batch in batches for value in batch], np.float64)
     for kind in (Mean, Sum, Min, Max):
-        parts: list[Any] = [kind.of(np.array(batch, np.float32)) for batch in batches]
+        parts: list[Any] = [kind.from_values(np.array(batch, np.float32)) for batch in batches]
         while len(parts) > 1:
             a, b = parts.pop(random.randrange(len(parts))), parts.pop(random.randrange(len(parts)))
             parts.append(a.merge(b))
@@ -205,7 +222,7 @@ def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], rando
 @pytest.mark.parametrize("offset", [0, 1e4, -3e6])
 def test_the_standard_deviation_beside_a_large_mean(sizes: list[int], offset: float):
     values = (np.random.default_rng(0).normal(size=300) * 3 + offset).astype(np.float32)
-    parts = [Std.of(part) for part in np.split(values, np.cumsum(sizes)[:-1])]
+    parts = [Std.from_values(part) for part in np.split(values, np.cumsum(sizes)[:-1])]
     exact = values.astype(np.float64).std()
     np.testing.assert_allclose(reduce(lambda a, b: a.merge(b), parts).compute(), exact, rtol=3e-6)
     np.testing.assert_allclose(reduce(lambda a, b: b.merge(a), parts).compute(), exact, rtol=3e-6)
@@ -213,20 +230,22 @@ def test_the_standard_deviation_beside_a_large_mean(sizes: list[int], offset: fl
 
 def test_the_standard_deviation_of_many_batches():
     def add(index: Any, std: Std) -> Std:
-        return std.merge(Std.of(10_000 + jnp.array([-1.0, 1.0]) * (1 + index % 2)))
+        return std.merge(Std.from_values(10_000 + jnp.array([-1.0, 1.0]) * (1 + index % 2)))
 
-    std = jax.jit(lambda: jax.lax.fori_loop(0, 1_000_000, add, Std.of(0.0).empty()))()
+    std = jax.jit(lambda: jax.lax.fori_loop(0, 1_000_000, add, Std.from_values(0.0).empty()))()
     np.testing.assert_allclose(std.compute(), math.sqrt(2.5), rtol=1e-6)
 
 
 def test_case_14_accuracy_over_batches_of_different_sizes():
     logits = jnp.array([[0.0, 1.0]])
-    four = Accuracy.of(jnp.repeat(logits, 4, axis=0), jnp.array([1, 1, 1, 1]))
-    two = Accuracy.of(jnp.repeat(logits, 2, axis=0), jnp.array([1, 0]))
+    four = Accuracy.from_logits(jnp.repeat(logits, 4, axis=0), jnp.array([1, 1, 1, 1]))
+    two = Accuracy.from_logits(jnp.repeat(logits, 2, axis=0), jnp.array([1, 0]))
     assert four.compute() == 1
     assert two.compute() == 0.5
     assert four.merge(two).compute() == np.float32(5 / 6)
-    padded = Accuracy.of(jnp.repeat(logits, 4, axis=0), jnp.array([1, 0, 1, 1]), jnp.array([True, True, False, False]))
+    padded = Accuracy.from_logits(
+        jnp.repeat(logits, 4, axis=0), jnp.array([1, 0, 1, 1]), jnp.array([True, True, False, False])
+    )
     assert padded.compute() == 0.5
     assert four.merge(padded).compute() == np.float32(5 / 6)
 
@@ -242,12 +261,14 @@ def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
         np.eye(5, dtype=np.float32)[labels],
         np.eye(5, dtype=int)[labels],
     ):
-        np.testing.assert_allclose(Accuracy.of(logits, given_labels, top_k=top_k).compute(), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            Accuracy.from_logits(logits, given_labels, top_k=top_k).compute(), expected, rtol=1e-6
+        )
 
 
 def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
     def right(logits: list[float], label: int, top_k: int = 1) -> bool:
-        return bool(Accuracy.of(jnp.array([logits], float), jnp.array([label]), top_k=top_k).compute())
+        return bool(Accuracy.from_logits(jnp.array([logits], float), jnp.array([label]), top_k=top_k).compute())
 
     assert [right([1, 1, 1], label) for label in (0, 1, 2)] == [True, False, False]
     assert [right([1, 1, 1], label, 2) for label in (0, 1, 2)] == [True, True, False]
@@ -262,15 +283,15 @@ def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
 
 def test_accuracy_of_small_integers_and_many_classes():
     labels = jnp.array([0, 200], jnp.uint8)
-    assert Accuracy.of(jax.nn.one_hot(labels, 300), labels).compute() == 1
-    assert Accuracy.of(jnp.array([[0.0, 1], [0, 1]]), jnp.array([True, False])).compute() == 0.5
+    assert Accuracy.from_logits(jax.nn.one_hot(labels, 300), labels).compute() == 1
+    assert Accuracy.from_logits(jnp.array([[0.0, 1], [0, 1]]), jnp.array([True, False])).compute() == 0.5
 
 
 def test_scores_without_a_class_axis_are_not_taken_for_one_example():
     with pytest.raises(
         ConfigurationError, match=r"logits \[4\] .* end with an axis of classes, the labels are integers"
     ):
-        Accuracy.of(jnp.ones(4), jnp.array([0, 1, 1, 0]))
+        Accuracy.from_logits(jnp.ones(4), jnp.array([0, 1, 1, 0]))
 
 
 @pytest.mark.parametrize(
@@ -284,26 +305,34 @@ def test_scores_without_a_class_axis_are_not_taken_for_one_example():
 )
 def test_accuracy_of_what_cannot_be_meant(labels: Any, top_k: int, words: str):
     with pytest.raises(ConfigurationError, match=words):
-        Accuracy.of(jnp.ones((4, 3)), labels, top_k=top_k)
+        Accuracy.from_logits(jnp.ones((4, 3)), labels, top_k=top_k)
 
 
 def test_case_13_the_moving_average_begins_as_a_mean():
-    averages = [MovingAverage.of(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)]
+    averages = [ExponentialMovingAverage.from_values(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)]
     values = [averages[0]]
     for new in averages[1:]:
-        values.append(values[-1].then(new))
+        values.append(values[-1].update(new))
     np.testing.assert_allclose([one.compute() for one in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6)
-    folded = jax.jit(lambda: reduce(lambda a, b: a.then(b), averages, averages[0].empty()))()
+    folded = jax.jit(lambda: reduce(lambda a, b: a.update(b), averages, averages[0].empty()))()
     np.testing.assert_allclose(folded.compute(), 0.5625, rtol=1e-6)
 
 
-@pytest.mark.parametrize("first", [Last.of(3), Last.of(jnp.arange(3)), MovingAverage.of(-0.7), MovingAverage.of(NAN)])
-def test_running_metrics_start_from_empty(first: Running):
+@pytest.mark.parametrize(
+    "first",
+    [
+        LastValue.from_values(3),
+        LastValue.from_values(jnp.arange(3)),
+        ExponentialMovingAverage.from_values(-0.7),
+        ExponentialMovingAverage.from_values(NAN),
+    ],
+)
+def test_running_metrics_start_from_empty(first: RunningMetric):
     empty = first.empty()
     assert jax.tree.structure(empty) == jax.tree.structure(first)
-    assert bits(empty.then(first)) == bits(first)
-    assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, empty, first.then(first))))
-    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.then(one), one.empty()))
+    assert bits(empty.update(first)) == bits(first)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, empty, first.update(first))))
+    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.update(one), one.empty()))
     assert jax.tree.structure(loop(first)) == jax.tree.structure(first)
     on_host = jax.tree.map(np.asarray, first).compute()
     assert isinstance(on_host, np.ndarray)
@@ -311,22 +340,22 @@ def test_running_metrics_start_from_empty(first: Running):
 
 
 def test_last_is_the_newest():
-    assert Last.of(1).then(Last.of(2)).compute() == 2
+    assert LastValue.from_values(1).update(LastValue.from_values(2)).compute() == 2
 
 
 @pytest.mark.parametrize("weight", [0, -0.1, 1.5, NAN])
 def test_a_weight_that_is_no_share_is_refused(weight: float):
     with pytest.raises(ConfigurationError, match="MovingAverage with weight="):
-        MovingAverage.of(1.0, weight=weight)
+        ExponentialMovingAverage.from_values(1.0, weight=weight)
 
 
-class Kept(Gathered):
+class Kept(CollectingMetric):
     """The examples themselves, as a user writes it."""
 
     values: Any
 
     @staticmethod
-    def of(values: Any, mask: Any = None) -> "Kept":
+    def from_values(values: Any, mask: Any = None) -> "Kept":
         length = len(jax.tree.leaves(values)[0])
         return Kept(jnp.ones(length, bool) if mask is None else mask, values)
 
@@ -335,7 +364,7 @@ class Kept(Gathered):
 
 
 def test_case_26_gathered_states_are_concatenated():
-    first, second = Kept.of(jnp.arange(6.0).reshape(3, 2)), Kept.of(jnp.arange(6.0, 12).reshape(3, 2))
+    first, second = Kept.from_values(jnp.arange(6.0).reshape(3, 2)), Kept.from_values(jnp.arange(6.0, 12).reshape(3, 2))
     merged = first.merge(second)
     assert merged.compute().shape == (6, 2)
     assert merged.compute().tolist() == np.arange(12).reshape(6, 2).tolist()
@@ -349,7 +378,7 @@ def test_gathered_trees_are_merged_leaf_by_leaf():
     @jax.jit
     def step(start: Any) -> Kept:
         values = {"index": start + jnp.arange(3), "pair": (jnp.ones((3, 2, 2)), jnp.array([True, False, True]))}
-        return Kept.of(values, jnp.array([True, True, False]))
+        return Kept.from_values(values, jnp.array([True, True, False]))
 
     merged = step(0).merge(step(10)).compute()
     assert merged["index"].tolist() == [0, 1, 10, 11]
@@ -361,27 +390,27 @@ def test_gathered_trees_are_merged_leaf_by_leaf():
 
 def test_what_cannot_be_gathered_together_is_an_error():
     with pytest.raises(ModelError, match=r"Kept gathers .*float32\[2\].*float32\[3\]"):
-        Kept.of(jnp.ones((4, 2))).merge(Kept.of(jnp.ones((4, 3))))
+        Kept.from_values(jnp.ones((4, 2))).merge(Kept.from_values(jnp.ones((4, 3))))
     with pytest.raises(ModelError, match=r"float32.*int32"):
-        Kept.of(jnp.ones(4)).merge(Kept.of(jnp.ones(4, int)))
+        Kept.from_values(jnp.ones(4)).merge(Kept.from_values(jnp.ones(4, int)))
 
 
 def test_the_three_kinds_are_told_by_type():
-    assert issubclass(Std, Metric) and not issubclass(Std, Running | Gathered)
-    assert issubclass(Last, Running) and not issubclass(Last, Metric | Gathered)
-    assert issubclass(Kept, Gathered) and not issubclass(Kept, Metric | Running)
-    for kind in (Metric, Running, Gathered):
+    assert issubclass(Std, Metric) and not issubclass(Std, RunningMetric | CollectingMetric)
+    assert issubclass(LastValue, RunningMetric) and not issubclass(LastValue, Metric | CollectingMetric)
+    assert issubclass(Kept, CollectingMetric) and not issubclass(Kept, Metric | RunningMetric)
+    for kind in (Metric, RunningMetric, CollectingMetric):
         assert issubclass(kind, eqx.Module)
         with pytest.raises(TypeError, match="abstract"):
             kind(*[jnp.zeros(1)] * len(kind.__dataclass_fields__))
 
 
-@pytest.mark.parametrize("kind", [*OF_VALUES, Last, MovingAverage])
+@pytest.mark.parametrize("kind", [*OF_VALUES, LastValue, ExponentialMovingAverage])
 def test_float64_stays_and_all_else_becomes_float32(kind: Any):
     with jax.enable_x64(True):
         for dtype in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.int64, jnp.bool_):
-            made = kind.of(jnp.ones(3, dtype))
-            both = made.then(made) if isinstance(made, Running) else made.merge(made)
+            made = kind.from_values(jnp.ones(3, dtype))
+            both = made.update(made) if isinstance(made, RunningMetric) else made.merge(made)
             for leaf in jax.tree.leaves((made, both, made.empty())):
                 assert leaf.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32) or leaf.dtype == jnp.int32
                 assert not leaf.weak_type
@@ -390,8 +419,8 @@ def test_float64_stays_and_all_else_becomes_float32(kind: Any):
 def test_float64_is_computed_in_float64():
     with jax.enable_x64(True):
         values = np.array([1.0, 1.0 + 1e-12])
-        assert Mean.of(values).compute() == values.mean()
-        assert Std.of(values).merge(Std.of(values)).compute() == values.std()
+        assert Mean.from_values(values).compute() == values.mean()
+        assert Std.from_values(values).merge(Std.from_values(values)).compute() == values.std()
 
 
 class Raw(fg.metrics.Metric):
@@ -424,7 +453,7 @@ class Failing(fg.metrics.Metric):
     [
         (lambda: Raw(jnp.ones(2)), ModelError, "Raw holds .*, which is no metric: define merge"),
         (lambda: Growing(jnp.ones(2)), ModelError, "metric 'mine' became .* when merged: .* of the same shapes"),
-        (lambda: Failing(fg.metrics.Mean.of(1.0)), ZeroDivisionError, "^"),
+        (lambda: Failing(fg.metrics.Mean.from_values(1.0)), ZeroDivisionError, "^"),
     ],
 )
 def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(metric: Any, error: Any, message: str) -> None:

@@ -145,19 +145,23 @@ class Drawing(Counting):
     """Its metrics are draws from keys; the draw of an evaluation from the same places are its other metrics."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        fresh = ctx.fresh("second pass")
+        fresh = ctx.fork("second pass")
         keys = {
             "key": ctx.key(),
             "again": ctx.key(),
             "of keys": ctx.keys("default", 3)[1],
             "fresh": fresh.key(),
-            "fresh again": ctx.fresh("second pass").key(),
-            "other fresh": ctx.fresh("third pass").key(),
-            "fresh of fresh": fresh.fresh("second pass").key(),
+            "fresh again": ctx.fork("second pass").key(),
+            "other fresh": ctx.fork("third pass").key(),
+            "fresh of fresh": fresh.fork("second pass").key(),
         }
-        draws = {name: fg.metrics.Last.of(jax.random.uniform(key)) for name, key in keys.items()}
-        assert ctx.training and fresh.training and not ctx.fresh("evaluation", training=False).training
-        return super().training_step(batch, ctx).replace(metrics={**draws, "step": fg.metrics.Last.of(ctx.step)})
+        draws = {name: fg.metrics.LastValue.from_values(jax.random.uniform(key)) for name, key in keys.items()}
+        assert ctx.training and fresh.training and not ctx.fork("evaluation", training=False).training
+        return (
+            super()
+            .training_step(batch, ctx)
+            .replace(metrics={**draws, "step": fg.metrics.LastValue.from_values(ctx.step)})
+        )
 
 
 DIFFERENT = ("key", "of keys", "fresh", "other fresh", "fresh of fresh")
@@ -186,10 +190,10 @@ def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
 
         @fg.hookimpl
         def step_metrics(self, ctx: fg.Context) -> Any:
-            return {"draw": fg.metrics.Last.of(jax.random.uniform(ctx.key()))}
+            return {"draw": fg.metrics.LastValue.from_values(jax.random.uniform(ctx.key()))}
 
         @fg.hookimpl
-        def plugin_state(self, key: Any) -> Any:
+        def init_plugin_state(self, key: Any) -> Any:
             return {"start": jax.random.uniform(key)}
 
     alone = fg.Engine(steps=2, log_every=1).fit(Drawing, numbers([0]))
@@ -198,7 +202,7 @@ def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
         assert alone.history[f"train/{name}"].tolist() == beside.history[f"train/{name}"].tolist()
     draws = [beside.history[f"train/{name}"] for name in ("noise:a/draw", "noise:b/draw", "key")]
     assert len(set(np.concatenate(draws).tolist())) == 6
-    starts = [float(slice["start"]) for slice in beside.state.plugins.values()]
+    starts = [float(slice["start"]) for slice in beside.state.plugin_states.values()]
     assert len(set(starts)) == 2
 
 
@@ -206,13 +210,15 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
     class Noisy(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             draw = jax.random.uniform(ctx.key())
-            return fg.Output(metrics={"largest": fg.metrics.Max.of(draw), "least": fg.metrics.Min.of(draw)})
+            return fg.Output(
+                metrics={"largest": fg.metrics.Max.from_values(draw), "least": fg.metrics.Min.from_values(draw)}
+            )
 
     data = numbers([0], [0])
     specs = [
         fg.EvaluatorSpec("test", data),
         fg.EvaluatorSpec("other", data),
-        fg.EvaluatorSpec("fresh", data, fresh=True),
+        fg.EvaluatorSpec("fresh", data, new_rng_each_time=True),
     ]
     history = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=1)]).fit(Noisy, numbers([0])).history
     for name in ("test", "other"):
@@ -260,7 +266,7 @@ class WithPart(fg.Module):
 def test_losses_are_added_from_a_submodule_and_averaged() -> None:
     batch = np.asarray([[1, 0], [3, 2]], np.float32)
     engine = fg.Engine(steps=1)
-    state, output = engine.step(engine.init(WithPart, [batch]), batch)
+    state, output = engine.step(engine.init_state(WithPart, [batch]), batch)
     # mean(x·w) = (1 + 9) / 2, sum(w) = 4, mean(w²) = 5
     assert {name: float(value) for name, value in output.losses.items()} == {"loss": 5, "more": 4, "size": 5}
     assert output.loss == 14
@@ -283,7 +289,7 @@ def test_plugins_add_terms() -> None:
 
     batch = np.zeros((2, 2), np.float32)
     engine = fg.Engine(steps=1, plugins=[Decay()])
-    state, output = engine.step(engine.init(WithPart, [batch]), batch)
+    state, output = engine.step(engine.init_state(WithPart, [batch]), batch)
     assert float(output.losses["l2"]) == 5 and output.loss == 0 + 4 + 5 + 5
     assert state.module.part.weight.tolist() == [1 - 0.5 * (1 + 1 + 1), 3 - 0.5 * (1 + 3 + 3)]
 
@@ -370,7 +376,7 @@ def test_an_error_in_a_step_notes_the_step() -> None:
     good, wide = np.ones((1, 3), np.float32), np.ones((1, 4), np.float32)
     engine = fg.Engine(steps=4)
     module = step_of(lambda module, batch, ctx: fg.Output(module.weight + (batch @ jnp.ones(3)).sum()))
-    state, _ = engine.step(engine.init(module, [good]), good)
+    state, _ = engine.step(engine.init_state(module, [good]), good)
     for wrong, step in ((lambda: engine.fit(module, [good, good, wide]), 3), (lambda: engine.step(state, wide), 2)):
         with pytest.raises(TypeError) as caught:
             wrong()
@@ -417,11 +423,11 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
 
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         ctx.add_loss("all", module.weight * jnp.ones((3, 2)))  # no array of examples
-        ctx.add_loss("each", fg.metrics.Mean.of(batch, ctx.mask).compute() if careful else batch)
+        ctx.add_loss("each", fg.metrics.Mean.from_values(batch, ctx.mask).compute() if careful else batch)
         return fg.Output()
 
     careful = False
-    with pytest.raises(ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.of"):
+    with pytest.raises(ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.from_values"):
         fg.Engine(steps=2).fit(step_of(body), batches)
     careful = True
     assert fg.Engine(steps=2, log_every=1).fit(step_of(body), batches).history["train/each"].tolist() == [3, 6]
@@ -429,7 +435,7 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
 
 def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        ctx.fresh("again").add_loss("a", module.weight)
+        ctx.fork("again").add_loss("a", module.weight)
         return fg.Output(module.weight)
 
     with pytest.raises(ModelError, match=r"add_loss\('a'\) has no effect"):
@@ -474,23 +480,23 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
 def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
     class Telling:
         @fg.hookimpl
-        def plugin_state(self) -> Any:
+        def init_plugin_state(self) -> Any:
             return {"count": jnp.zeros(3, jnp.int32)}
 
         @fg.hookimpl
-        def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
-            due = [ctx.due(name) for name in ("act.act", "act:other.act", "log")]
-            return module, {"count": own["count"] * 10 ** jnp.stack(due) + jnp.stack(due) * (ctx.step + 1)}
+        def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
+            due = [ctx.is_due(name) for name in ("act.act", "act:other.act", "log")]
+            return module, {"count": plugin_state["count"] * 10 ** jnp.stack(due) + jnp.stack(due) * (ctx.step + 1)}
 
     actions = [Act(fg.Every(3), lambda run: None), Act(fg.At(2, 7), lambda run: None, instance="other")]
-    engine = fg.Engine(steps=8, fuse=fuse, log_every=4, plugins=[*actions, Telling()])
+    engine = fg.Engine(steps=8, steps_per_execution=fuse, log_every=4, plugins=[*actions, Telling()])
     result = engine.fit(Counting, numbers([0], [0], [0]))
-    assert result.state.plugins["telling"]["count"].tolist() == [36, 27, 48]
+    assert result.state.plugin_states["telling"]["count"].tolist() == [36, 27, 48]
 
 
 def test_an_action_that_nobody_scheduled() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        ctx.due("lag")
+        ctx.is_due("lag")
         return fg.Output(module.weight)
 
     with pytest.raises(PluginError, match=r"nothing scheduled is called 'lag'\. Did you mean 'log'"):
@@ -649,7 +655,7 @@ def test_a_batch_of_another_structure_than_annotated_is_shown(hint: Any, batch: 
         training_step.__annotations__["batch"] = hint
 
     with pytest.raises(DataError, match=expected):
-        fg.Engine(steps=1).init(made(Annotated), [batch])
+        fg.Engine(steps=1).init_state(made(Annotated), [batch])
 
 
 @pytest.mark.parametrize("hint", [tuple[Any, Any], dict[str, Any], tuple[Float[Array, "b 3"], ...], Two | Any])
@@ -660,7 +666,7 @@ def test_an_annotation_that_a_batch_may_have_lets_it_through(hint: Any) -> None:
 
         training_step.__annotations__["batch"] = hint
 
-    fg.Engine(steps=1).init(made(Annotated), [(WRONG,) * 3])
+    fg.Engine(steps=1).init_state(made(Annotated), [(WRONG,) * 3])
 
 
 def test_annotations_are_checked_under_the_names_of_strings_too() -> None:
@@ -684,10 +690,10 @@ def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
 
 def test_arguments_of_the_engine_that_cannot_be_meant() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"fuse": 0}, "fuse is 0"),
+        ({"steps_per_execution": 0}, "fuse is 0"),
         ({"max_compilations": 0}, "max_compilations is 0"),
         ({"limit": -1}, "limit is -1"),
-        ({"dev_run": 0}, "dev_run is 0"),
+        ({"fast_dev_run": 0}, "dev_run is 0"),
         ({"steps": True}, "steps is True"),
         ({"log_every": 0}, "n is 0"),
     ]

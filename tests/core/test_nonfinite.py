@@ -71,11 +71,11 @@ class Saver:
         self.saved: list[int] = []
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", fg.Every(1), lambda run: run.save(), phase="save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", fg.Every(1), lambda run: run.save(), stage="save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         state = run.snapshot().state
         self.saved.append(int(state.step))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.module))
@@ -110,7 +110,7 @@ class Late(Saver):
 def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, culprit: str, fuse: int) -> None:
     saver, events = Late(), Events()
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, fuse=fuse, plugins=[saver, events]).fit(model, batches())
+        fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, events]).fit(model, batches())
     assert caught.value.step == BAD and caught.value.culprit == culprit
     assert str(caught.value).startswith(f"step {BAD}: {caught.value.culprit} is not finite")
     assert saver.saved == list(range(1, BAD))
@@ -125,9 +125,9 @@ class Weights:
         self.make = make
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
+    def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
         made = self.make(module.weight, ctx.step + 1)
-        return eqx.tree_at(lambda module: module.weight, module, made), own
+        return eqx.tree_at(lambda module: module.weight, module, made), plugin_state
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -135,11 +135,11 @@ def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
     saver, good = Saver(), numbers([1.0, 2.0])
     breaking = Weights(lambda weight, step: jnp.where(step == BAD, jnp.nan, weight))
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, fuse=fuse, plugins=[saver, breaking]).fit(Root, good)
+        fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, breaking]).fit(Root, good)
     assert (caught.value.step, caught.value.culprit) == (BAD, "what after_update made of weight")
     assert saver.saved == list(range(1, BAD))
-    skipping = fg.Engine(steps=6, fuse=fuse, nonfinite="skip", plugins=[breaking]).fit(Root, good)
-    assert int(skipping.state.health.skipped) == 1 and np.isfinite(skipping.module.weight).all()
+    skipping = fg.Engine(steps=6, steps_per_execution=fuse, on_nonfinite="skip", plugins=[breaking]).fit(Root, good)
+    assert int(skipping.state.nonfinite.skipped) == 1 and np.isfinite(skipping.module.weight).all()
 
 
 def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
@@ -151,9 +151,9 @@ def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
 @pytest.mark.parametrize(("fuse", "log"), [(1, 6), (8, 6), (1, 5), (8, 2)])
 def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int) -> None:
     saved: list[int] = []
-    plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), phase="save")
+    plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, fuse=fuse, log_every=log, plugins=[plugin]).fit(Root, batches())
+        fg.Engine(steps=6, steps_per_execution=fuse, log_every=log, plugins=[plugin]).fit(Root, batches())
     assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
     assert saved == [2]
 
@@ -175,7 +175,7 @@ class Shown(Root):
     """Shows its batch."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {"batch": fg.media.Histogram.of(batch)}
+        media = {"batch": fg.media.Histogram.from_values(batch)}
         return super().training_step(batch, ctx).replace(media=media)
 
 
@@ -188,8 +188,8 @@ class Showing:
         self.trigger, self.steps = trigger, list[int]()
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("show", self.trigger, fg.Run.show)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("show", self.trigger, fg.Run.emit_media)]
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
@@ -200,7 +200,7 @@ class Showing:
 def test_case_20_nothing_of_the_step_or_after_it_is_shown(fuse: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
     with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
-        fg.Engine(steps=9, fuse=fuse, log_every=None, plugins=[showing]).fit(Shown, batches())
+        fg.Engine(steps=9, steps_per_execution=fuse, log_every=None, plugins=[showing]).fit(Shown, batches())
     assert showing.steps == [2]
 
 
@@ -218,15 +218,15 @@ def test_a_bad_last_step_is_found_without_any_trigger() -> None:
 
 def test_the_step_loop_finds_it_when_asked() -> None:
     engine = fg.Engine(steps=6)
-    state = engine.init(Root, batches())
-    for number, batch in enumerate(engine.batches(batches()), 1):
+    state = engine.init_state(Root, batches())
+    for number, batch in enumerate(engine.iter_batches(batches()), 1):
         state, _ = engine.step(state, batch)
         if number < BAD:
             engine.check_finite(state)
     with pytest.raises(NonFiniteError) as caught:
         engine.check_finite(state)
     assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
-    assert int(state.health.step) == BAD
+    assert int(state.nonfinite.step) == BAD
     with pytest.raises(NonFiniteError):
         engine.fit(data=batches(), state=state)
 
@@ -290,7 +290,7 @@ class Normed(fg.Module):
         assert ctx.model_state is not None
         normed, state = forward(batch[:, None], ctx.model_state)
         loss = jnp.mean(self.weight) * jnp.mean(normed + batch[:, None]) + jnp.log(batch.min())
-        return fg.Output(loss, metrics={"largest": fg.metrics.Max.of(batch)}, model_state=state)
+        return fg.Output(loss, metrics={"largest": fg.metrics.Max.from_values(batch)}, model_state=state)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(0.1)
@@ -300,13 +300,13 @@ class Slice:
     """A plugin that counts updates in its slice and shrinks the weights."""
 
     @fg.hookimpl
-    def plugin_state(self) -> Any:
+    def init_plugin_state(self) -> Any:
         return {"updates": jnp.int32(0)}
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any) -> Any:
+    def after_update(self, module: Any, plugin_state: Any) -> Any:
         module = eqx.tree_at(lambda module: module.weight, module, replace_fn=lambda weight: weight * 0.9)
-        return module, {"updates": own["updates"] + 1}
+        return module, {"updates": plugin_state["updates"] + 1}
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -314,50 +314,50 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
     bad = numbers([0, 2])[0]
     good = numbers([1, 2], [2, 3], [3, 1])
     model = eqx.nn.make_with_state(Normed)
-    engine = fg.Engine(steps=5, fuse=fuse, nonfinite="skip", plugins=[Slice()])
+    engine = fg.Engine(steps=5, steps_per_execution=fuse, on_nonfinite="skip", plugins=[Slice()])
     skipping = engine.fit(model, [bad, good[0], bad, good[1], bad], steps=5)
     without = engine.fit(model, good[:2], steps=2)
     assert int(skipping.state.step) == 5 and int(without.state.step) == 2
-    assert int(skipping.state.health.skipped) == skipping.metrics["train"]["skipped_steps"] == 3
+    assert int(skipping.state.nonfinite.skipped) == skipping.metrics["train"]["skipped_steps"] == 3
     assert without.metrics["train"]["skipped_steps"] == 0
     same = lambda state: (state.module, state.model_state, state.opt_state, state.plugins, state.key)  # noqa: E731
     assert_same_bits(same(skipping.state), same(without.state))
     for name in ("loss", "largest"):
         assert skipping.metrics["train"][name] == without.metrics["train"][name]
-    assert int(skipping.state.plugins["slice"]["updates"]) == 2
+    assert int(skipping.state.plugin_states["slice"]["updates"]) == 2
 
 
 def test_of_a_window_in_which_every_step_was_skipped_only_that_is_logged() -> None:
     bad, good = numbers([0, 2], [1, 2])
-    result = fg.Engine(steps=5, log_every=1, nonfinite="skip").fit(Loss, [good, bad, bad, good, bad])
+    result = fg.Engine(steps=5, log_every=1, on_nonfinite="skip").fit(Loss, [good, bad, bad, good, bad])
     assert result.history.steps("train/loss").tolist() == [1, 4]
     assert result.history["train/skipped_steps"].tolist() == [0, 1, 2, 2, 3]
     assert result.metrics["train"]["loss"] == result.history["train/loss"][-1]
-    assert int(result.state.health.skipped) == 3 and int(result.state.step) == 5
-    nothing = fg.Engine(steps=5, log_every=fg.AtStart() | fg.Every(2), nonfinite="skip").fit(Loss, [bad])
+    assert int(result.state.nonfinite.skipped) == 3 and int(result.state.step) == 5
+    nothing = fg.Engine(steps=5, log_every=fg.AtStart() | fg.Every(2), on_nonfinite="skip").fit(Loss, [bad])
     assert nothing.history.names() == ["train/skipped_steps"]
     assert nothing.history.steps("train/skipped_steps").tolist() == [2, 4]
 
 
 def test_skip_counts_in_the_step_loop_too() -> None:
-    engine = fg.Engine(steps=6, nonfinite="skip")
-    state = engine.init(Root, batches())
-    for batch in engine.batches(batches()):
+    engine = fg.Engine(steps=6, on_nonfinite="skip")
+    state = engine.init_state(Root, batches())
+    for batch in engine.iter_batches(batches()):
         before = jax.tree.map(np.array, (state.module, state.opt_state))
         state, _ = engine.step(state, batch)
         if int(state.step) == BAD:
             assert_same_bits((state.module, state.opt_state), before)
     engine.check_finite(state)
-    assert int(state.health.skipped) == 1 and int(state.step) == 6
+    assert int(state.nonfinite.skipped) == 1 and int(state.step) == 6
     assert_same_bits(state.module, engine.fit(Root, batches()).module)
 
 
 def test_a_step_that_was_skipped_fails_no_later_one() -> None:
-    state = fg.Engine(steps=6, nonfinite="skip").fit(Root, batches()).state
+    state = fg.Engine(steps=6, on_nonfinite="skip").fit(Root, batches()).state
     engine = fg.Engine(steps=2)
     engine.check_finite(state)
     state = engine.fit(data=batches()[:2], state=state).state
-    assert (int(state.step), int(state.health.skipped)) == (8, 1)
+    assert (int(state.step), int(state.nonfinite.skipped)) == (8, 1)
     with pytest.raises(NonFiniteError, match="step 9"):
         engine.fit(data=batches()[BAD - 1 :], state=state)
 
@@ -366,7 +366,7 @@ def test_a_step_that_was_skipped_fails_no_later_one() -> None:
 
 
 def test_ignore_goes_on() -> None:
-    result = fg.Engine(steps=6, nonfinite="ignore").fit(Root, batches())
+    result = fg.Engine(steps=6, on_nonfinite="ignore").fit(Root, batches())
     assert int(result.state.step) == 6 and np.isnan(result.module.shift)
 
 
@@ -387,8 +387,8 @@ def test_parameters_that_are_not_finite_from_the_beginning_are_left_alone() -> N
 
 
 def test_a_state_that_another_engine_made_is_checked_as_well() -> None:
-    state = fg.Engine(steps=1, nonfinite="ignore").init(Counting(), numbers([0]))
-    broken = state.replace(health=dataclasses.replace(state.health, step=jnp.int32(3)))
+    state = fg.Engine(steps=1, on_nonfinite="ignore").init_state(Counting(), numbers([0]))
+    broken = state.replace(nonfinite=dataclasses.replace(state.nonfinite, step=jnp.int32(3)))
     fg.Engine(steps=1).check_finite(state)
     with pytest.raises(NonFiniteError, match="step 3"):
         fg.Engine(steps=1).check_finite(broken)

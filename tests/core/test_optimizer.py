@@ -63,7 +63,7 @@ def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
         value, grad = jax.value_and_grad(loss)(weight)
         updates, state = optimizer.update(grad, state, weight, value=value, grad=grad, value_fn=loss)
         weight = weight + updates
-    fitted = fg.Engine(steps=4, fuse=4).fit(by(optimizer), [BATCH])
+    fitted = fg.Engine(steps=4, steps_per_execution=4).fit(by(optimizer), [BATCH])
     np.testing.assert_allclose(fitted.module.weight, weight, rtol=1e-4)
 
 

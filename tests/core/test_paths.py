@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.paths import (
+from fulgurite.tree.paths import (
     Path,
     Pattern,
     Selector,

@@ -47,7 +47,7 @@ class Weights:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        run.emit("scalars", "weights", {"sum": float(self.values.sum())})
+        run.log_scalars("weights", {"sum": float(self.values.sum())})
 
 
 def test_case_40_two_instances_that_hold_arrays_both_register() -> None:
@@ -127,41 +127,41 @@ def test_so_must_a_class_method() -> None:
 class OfAClass:
     @classmethod
     @fg.hookimpl
-    def after_update(cls, module: Any, own: Any) -> Any:
-        return replaced(module, own)
+    def after_update(cls, module: Any, plugin_state: Any) -> Any:
+        return replaced(module, plugin_state)
 
 
 class MarkedOutside:
     @cast(Any, fg.hookimpl)
     @classmethod
-    def after_update(cls, module: Any, own: Any) -> Any:
-        return replaced(module, own)
+    def after_update(cls, module: Any, plugin_state: Any) -> Any:
+        return replaced(module, plugin_state)
 
 
 class Static:
     @staticmethod
     @fg.hookimpl
-    def after_update(module: Any, own: Any) -> Any:
-        return replaced(module, own)
+    def after_update(module: Any, plugin_state: Any) -> Any:
+        return replaced(module, plugin_state)
 
 
 class Jitted:
     @partial(jax.jit, static_argnums=0)
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any) -> Any:
-        return replaced(module, own)
+    def after_update(self, module: Any, plugin_state: Any) -> Any:
+        return replaced(module, plugin_state)
 
 
 class OfEquinox(eqx.Module):
     weight: float = 7.0
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any = None) -> Any:
-        return replaced(module, own, self.weight)
+    def after_update(self, module: Any, plugin_state: Any = None) -> Any:
+        return replaced(module, plugin_state, self.weight)
 
 
-def replaced(module: Any, own: Any, weight: float = 7.0) -> Any:
-    return eqx.tree_at(lambda module: module.weight, module, jnp.float32(weight)), own
+def replaced(module: Any, plugin_state: Any, weight: float = 7.0) -> Any:
+    return eqx.tree_at(lambda module: module.weight, module, jnp.float32(weight)), plugin_state
 
 
 @pytest.mark.parametrize("kind", [OfAClass, MarkedOutside, Static, Jitted, OfEquinox])
@@ -200,7 +200,7 @@ def test_arguments_may_be_left_out() -> None:
     given = {
         "on_fit_start": lambda self: seen.append("start"),
         "on_evaluate_end": lambda self, metrics: seen.append(metrics),
-        "evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([1]))],
+        "register_evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([1]))],
     }
     engine(plugin("brief", **given), Act(fg.At(2), evaluate), steps=2).fit(Counting(), numbers([0]))
     assert seen == ["start", {"updates": 2.0}]
@@ -314,8 +314,8 @@ class Doubling:
     instance: str | None = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("tell", fg.At(1, 2, 4), self.tell)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("tell", fg.At(1, 2, 4), self.tell)]
 
     def tell(self, run: fg.Run) -> None:
         run.engine.plugins.call("on_doubling", run.step, run=run, size=2 * run.step)
@@ -350,10 +350,10 @@ def test_two_instances_bring_their_hooks_once() -> None:
 def test_a_plugin_cannot_redefine_a_hook() -> None:
     class Redefinitions:
         @fg.hookspec("event")
-        def schedule(self) -> None:
+        def register_actions(self) -> None:
             """Something else."""
 
-    with pytest.raises(PluginError, match=r"Redefinitions.*'schedule'"):
+    with pytest.raises(PluginError, match=r"Redefinitions.*'register_actions'"):
         engine(plugin("greedy", hookspecs=Redefinitions))
 
 
@@ -460,11 +460,11 @@ EXCLUSIVE = {
     "mesh": lambda self: jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)),
     "state_sharding": lambda self, state: jax.tree.map(lambda leaf: HERE, state),
     "batch_sharding": lambda self, batch: jax.tree.map(lambda leaf: HERE, batch),
-    "update_rule": lambda self, phases: fg.GradientUpdate(next(iter(phases.values()))),
-    "consensus": lambda self: fg.Consensus(),
-    "optimizers": lambda self: {"default": fg.Phase(optax.sgd(1.0))},
-    "save": lambda self, run: None,
-    "restore": lambda self, reference: None,
+    "make_update_rule": lambda self, phases: fg.GradientUpdate(next(iter(phases.values()))),
+    "consensus": lambda self: fg.ProcessSync(),
+    "configure_optimizers": lambda self: {"default": fg.OptimizerSpec(optax.sgd(1.0))},
+    "save_checkpoint": lambda self, run: None,
+    "restore_checkpoint": lambda self, reference: None,
 }
 
 
@@ -476,7 +476,7 @@ def test_two_answers_to_an_exclusive_hook_are_an_error_that_names_both(hook: str
     watcher = plugin("watcher", on_fit_start=lambda self: started.append(1))
     with pytest.raises(PluginError, match=rf"hook {hook}.*'left' and 'right'"):
         engine(plugin("left", **answer), plugin("right", **answer), watcher, steps=1).fit(
-            Counting(), numbers([0]), resume=fg.Checkpoint("nowhere") if hook == "restore" else None
+            Counting(), numbers([0]), resume=fg.CheckpointRef("nowhere") if hook == "restore_checkpoint" else None
         )
     assert not started
 
@@ -488,8 +488,8 @@ def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
 
 # --- answers that are merged ------------------------------------------------------------------------------------------
 
-STREAM = {"rng_streams": lambda self: [fg.Stream("noise", train=True)]}
-EVALUATOR = {"evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([0]))]}
+STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
+EVALUATOR = {"register_evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([0]))]}
 TERM = {"loss_terms": lambda self, module: {"l2": jnp.sum(module.weight**2)}}
 VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 
@@ -505,7 +505,7 @@ def test_two_plugins_that_declare_one_evaluator_clash() -> None:
 
 
 def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> None:
-    twice = plugin("twice", evaluators=lambda self: EVALUATOR["evaluators"](self) * 2)
+    twice = plugin("twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2)
     with pytest.raises(PluginError, match=r"evaluator 'test'.*'twice'"):
         engine(twice)
 
@@ -523,18 +523,18 @@ def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
 def test_two_plugins_that_give_one_view_clash() -> None:
     both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
     with pytest.raises(PluginError, match="module view 'averaged' comes from both 'left' and 'right'"):
-        both.view(both.init(Counting(), numbers([0])), "averaged")
+        both.get_module_view(both.init_state(Counting(), numbers([0])), "averaged")
 
 
 # --- answers that cannot be used -------------------------------------------------------------------------------------
 
 WRONG = {
-    "evaluators": lambda self: ["test"],
-    "rng_streams": lambda self: ["noise"],
-    "schedule": lambda self: fg.Scheduled("look", 1, trouble),
+    "register_evaluators": lambda self: ["test"],
+    "register_rng_streams": lambda self: ["noise"],
+    "register_actions": lambda self: fg.ScheduledAction("look", 1, trouble),
     "consensus": lambda self: "everyone",
-    "optimizers": lambda self: optax.sgd(1.0),
-    "update_rule": lambda self: optax.sgd(1.0),
+    "configure_optimizers": lambda self: optax.sgd(1.0),
+    "make_update_rule": lambda self: optax.sgd(1.0),
     "gradient_transform": lambda self: 0.5,
     "module_views": lambda self, state: state.module,
     "loss_terms": lambda self: 0.5,
@@ -543,13 +543,21 @@ WRONG = {
 }
 NO_ANSWERS: list[tuple[str, Any, str]] = [
     (
-        "evaluators",
-        [fg.Scheduled("test", 1, evaluate)],
-        "plugin 'careless', hook evaluators: give a list of Eval",
+        "register_evaluators",
+        [fg.ScheduledAction("test", 1, evaluate)],
+        "plugin 'careless', hook register_evaluators: give a list of Eval",
     ),
-    ("rng_streams", [fg.Scheduled("test", 1, evaluate)], "plugin 'careless', hook rng_streams: give a list of Stream"),
-    ("optimizers", {"default": optax.sgd(1.0)}, "hook optimizers of careless gave dict; give .* a dict of fg.Phase"),
-    ("optimizers", {}, "hook optimizers of careless gave dict"),
+    (
+        "register_rng_streams",
+        [fg.ScheduledAction("test", 1, evaluate)],
+        "plugin 'careless', hook register_rng_streams: give a list of Stream",
+    ),
+    (
+        "configure_optimizers",
+        {"default": optax.sgd(1.0)},
+        "hook configure_optimizers of careless gave dict; give .* a dict of fg.Phase",
+    ),
+    ("configure_optimizers", {}, "hook configure_optimizers of careless gave dict"),
     ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),
     ("loss_terms", {"a": "x"}, "the loss term 'a' of Counting is 'x': a loss is one floating-point number"),
     ("loss_terms", {"a": None}, "the loss term 'a' of Counting is None"),
@@ -564,7 +572,7 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
 def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, message: str) -> None:
     with pytest.raises(FulguriteError, match=message) as caught:
         wrong = engine(plugin("careless", **{hook: lambda self: answer}), steps=1)
-        wrong.view(wrong.fit(Counting(), numbers([0])).state, "averaged")
+        wrong.get_module_view(wrong.fit(Counting(), numbers([0])).state, "averaged")
     assert "careless" in f"{caught.value} {' '.join(noted(caught.value))}"
 
 
@@ -592,20 +600,21 @@ def test_a_metric_of_a_plugin_never_takes_the_place_of_the_steps() -> None:
 def test_an_answer_that_cannot_be_used_is_an_error_that_names_plugin_and_hook(hook: str) -> None:
     with pytest.raises(FulguriteError) as caught:
         wrong = engine(plugin("careless", **{hook: WRONG[hook]}), steps=1)
-        wrong.view(wrong.fit(Counting(), numbers([0])).state, "averaged")
+        wrong.get_module_view(wrong.fit(Counting(), numbers([0])).state, "averaged")
     told = f"{caught.value} {' '.join(noted(caught.value))}"
     assert "plugin 'careless'" in told and hook in told
 
 
 @pytest.mark.parametrize(
-    "hook", ["evaluators", "rng_streams", "schedule", "loss_terms", "step_metrics", "module_views"]
+    "hook",
+    ["register_evaluators", "register_rng_streams", "register_actions", "loss_terms", "step_metrics", "module_views"],
 )
 def test_no_answer_is_an_empty_one(hook: str) -> None:
     silent = engine(plugin("silent", **{hook: lambda self: None}), steps=1)
     result = silent.fit(Counting(), numbers([0]))
     assert float(result.module.weight) == -1
     with pytest.raises(PluginError, match="no plugin gives the weights"):
-        silent.view(result.state, "averaged")
+        silent.get_module_view(result.state, "averaged")
 
 
 # --- blame ------------------------------------------------------------------------------------------------------------
@@ -624,16 +633,18 @@ def noted(error: BaseException) -> list[str]:
 
 
 BUILD = {
-    "update_rule": lambda self, module: trouble(),
-    "optimizers": lambda self, module: trouble(),
+    "make_update_rule": lambda self, module: trouble(),
+    "configure_optimizers": lambda self, module: trouble(),
     "gradient_transform": lambda self, module: trouble(),
-    "plugin_state": lambda self, module: trouble(),
+    "init_plugin_state": lambda self, module: trouble(),
     "state_sharding": lambda self, state: trouble(),
     "batch_sharding": lambda self, batch: trouble(),
 }
 
 
-@pytest.mark.parametrize("hook", ["rng_streams", "mesh", "consensus", "evaluators", "schedule"])
+@pytest.mark.parametrize(
+    "hook", ["register_rng_streams", "mesh", "consensus", "register_evaluators", "register_actions"]
+)
 def test_a_failure_at_construction_is_blamed(hook: str) -> None:
     with pytest.raises(Trouble) as caught:
         engine(plugin("culprit", **{hook: lambda self: trouble()}))
@@ -725,19 +736,19 @@ def test_a_failure_in_host_state_is_blamed() -> None:
     saver = Act(fg.At(3), lambda run: snapshots.append(run.snapshot()), "save")
     snapshots: list[fg.Snapshot] = []
     with pytest.raises(Trouble) as caught:
-        engine(saver, plugin("culprit", host_state=lambda self: trouble()), steps=4).fit(Counting(), numbers([0]))
-    assert noted(caught.value)[0].endswith("), hook host_state, step 3")
+        engine(saver, plugin("culprit", get_host_state=lambda self: trouble()), steps=4).fit(Counting(), numbers([0]))
+    assert noted(caught.value)[0].endswith("), hook get_host_state, step 3")
 
 
 def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     with pytest.raises(Trouble) as caught:
-        engine(plugin("culprit", save=lambda self, run: trouble()), steps=4).fit(Counting(), numbers([0]))
-    assert noted(caught.value)[0].endswith("), hook save, step 4")
+        engine(plugin("culprit", save_checkpoint=lambda self, run: trouble()), steps=4).fit(Counting(), numbers([0]))
+    assert noted(caught.value)[0].endswith("), hook save_checkpoint, step 4")
 
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """Told of the exception, and perhaps raising one of its own."""
+    """Told of the exception, and perhaps raising one of its plugin_state."""
 
     instance: str
     told: list[tuple[str, BaseException]] = field(default_factory=list)

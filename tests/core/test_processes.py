@@ -91,13 +91,13 @@ def test_what_connects_processes_must_be_one_package(
     assert "uninstall all but one" in capsys.readouterr().err
 
 
-class Once(fg.Consensus):
+class Once(fg.ProcessSync):
     """Says once, at step 4, that all stop."""
 
     def __init__(self) -> None:
         self.said = False
 
-    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
+    def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
         if step < 4 or self.said:
             return frozenset()
         self.said = True
@@ -111,7 +111,7 @@ class Agreeing:
         self.one = Once()
 
     @fg.hookimpl
-    def consensus(self) -> fg.Consensus:
+    def consensus(self) -> fg.ProcessSync:
         return self.one
 
 
@@ -120,13 +120,15 @@ def test_what_was_agreed_on_holds_through_an_evaluation() -> None:
     spec = fg.EvaluatorSpec("test", numbers([0], [0]))
     evaluating = Evaluating(spec, trigger=4)
     result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(Counting(), numbers([0]))
-    assert (result.stopped, int(result.state.step)) == ("preempted", 4)
+    assert (result.stop_reason, int(result.state.step)) == ("preempted", 4)
     assert not evaluating.told
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_an_action_may_ask_to_stop(fuse: int) -> None:
     asking = Act(3, lambda run: run.request_stop("enough"))
-    result = fg.Engine(steps=9, plugins=[asking], autoload=False, fuse=fuse).fit(Counting(), numbers([0]))
-    assert result.stopped == "enough"
+    result = fg.Engine(steps=9, plugins=[asking], autoload=False, steps_per_execution=fuse).fit(
+        Counting(), numbers([0])
+    )
+    assert result.stop_reason == "enough"
     assert 3 <= int(result.state.step) < 9

@@ -23,7 +23,7 @@ import pytest
 from fulgurite.errors import CheckpointError, NonFiniteError, PluginError
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression
 
-LATEST = fg.Checkpoint("memory")
+LATEST = fg.CheckpointRef("memory")
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
@@ -47,22 +47,24 @@ class Memory:
     asked: list[int] = field(default_factory=list)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         self.asked.append(run.step)
         if run.step in self.kept:
             return
         plugins, snapshot = run.engine.plugins, run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
-        positions = {sink.name: future.result() for sink, future in plugins.call("durable", run.step, step=run.step)}
+        positions = {
+            sink.name: future.result() for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+        }
         rest = {
-            "span": snapshot.span.to_json(),
-            "position": snapshot.position,
-            "pending": list(snapshot.pending),
-            "host": snapshot.host,
+            "span": snapshot.step_range.to_json(),
+            "position": snapshot.data_position,
+            "pending": list(snapshot.pending_actions),
+            "host": snapshot.host_states,
             "metrics": snapshot.metrics,
             "positions": positions,
         }
@@ -71,19 +73,19 @@ class Memory:
         self.kept[run.step] = Kept(arrays, json.dumps(rest))
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
         if reference.optional and not self.kept:
             return None
         step = reference.step if isinstance(reference.step, int) else max(self.kept)
         kept, rest = self.kept[step], json.loads(self.kept[step].rest)
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(kept.arrays, path, leaf), like)
-        span = fg.Span.from_json(rest["span"])
+        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(kept.arrays, path, leaf), template)
+        span = fg.StepRange.from_json(rest["span"])
         return fg.Snapshot(state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"])
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
         positions = json.loads(self.kept[step].rest)["positions"]
-        for rewind in run.engine.plugins.implementations("rewind"):
+        for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])
 
 
@@ -118,12 +120,12 @@ class Average:
     """A slice of the state: an average of the weights, with a number drawn at each step."""
 
     @fg.hookimpl
-    def plugin_state(self, module: Learner) -> Any:
+    def init_plugin_state(self, module: Learner) -> Any:
         return {"average": module.weight, "drawn": jnp.zeros(())}
 
     @fg.hookimpl
-    def after_update(self, module: Learner, own: Any, ctx: fg.Context) -> Any:
-        average = 0.9 * own["average"] + 0.1 * module.weight
+    def after_update(self, module: Learner, plugin_state: Any, ctx: fg.Context) -> Any:
+        average = 0.9 * plugin_state["average"] + 0.1 * module.weight
         return module, {"average": average, "drawn": jax.random.uniform(ctx.key())}
 
 
@@ -145,12 +147,12 @@ class Evaluator:
             yield batch
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec(self.name, fg.Data(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec(self.name, fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", self.trigger, self.evaluate, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", self.trigger, self.evaluate, "evaluate")]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate(self.name)
@@ -175,13 +177,13 @@ class File:
         self.write(record)
 
     @fg.hookimpl
-    def durable(self, step: int) -> Future[int]:
+    def flush_logger(self, step: int) -> Future[int]:
         future: Future[int] = Future()
         future.set_result(len(self.lines))
         return future
 
     @fg.hookimpl
-    def rewind(self, position: int) -> None:
+    def rewind_logger(self, position: int) -> None:
         del self.lines[position:]
 
 
@@ -208,7 +210,7 @@ class Events:
         self.told.append(f"saved {step} at {run.step}")
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         self.told.append(f"end at {run.step}")
 
 
@@ -227,21 +229,21 @@ def crash(run: fg.Run) -> None:
     raise Killed
 
 
-def stop(run: fg.Run) -> fg.Stop:
-    return fg.Stop("stopped")
+def stop(run: fg.Run) -> fg.StopTraining:
+    return fg.StopTraining("stopped")
 
 
 def training(kept: dict[int, Kept], file: File, fuse: int, *others: Any) -> fg.Engine:
     plugins = [Memory(kept=kept), Average(), Evaluator(4), file, *others]
-    return engine(*plugins, steps=12, seed=3, fuse=fuse, log_every=4)
+    return engine(*plugins, steps=12, seed=3, steps_per_execution=fuse, log_every=4)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted() -> Callable[[int], tuple[list[str], fg.Result]]:
+def uninterrupted() -> Callable[[int], tuple[list[str], fg.FitResult]]:
     """The lines and the result of `training` that nobody interrupts."""
 
     @cache
-    def run(fuse: int) -> tuple[list[str], fg.Result]:
+    def run(fuse: int) -> tuple[list[str], fg.FitResult]:
         file = File()
         return file.lines, training({}, file, fuse).fit(Learner, regression(60, 8, shuffle=True))
 
@@ -260,7 +262,7 @@ def test_a_resumed_run_ends_with_the_same_bits(uninterrupted: Any, how: Callable
         training(kept, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
     except Killed:
         pass
-    resumed = training(kept, file, fuse, events).fit(Learner, data, resume=fg.Checkpoint("memory", step=5))
+    resumed = training(kept, file, fuse, events).fit(Learner, data, resume=fg.CheckpointRef("memory", step=5))
     assert_same_bits(resumed.state, whole.state)
     assert file.lines == lines
     assert [json.loads(line)["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
@@ -273,7 +275,7 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
     whole = engine(steps=12, log_every=4).fit(Counting(), data)
     first = engine(memory, Act(fg.At(7), lambda run: interrupt()), steps=12, log_every=4).fit(Counting(), data)
     second = engine(memory, steps=12, log_every=4).fit(Counting(), data, resume=LATEST)
-    assert first.stopped == "SIGINT"
+    assert first.stop_reason == "SIGINT"
     assert first.history.records + second.history.records == whole.history.records
 
 
@@ -281,13 +283,13 @@ def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactl
     """After step 4 it goes on from the weights after step 2; an update makes the weight, which is the loss, 1 less."""
     kept: list[fg.TrainState] = []
     keep = Act(fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep")
-    back = Act(fg.At(4), lambda run: fg.Replace(kept.pop()), instance="back")
+    back = Act(fg.At(4), lambda run: fg.ReplaceState(kept.pop()), instance="back")
     memory, data = Memory(), numbers([0], [0])
     whole = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data)
     assert whole.history.steps("train/loss").tolist() == [3, 6, 9, 10]
     assert whole.history["train/loss"].tolist() == pytest.approx([(0 - 1 - 2) / 3, (-3 - 2 - 3) / 3, -5, -7])
     assert int(whole.state.step) == 10 and float(whole.module.weight) == -8
-    again = fg.Checkpoint("memory", step=5)
+    again = fg.CheckpointRef("memory", step=5)
     resumed = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data, resume=again)
     assert_same_bits(resumed.state, whole.state)
     assert resumed.history.records == whole.history.records[-len(resumed.history.records) :]
@@ -298,14 +300,14 @@ def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     """Its span and the order of its data depend on the step at which it began."""
     data, settings = regression(60, 8, shuffle=True), {"steps": 7, "log_every": None}
 
-    def second(*plugins: Any) -> fg.Result:
+    def second(*plugins: Any) -> fg.FitResult:
         first = engine(**settings).fit(Learner, data)
         return engine(*plugins, **settings).fit(data=data, state=first.state)
 
     memory, spans = Memory(), []
     with pytest.raises(Killed):
         second(memory, Act(fg.At(12), crash))
-    look = Act(fg.AtEnd(), lambda run: spans.append(run.span))
+    look = Act(fg.AtEnd(), lambda run: spans.append(run.step_range))
     resumed = engine(memory, look, **settings).fit(Learner, data, resume=LATEST)
     assert_same_bits(resumed.state, second().state)
     assert [(span.origin, span.end) for span in spans] == [(7, 14)]
@@ -318,7 +320,7 @@ def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
     memory, run = Memory(), tmp_path / "run"
     engine(memory, Act(fg.At(7), stop), steps=12, run=run).fit(Counting(), numbers([0]))
     (run / "records.jsonl").write_text("")
-    reference = fg.Checkpoint(path and tmp_path / path, 5)
+    reference = fg.CheckpointRef(path and tmp_path / path, 5)
     engine(memory, steps=12, run=run).fit(Counting(), numbers([0]), resume=reference)
     assert (run / "records.jsonl").exists() == stays
     assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
@@ -331,7 +333,7 @@ class Seeing(Counting):
     """Logs the number that each batch holds."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch[0])})
+        return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
 
 
 class Counter:
@@ -345,10 +347,10 @@ class Counter:
             self.count += 1
             yield np.full(1, self.count, np.float32)
 
-    def state(self) -> Any:
+    def get_state(self) -> Any:
         return {"count": self.count}
 
-    def restore(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.count = state["count"]
 
 
@@ -356,7 +358,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "arrays": lambda: fg.ArrayData(np.arange(7, dtype=np.float32), 1, shuffle=True),
     "list": lambda: numbers([0], [1], [2], [3]),
     "stateful": Counter,
-    "prefetched": lambda: fg.Data(Counter(), prefetch=3),
+    "prefetched": lambda: fg.DataSource(Counter(), prefetch=3),
 }
 
 
@@ -382,14 +384,14 @@ class Triggers:
     TRIGGERS: ClassVar[dict[str, fg.Trigger]] = {
         "start": fg.AtStart(),
         "end": fg.AtEnd(),
-        "times": fg.Times(3),
+        "times": fg.EvenlySpaced(3),
         "epoch": fg.EveryEpoch(2),
-        "process": fg.FirstOfProcess(2),
+        "process": fg.FirstStepsAfterStart(2),
     }
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled(name, trigger, self.note(name)) for name, trigger in self.TRIGGERS.items()]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction(name, trigger, self.note(name)) for name, trigger in self.TRIGGERS.items()]
 
     def note(self, name: str) -> Callable[[fg.Run], None]:
         return lambda run: self.fired.append(f"{name} {run.step}")
@@ -403,14 +405,14 @@ def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> No
     stopped = engine(memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length).fit(
         Counting(), data
     )
-    assert stopped.stopped == "SIGTERM"
+    assert stopped.stop_reason == "SIGTERM"
     step = int(stopped.state.step)
     assert step in (6, 7)
     assert before.fired == ["start 0", "process 1", "process 2", "times 4", "epoch 6"]
     resumed = engine(memory, after, **length).fit(Counting(), data, resume=LATEST)
     anew = [f"process {step + 1}", f"process {step + 2}"]
     assert sorted(after.fired) == sorted([*anew, "times 8", "end 12", "times 12", "epoch 12"])
-    assert (resumed.stopped, float(resumed.module.weight)) == (None, -12)
+    assert (resumed.stop_reason, float(resumed.module.weight)) == (None, -12)
 
 
 def test_epochs_are_counted_on() -> None:
@@ -437,11 +439,13 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
                 yield np.zeros(1, np.float32)
 
     memory = Memory(1000)
-    result = engine(memory, steps=40, fuse=8).fit(Counting(), fg.Data(Source(), prefetch=0))
+    result = engine(memory, steps=40, steps_per_execution=8).fit(Counting(), fg.DataSource(Source(), prefetch=0))
     step = int(result.state.step)
-    assert result.stopped == "SIGTERM" and list(memory.kept) == [step]
+    assert result.stop_reason == "SIGTERM" and list(memory.kept) == [step]
     assert step in (11, 12) and len(made) <= 13
-    resumed = engine(memory, steps=40, fuse=8).fit(Counting(), fg.Data(Source(), prefetch=0), resume=LATEST)
+    resumed = engine(memory, steps=40, steps_per_execution=8).fit(
+        Counting(), fg.DataSource(Source(), prefetch=0), resume=LATEST
+    )
     assert float(resumed.module.weight) == -40
 
 
@@ -450,7 +454,7 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
 
 def line_up(kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any) -> fg.Engine:
     """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
-    acts = Act(8, lambda run: run.emit("text", "act", {"weight": run.state.module.weight.tolist()}))
+    acts = Act(8, lambda run: run.log_text("act", {"weight": run.state.module.weight.tolist()}))
     evaluators = [
         Evaluator(4, name="first"),
         Evaluator(4, before, name="second"),
@@ -476,7 +480,7 @@ def never(index: int) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[str], fg.Result]:
+def whole() -> tuple[list[str], fg.FitResult]:
     """The lines and the result of a run that nobody interrupts."""
     file = File()
     result = line_up({}, file, never).fit(Learner, regression(64, 8))
@@ -489,7 +493,7 @@ def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
     stopped = line_up(kept, file, interrupting(1, batch)).fit(Learner, data)
-    assert (stopped.stopped, int(stopped.state.step)) == ("SIGINT", 8)
+    assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 8)
     assert json.loads(kept[8].rest)["pending"][:2] == ["evaluator:second.evaluate", "log"]
     assert json.loads(file.lines[-1])["source"] == "first"
     events = Events()
@@ -504,7 +508,7 @@ def test_a_pending_evaluation_may_be_cut_off_again(whole: Any) -> None:
     file, data = File(), regression(64, 8)
     line_up(kept, file, interrupting(1, 1)).fit(Learner, data)
     again = line_up(kept, file, interrupting(0, 2)).fit(Learner, data, resume=LATEST)
-    assert (again.stopped, int(again.state.step)) == ("SIGINT", 8)
+    assert (again.stop_reason, int(again.state.step)) == ("SIGINT", 8)
     line_up(kept, file, never).fit(Learner, data, resume=LATEST)
     assert file.lines == whole[0]
 
@@ -513,11 +517,11 @@ def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(whole: Any, 
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
     stopped = line_up(kept, file, interrupting(2, 1), run=str(tmp_path)).fit(Learner, data)
-    assert (stopped.stopped, int(stopped.state.step)) == ("SIGINT", 12)
+    assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 12)
     assert not fg.RunDirectory(tmp_path).complete
     resumed = line_up(kept, file, never, run=str(tmp_path)).fit(Learner, data, resume=LATEST)
     assert file.lines == whole[0]
-    assert resumed.stopped is None
+    assert resumed.stop_reason is None
     assert fg.RunDirectory(tmp_path).complete
 
 
@@ -526,8 +530,8 @@ def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() 
         """Runs two evaluations in one action."""
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("both", 4, self.both, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("both", 4, self.both, "evaluate")]
 
         def both(self, run: fg.Run) -> None:
             run.evaluate("first")
@@ -556,7 +560,7 @@ def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
 
 def test_a_trial_run_saves_nothing() -> None:
     memory = Memory(1)
-    engine(memory, steps=7, dev_run=2).fit(Counting(), numbers([0]))
+    engine(memory, steps=7, fast_dev_run=2).fit(Counting(), numbers([0]))
     assert memory.asked == []
 
 
@@ -612,17 +616,17 @@ def test_no_record_reaches_a_sink_before_it_is_rewound() -> None:
             told.append("a notice")
 
         @fg.hookimpl
-        def durable(self, step: int) -> Future[None]:
+        def flush_logger(self, step: int) -> Future[None]:
             future: Future[None] = Future()
             future.set_result(None)
             return future
 
         @fg.hookimpl
-        def rewind(self, position: Any) -> None:
+        def rewind_logger(self, position: Any) -> None:
             told.append("rewound")
 
     memory = Memory(3)
-    parts = [memory, Telling(), Act(fg.Period(1e9), None, "log")]
+    parts = [memory, Telling(), Act(fg.EverySeconds(1e9), None, "log")]
     engine(*parts, steps=3).fit(Counting(), numbers([0]))
     told.clear()
     engine(*parts, steps=5).fit(Counting(), numbers([0]), resume=LATEST)
@@ -640,18 +644,18 @@ class Patience:
         self.restored: list[Any] = []
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("count", 1 if self.instance == "fast" else 2, self.increase, "decide")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("count", 1 if self.instance == "fast" else 2, self.increase, "decide")]
 
     def increase(self, run: fg.Run) -> None:
         self.count += 1
 
     @fg.hookimpl
-    def host_state(self) -> Any:
+    def get_host_state(self) -> Any:
         return {"count": self.count}
 
     @fg.hookimpl
-    def restore_host_state(self, state: Any, version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         self.restored.append((state, version))
         self.count = state["count"]
 
@@ -681,7 +685,7 @@ def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
 
 def test_an_optional_checkpoint_may_be_missing() -> None:
     events = Events()
-    optional = fg.Checkpoint("memory", optional=True)
+    optional = fg.CheckpointRef("memory", optional=True)
     result = engine(Memory(), events, steps=2, log_every=None).fit(Counting(), numbers([0, 0]), resume=optional)
     assert float(result.module.weight) == -2
     assert events.told[0] == "start at 0"
@@ -693,7 +697,7 @@ class Nothing:
     """A checkpointer without a checkpoint."""
 
     @fg.hookimpl
-    def restore(self) -> None:
+    def restore_checkpoint(self) -> None:
         return None
 
 
@@ -704,8 +708,10 @@ def test_a_checkpointer_that_gives_nothing_is_no_silent_fresh_start() -> None:
 
 def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     with pytest.raises(KeyError) as caught:
-        engine(Memory(), steps=2).fit(Counting(), numbers([0]), resume=fg.Checkpoint("memory", step=3))
-    assert any(note.startswith("plugin 'memory' (") and "hook restore" in note for note in caught.value.__notes__)
+        engine(Memory(), steps=2).fit(Counting(), numbers([0]), resume=fg.CheckpointRef("memory", step=3))
+    assert any(
+        note.startswith("plugin 'memory' (") and "hook restore_checkpoint" in note for note in caught.value.__notes__
+    )
 
 
 def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
@@ -714,10 +720,10 @@ def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
 
     class Forgetful(Memory):
         @fg.hookimpl
-        def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
-            snapshot = memory.restore(reference, like)
+        def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+            snapshot = memory.restore_checkpoint(reference, template)
             assert snapshot is not None
-            return replace(snapshot, state=snapshot.state.replace(plugins={}))
+            return replace(snapshot, state=snapshot.state.replace(plugin_states={}))
 
-    with pytest.raises(fg.errors.StateError, match=r"does not fit.*plugins.*average"):
+    with pytest.raises(StateError, match=r"does not fit.*plugins.*average"):
         engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)

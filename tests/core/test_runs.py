@@ -5,7 +5,7 @@ from pathlib import Path
 
 import fulgurite as fg
 import pytest
-from fulgurite import Checkpoint, RunDirectory
+from fulgurite import CheckpointRef, RunDirectory
 from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_testing import TinyModel, tiny_data
@@ -23,43 +23,43 @@ def test_a_run_directory_that_is_not_there_is_empty_and_stays_so(tmp_path: Path)
     run = RunDirectory(tmp_path / "run")
     assert run.attempts == 0
     assert not run.complete
-    assert list(run.committed()) == []
+    assert list(run.list_checkpoints()) == []
     assert not run.path.exists()
 
 
 def test_attempts_are_counted(tmp_path: Path):
     run = RunDirectory(tmp_path / "deep" / "run")
-    assert [run.begin() for _ in range(11)] == list(range(1, 12))
+    assert [run.start_attempt() for _ in range(11)] == list(range(1, 12))
     assert run.attempts == RunDirectory(run.path).attempts == 11
 
 
 def test_a_lost_attempt_is_not_counted_twice(tmp_path: Path):
     run = RunDirectory(tmp_path)
     for _ in range(3):
-        run.begin()
+        run.start_attempt()
     (tmp_path / "attempts" / "2").unlink()
-    assert run.begin() == 4
+    assert run.start_attempt() == 4
 
 
 def test_foreign_files_are_no_attempts(tmp_path: Path):
     run = RunDirectory(tmp_path)
-    run.begin()
+    run.start_attempt()
     for name in ("notes.txt", "9.tmp", "-3", "x"):
         (tmp_path / "attempts" / name).touch()
-    assert run.begin() == 2
+    assert run.start_attempt() == 2
 
 
 def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"file/run cannot be written.*Choose another"):
-        RunDirectory(tmp_path / "file" / "run").begin()
+        RunDirectory(tmp_path / "file" / "run").start_attempt()
 
 
 def test_committed_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path):
     run = RunDirectory(tmp_path)
     for step in (1000, 9, 0, 20):
         checkpoint(run, f"step-{step}")
-    assert list(run.committed()) == [(step, run.step_directory(step)) for step in (0, 9, 20, 1000)]
+    assert list(run.list_checkpoints()) == [(step, run.step_directory(step)) for step in (0, 9, 20, 1000)]
     assert run.step_directory(9) == tmp_path / "checkpoints" / "step-9"
 
 
@@ -69,9 +69,9 @@ def test_a_checkpoint_without_commit_does_not_exist(tmp_path: Path):
     half = checkpoint(run, "step-2", committed=False)
     (half / "arrays").touch()
     (checkpoint(run, "step-3", committed=False) / "COMMIT").mkdir()
-    assert [step for step, _ in run.committed()] == [1]
+    assert [step for step, _ in run.list_checkpoints()] == [1]
     (half / "COMMIT").touch()
-    assert [step for step, _ in run.committed()] == [1, 2]
+    assert [step for step, _ in run.list_checkpoints()] == [1, 2]
 
 
 def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
@@ -84,17 +84,17 @@ def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
     run.step_directory(11).write_text("a file")
     for name in ["step-07", "step-٣", "step-", "step--1", "step-1.5", "step-5.trash", "trash-5", "7", f"step-{10**12}"]:
         checkpoint(run, name)
-    assert list(run.committed()) == [(7, real)]
+    assert list(run.list_checkpoints()) == [(7, real)]
 
 
 def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
     run = RunDirectory(tmp_path)
-    run.begin()
+    run.start_attempt()
     assert not run.complete
     run.mark_complete()
     assert run.complete
     assert RunDirectory(str(tmp_path)).complete
-    run.begin()
+    run.start_attempt()
     assert not run.complete
 
 
@@ -125,9 +125,9 @@ def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
     run = populated(tmp_path)
     before = tree(tmp_path)
     assert before == KEPT | RECORDS | OTHERS
-    run.begin(step=15)
+    run.start_attempt(step=15)
     assert tree(tmp_path) == before
-    run.begin(step=10)
+    run.start_attempt(step=10)
     moved = {"superseded/2/step-15/COMMIT", *(f"superseded/2/{name}" for name in RECORDS)}
     assert tree(tmp_path) == before - {"checkpoints/step-15/COMMIT"} | moved
     assert (tmp_path / "superseded" / "2" / "records.jsonl").read_text() == "records.jsonl"
@@ -135,22 +135,22 @@ def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
 
 def test_what_begins_anew_moves_all_checkpoints_and_records(tmp_path: Path):
     run = populated(tmp_path)
-    run.begin()
+    run.start_attempt()
     moved = {f"superseded/1/step-{step}/COMMIT" for step in (5, 10, 15)} | {f"superseded/1/{name}" for name in RECORDS}
     assert tree(tmp_path) == OTHERS | moved
     assert (tmp_path / "checkpoints" / "step-20").is_dir()  # no checkpoint
     before = tree(tmp_path)
-    assert run.begin() == 2  # nothing to move
+    assert run.start_attempt() == 2  # nothing to move
     assert tree(tmp_path) == before
 
 
 def test_an_attempt_holds_its_manifest_and_is_written_once(tmp_path: Path):
     run = RunDirectory(tmp_path)
-    with run.hold():
-        assert run.begin('{"seed": 0}') == 1
+    with run.lock():
+        assert run.start_attempt('{"seed": 0}') == 1
         assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
         with pytest.raises(CheckpointError, match="cannot be written.*attempts/1"):
-            run.begin("{}")
+            run.start_attempt("{}")
     assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
 
 
@@ -162,7 +162,7 @@ def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
         plugin_name = "timed"
 
     timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()])
-    fg.Engine(steps=1, run=tmp_path, plugins=[timed], autoload=False).fit(TinyModel, tiny_data())
+    fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed], autoload=False).fit(TinyModel, tiny_data())
     (plugin,) = (one for one in loads((tmp_path / "attempts" / "1").read_text())["plugins"] if one["name"] == "timed")
     assert plugin["settings"] == {"when": "Every(n=3)", "often": ["At(1)", "AtEnd()"]}
 
@@ -178,8 +178,8 @@ def test_links_are_neither_followed_nor_moved(tmp_path: Path):
     (run.path / "records.jsonl").symlink_to(victim / "records.jsonl")
     (run.path / "COMPLETE").symlink_to(victim / "made")
     before = tree(victim)
-    assert (run.committed(), run.complete) == ([], False)
-    run.begin()
+    assert (run.list_checkpoints(), run.complete) == ([], False)
+    run.start_attempt()
     run.mark_complete()
     assert tree(victim) == before
     assert not (run.path / "superseded").exists()
@@ -190,22 +190,22 @@ def test_links_are_neither_followed_nor_moved(tmp_path: Path):
             checkpoint(other, "step-3")
         (other.path / name).symlink_to(victim)
         with pytest.raises(CheckpointError, match=f"{name} is a link"):
-            other.begin()
+            other.start_attempt()
         assert tree(victim) == before
 
 
 def test_numbers_too_long_to_be_ours_are_no_attempts(tmp_path: Path):
     run = RunDirectory(tmp_path)
-    run.begin()
+    run.start_attempt()
     for name in ("9" * 200, "٣", "07"):
         (tmp_path / "attempts" / name).touch()
     assert run.attempts == 1
 
 
 def test_a_reference_names_a_step_or_the_latest_or_the_best():
-    assert Checkpoint("runs/a") == Checkpoint("runs/a", "latest")
+    assert CheckpointRef("runs/a") == CheckpointRef("runs/a", "latest")
     for step in (0, 500, "latest", "best"):
-        assert Checkpoint("runs/a", step).step == step  # type: ignore[arg-type]
+        assert CheckpointRef("runs/a", step).step == step  # type: ignore[arg-type]
     for step in ("last", True, 1.5, None):
         with pytest.raises((ConfigurationError, TypeError), match=r"step is|latest"):
-            Checkpoint("runs/a", step)  # type: ignore[arg-type]
+            CheckpointRef("runs/a", step)  # type: ignore[arg-type]

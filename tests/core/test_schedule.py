@@ -24,11 +24,11 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 class Schedule:
     """A plugin with the actions that it is given."""
 
-    scheduled: list[fg.Scheduled]
+    scheduled: list[fg.ScheduledAction]
     instance: str | None = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         return self.scheduled
 
 
@@ -38,8 +38,8 @@ class Noted:
 
     ran: list[str] = field(default_factory=list)
 
-    def action(self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any) -> fg.Scheduled:
-        return fg.Scheduled(name, trigger, lambda run: self.ran.append(name), phase, **order)
+    def action(self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any) -> fg.ScheduledAction:
+        return fg.ScheduledAction(name, trigger, lambda run: self.ran.append(name), phase, **order)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_the_window_is_closed_in_the_phase_log() -> None:
     def look(name: str) -> Any:
         return lambda run: seen.append((name, run.step, run.metrics.get("train", {}).get("weight")))
 
-    actions = [fg.Scheduled(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")]
+    actions = [fg.ScheduledAction(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")]
     engine(Schedule(actions), steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert seen[0] == ("decide", 2, None)
     assert seen[3] == ("decide", 4, -1.0)
@@ -71,12 +71,12 @@ def test_the_window_is_closed_in_the_phase_log() -> None:
 def test_after_and_before_order_within_a_phase() -> None:
     noted = Noted()
     first = [noted.action("a", after=("c",)), noted.action("b")]
-    second = [noted.action("c"), noted.action("d", before=("first.b",)), noted.action("e", phase="decide")]
+    second = [noted.action("c"), noted.action("d", before=("first.b",)), noted.action("e", stage="decide")]
     engine(named("first", first), named("second", second), steps=1).fit(Counting(), numbers([0]))
     assert noted.ran == ["e", "c", "a", "d", "b"]
 
 
-def named(name: str, scheduled: list[fg.Scheduled]) -> Any:
+def named(name: str, scheduled: list[fg.ScheduledAction]) -> Any:
     return type(name, (Schedule,), {"plugin_name": name})(scheduled)
 
 
@@ -115,16 +115,16 @@ def test_two_actions_of_one_name_are_an_error() -> None:
 )
 def test_an_action_that_cannot_be_meant_is_an_error(arguments: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        fg.Scheduled(*arguments)
+        fg.ScheduledAction(*arguments)
 
 
 def test_schedule_gives_actions() -> None:
     class Loose:
         @fg.hookimpl
-        def schedule(self) -> Any:
+        def register_actions(self) -> Any:
             return [print]
 
-    with pytest.raises(PluginError, match=r"plugin 'loose', hook schedule: give a list of Scheduled"):
+    with pytest.raises(PluginError, match=r"plugin 'loose', hook register_actions: give a list of ScheduledAction"):
         engine(Loose())
 
 
@@ -137,13 +137,13 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
         "start": fg.AtStart(),
         "end": fg.AtEnd(),
         "epoch": fg.EveryEpoch(2),
-        "both": fg.Every(5) | fg.First(1),
+        "both": fg.Every(5) | fg.FirstSteps(1),
     }
     actions = [
-        fg.Scheduled(name, trigger, lambda run, name=name: ran.append((name, run.step)))
+        fg.ScheduledAction(name, trigger, lambda run, name=name: ran.append((name, run.step)))
         for name, trigger in triggers.items()
     ]
-    engine(Schedule(actions), steps=10, fuse=fuse).fit(Counting(), numbers([0], [0], [0]))
+    engine(Schedule(actions), steps=10, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
     by_name = {name: [step for other, step in ran if other == name] for name in triggers}
     assert by_name == {"every": [3, 6, 9], "at": [4, 5], "start": [0], "end": [10], "epoch": [6], "both": [1, 5, 10]}
     assert [step for _, step in ran] == sorted(step for _, step in ran)
@@ -158,14 +158,16 @@ class Asked(fg.Trigger):
 
     asked: list[int] = field(default_factory=list, compare=False)
 
-    def _following(self, after: int, span: fg.Span) -> int | None:
+    def _next_after(self, after: int, span: fg.StepRange) -> int | None:
         self.asked.append(after)
         return 1 if after < 1 else None
 
 
 def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
     triggers = [Asked() for _ in range(20)]
-    schedule = Schedule([fg.Scheduled(f"act{place}", one, lambda run: None) for place, one in enumerate(triggers)])
+    schedule = Schedule(
+        [fg.ScheduledAction(f"act{place}", one, lambda run: None) for place, one in enumerate(triggers)]
+    )
     fg.Engine(steps=1, plugins=[schedule]).fit(Counting(), numbers([0]))
     asked = {len(one.asked) for one in triggers}
     assert len(asked) == 1 and asked.pop() < 20
@@ -176,54 +178,60 @@ def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
     """What waits for the end runs at this step, in its phase, and the engine closes its last window."""
     noted, steps = Noted(), []
     actions = [
-        fg.Scheduled("stop", fg.At(5), lambda run: fg.Stop("good enough"), "decide"),
+        fg.ScheduledAction("stop", fg.At(5), lambda run: fg.StopTraining("good enough"), "decide"),
         noted.action("end", fg.AtEnd()),
         noted.action("early", fg.AtEnd(), "evaluate"),
-        fg.Scheduled("save", fg.AtEnd(), lambda run: steps.append((run.step, run.span.end, run.stopped)), "save"),
+        fg.ScheduledAction(
+            "save", fg.AtEnd(), lambda run: steps.append((run.step, run.step_range.stop, run.stop_reason)), "save"
+        ),
     ]
-    result = engine(Schedule(actions), steps=100, fuse=fuse, log_every=50).fit(Counting(), numbers(*[[0.0]] * 40))
-    assert (result.stopped, float(result.module.weight)) == ("good enough", -5)
+    result = engine(Schedule(actions), steps=100, steps_per_execution=fuse, log_every=50).fit(
+        Counting(), numbers(*[[0.0]] * 40)
+    )
+    assert (result.stop_reason, float(result.module.weight)) == ("good enough", -5)
     assert sorted(noted.ran) == ["early", "end"]
     assert steps == [(5, 5, "good enough")]
     assert result.history.steps("train/weight").tolist() == [5]
 
 
 def test_the_first_stop_gives_the_reason() -> None:
-    stops = [Act(2, lambda run, why=why: fg.Stop(why), "decide", why) for why in ("first", "second")]
-    assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stopped == "first"
+    stops = [Act(2, lambda run, why=why: fg.StopTraining(why), "decide", why) for why in ("first", "second")]
+    assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stop_reason == "first"
 
 
 @pytest.mark.parametrize("reason", ["", None, 3])
 def test_a_stop_has_a_reason(reason: Any) -> None:
-    for stops in (lambda run: fg.Stop(reason), lambda run: run.request_stop(reason)):
+    for stops in (lambda run: fg.StopTraining(reason), lambda run: run.request_stop(reason)):
         with pytest.raises(ConfigurationError, match="the reason to stop is"):
             engine(Act(1, stops), steps=2).fit(Counting(), numbers([0]))
 
 
 def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
-    assert engine(steps=3).fit(Counting(), numbers([0])).stopped is None
+    assert engine(steps=3).fit(Counting(), numbers([0])).stop_reason is None
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_a_replaced_state_is_gone_on_from_and_seen_by_the_next_action(fuse: int) -> None:
     seen: list[float] = []
 
-    def replace(run: fg.Run) -> fg.Replace:
+    def replace(run: fg.Run) -> fg.ReplaceState:
         state = run.state
-        return fg.Replace(
+        return fg.ReplaceState(
             state.replace(module=eqx.tree_at(lambda module: module.weight, state.module, jnp.float32(50)))
         )
 
     look = Act(3, lambda run: seen.append(float(run.state.module.weight)), "save", "look")
-    result = engine(Act(fg.At(3), replace), look, steps=6, fuse=fuse).fit(Counting(), numbers(*[[0.0]] * 9))
+    result = engine(Act(fg.At(3), replace), look, steps=6, steps_per_execution=fuse).fit(
+        Counting(), numbers(*[[0.0]] * 9)
+    )
     assert seen == [50, 47]
     assert float(result.module.weight) == 47
     assert int(result.state.step) == 6
 
 
 def test_a_replaced_state_must_fit() -> None:
-    def replace(run: fg.Run) -> fg.Replace:
-        return fg.Replace(run.state.replace(plugins={"act": jnp.zeros(())}))
+    def replace(run: fg.Run) -> fg.ReplaceState:
+        return fg.ReplaceState(run.state.replace(plugin_states={"act": jnp.zeros(())}))
 
     with pytest.raises(ModelError, match=r"act\.act.*structure"):
         engine(Act(fg.At(3), replace), steps=6).fit(Counting(), numbers([0]))
@@ -231,7 +239,9 @@ def test_a_replaced_state_must_fit() -> None:
 
 @pytest.mark.parametrize("answer", [True, "stop", 0.5, Counting()])
 def test_anything_else_that_an_action_returns_is_an_error(answer: Any) -> None:
-    with pytest.raises(PluginError, match=r"returns None, fg.Stop\(reason\) or fg.Replace\(state\)") as caught:
+    with pytest.raises(
+        PluginError, match=r"returns None, fg.StopTraining\(reason\) or fg.ReplaceState\(state\)"
+    ) as caught:
         engine(Act(fg.At(2), lambda run: answer), steps=3).fit(Counting(), numbers([0]))
     (note,) = caught.value.__notes__
     assert note.startswith("plugin 'act' (") and note.endswith("), action act, step 2")
@@ -246,23 +256,23 @@ def test_a_run_is_valid_during_the_call_alone() -> None:
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
-ALWAYS = fg.Period(1e-9)
+ALWAYS = fg.EverySeconds(1e-9)
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_what_the_clock_drives_runs_between_steps(fuse: int) -> None:
     steps: list[int] = []
-    result = engine(Act(ALWAYS, lambda run: steps.append(run.step)), steps=16, fuse=fuse, log_every=None).fit(
-        Counting(), numbers(*[[0.0]] * 16)
-    )
+    result = engine(
+        Act(ALWAYS, lambda run: steps.append(run.step)), steps=16, steps_per_execution=fuse, log_every=None
+    ).fit(Counting(), numbers(*[[0.0]] * 16))
     assert steps == list(range(fuse, 17, fuse))
     assert float(result.module.weight) == -16
-    assert result.notices == []
+    assert result.messages == []
 
 
 def test_a_clock_that_is_never_due_does_nothing() -> None:
     steps: list[int] = []
-    engine(Act(fg.Period(1e9), lambda run: steps.append(run.step)), steps=9).fit(Counting(), numbers([0]))
+    engine(Act(fg.EverySeconds(1e9), lambda run: steps.append(run.step)), steps=9).fit(Counting(), numbers([0]))
     assert steps == []
 
 
@@ -281,11 +291,11 @@ class Texts:
         self.records.append(record)
 
 
-@pytest.mark.parametrize("trigger", [ALWAYS, fg.FirstOfProcess(1), fg.Every(2) | ALWAYS])
+@pytest.mark.parametrize("trigger", [ALWAYS, fg.FirstStepsAfterStart(1), fg.Every(2) | ALWAYS])
 def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: fg.Trigger) -> None:
     texts = Texts()
     result = engine(texts, Act(trigger, None, "log"), steps=4, log_every=2).fit(Counting(), numbers([0]))
-    (notice,) = result.notices
+    (notice,) = result.messages
     assert "act.act runs by the clock or by process: what it logs is telemetry" in notice
     told = texts.records[0]
     assert (told.kind, told.stream, told.step, told.values) == ("text", "telemetry", 0, {"notice": notice})
@@ -297,11 +307,11 @@ def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: 
 
 def test_an_evaluation_that_a_clock_drives_is_told_too() -> None:
     result = engine(Act(ALWAYS, lambda run: None, "evaluate"), steps=2).fit(Counting(), numbers([0]))
-    assert len(result.notices) == 1 and "act.act" in result.notices[0]
+    assert len(result.messages) == 1 and "act.act" in result.messages[0]
     assert result.history["train/weight"].tolist() == [-1]
 
 
-# --- ctx.due ----------------------------------------------------------------------------------------------------------
+# --- ctx.is_due ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -312,23 +322,23 @@ class Watching:
     instance: str
 
     @fg.hookimpl
-    def plugin_state(self) -> Any:
+    def init_plugin_state(self) -> Any:
         return jnp.zeros(13, bool)
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
-        return module, own.at[ctx.step + 1].set(ctx.due(self.name))
+    def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
+        return module, plugin_state.at[ctx.step + 1].set(ctx.is_due(self.name))
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
     noted = Noted()
     watching = [Watching("log", "log"), Watching("schedule.look", "look"), Watching("schedule.window", "window")]
-    actions = [noted.action("look", fg.At(3, 7)), fg.Scheduled("window", fg.At(8), None, "log")]
-    result = engine(*watching, Schedule(actions), steps=12, fuse=fuse, log_every=5).fit(
+    actions = [noted.action("look", fg.At(3, 7)), fg.ScheduledAction("window", fg.At(8), None, "log")]
+    result = engine(*watching, Schedule(actions), steps=12, steps_per_execution=fuse, log_every=5).fit(
         Counting(), numbers(*[[0.0]] * 12)
     )
-    due = {name.partition(":")[2]: jnp.flatnonzero(own).tolist() for name, own in result.state.plugins.items()}
+    due = {name.partition(":")[2]: jnp.flatnonzero(own).tolist() for name, own in result.state.plugin_states.items()}
     assert due == {"log": [5, 8, 10, 12], "look": [3, 7], "window": [8]}
     assert noted.ran == ["look", "look"]
 
@@ -344,9 +354,11 @@ def test_one_executable_whatever_is_due(fuse: int) -> None:
     states = []
     for cadence in (1, 3, 7):
         compilations = Compilations()
-        actions = [fg.Scheduled(phase, cadence, lambda run: None, phase) for phase in PHASES]
+        actions = [fg.ScheduledAction(phase, cadence, lambda run: None, phase) for phase in PHASES]
         plugins = [Everything(), Schedule(actions), compilations]
-        states.append(engine(*plugins, steps=14, fuse=fuse, log_every=cadence).fit(Linear(), regression(64)).state)
+        states.append(
+            engine(*plugins, steps=14, steps_per_execution=fuse, log_every=cadence).fit(Linear(), regression(64)).state
+        )
         assert compilations.names == ["step"]
     for state in states[1:]:
         assert_same_bits(trained(state), trained(states[0]))
@@ -373,13 +385,13 @@ class Everything:
         return {"l2": sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array)))}
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module), own
+    def after_update(self, module: Any, plugin_state: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module), plugin_state
 
     @fg.hookimpl
     def step_metrics(self, grads: Any, ctx: fg.Context) -> dict[str, Any]:
-        norm = jax.lax.cond(ctx.due("log"), lambda: global_norm(grads), lambda: jnp.float32(0))
-        return {"norm": fg.metrics.Last.of(norm)}
+        norm = jax.lax.cond(ctx.is_due("log"), lambda: global_norm(grads), lambda: jnp.float32(0))
+        return {"norm": fg.metrics.LastValue.from_values(norm)}
 
 
 def global_norm(grads: Any) -> Any:
@@ -400,7 +412,7 @@ def test_accounts_say_where_the_time_went() -> None:
             sum(range(1000))
 
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", numbers([0]))]
 
         @fg.hookimpl
@@ -408,16 +420,16 @@ def test_accounts_say_where_the_time_went() -> None:
             sum(range(1000))
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
+        def register_actions(self) -> list[fg.ScheduledAction]:
             return [
-                fg.Scheduled("look", 2, lambda run: None),
-                fg.Scheduled("test", 4, self.test, "evaluate"),
+                fg.ScheduledAction("look", 2, lambda run: None),
+                fg.ScheduledAction("test", 4, self.test, "evaluate"),
             ]
 
         def test(self, run: fg.Run) -> None:
             run.evaluate("test")
 
-    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).accounts
+    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).timings
     calls = {
         "start": 1,
         "data": 8,
@@ -443,9 +455,9 @@ def test_the_device_is_waited_for_in_an_account_of_its_own(
     log_every: int | None, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a record's values, and for a finite state that an action asks for. Each look at the clock is a second."""
-    monkeypatch.setattr("fulgurite.accounts.perf_counter", count().__next__)
+    monkeypatch.setattr("fulgurite.timing.perf_counter", count().__next__)
     waiting = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
-    accounts = waiting.fit(Linear, regression()).accounts
+    accounts = waiting.fit(Linear, regression()).timings
     assert accounts.seconds["wait"] >= 20
     assert accounts.median_step >= 1
 
@@ -454,5 +466,5 @@ def test_each_fit_has_accounts_of_its_own() -> None:
     both = engine(Act(2, lambda run: None), steps=4)
     first = both.fit(Counting(), numbers([0]))
     second = both.fit(data=numbers([0]), state=first.state, steps=2)
-    assert (first.accounts.calls["act.act"], second.accounts.calls["act.act"]) == (2, 1)
-    assert second.accounts.calls["compile"] == 0
+    assert (first.timings.calls["act.act"], second.timings.calls["act.act"]) == (2, 1)
+    assert second.timings.calls["compile"] == 0

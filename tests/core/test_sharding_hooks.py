@@ -48,12 +48,12 @@ class Average:
     """A slice of the shape of the first layer."""
 
     @fg.hookimpl
-    def plugin_state(self, module: Net) -> Any:
+    def init_plugin_state(self, module: Net) -> Any:
         return module.first
 
     @fg.hookimpl
-    def after_update(self, module: Net, own: Any) -> Any:
-        return module, 0.9 * own + 0.1 * module.first
+    def after_update(self, module: Net, plugin_state: Any) -> Any:
+        return module, 0.9 * plugin_state + 0.1 * module.first
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,8 @@ class Columns(Average):
     """The same, divided by columns, whatever shards the state."""
 
     @fg.hookimpl
-    def slice_sharding(self, own: Any, mesh: jax.sharding.Mesh) -> Any:
-        assert own.shape == (8, 4)
+    def plugin_state_sharding(self, plugin_state: Any, mesh: jax.sharding.Mesh) -> Any:
+        assert plugin_state.shape == (8, 4)
         return NamedSharding(mesh, P(None, "data"))
 
 
@@ -130,15 +130,15 @@ class Looking:
         return {}
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         def look(run: fg.Run) -> None:
             self.seen[f"state at {run.step}"] = parts(run.state)
 
-        return [fg.Scheduled("look", fg.AtStart() | fg.At(3), look)]
+        return [fg.ScheduledAction("look", fg.AtStart() | fg.At(3), look)]
 
     @fg.hookimpl
-    def restore(self, like: fg.TrainState) -> None:
-        self.seen["state to restore"] = parts(like)
+    def restore_checkpoint(self, template: fg.TrainState) -> None:
+        self.seen["state to restore"] = parts(template)
 
 
 def parts(state: Any) -> dict[str, list[int] | None]:
@@ -157,19 +157,26 @@ def report() -> dict[str, Any]:
     x = generator.normal(size=(48, 4)).astype(np.float32)
     data = fg.ArrayData({"x": x, "y": np.sin(x.sum(1))}, 16, shuffle=True)
 
-    def train(*plugins: Any, **settings: Any) -> fg.Result:
+    def train(*plugins: Any, **settings: Any) -> fg.FitResult:
         engine = fg.Engine(steps=STEPS, log_every=2, plugins=[*plugins, Average()], autoload=False, **settings)
-        return engine.fit(Net, data, resume=fg.Checkpoint("none", optional=True) if plugins else None)
+        return engine.fit(Net, data, resume=fg.CheckpointRef("none", optional=True) if plugins else None)
 
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding, looking = Sharding(mesh), Looking()
-    results = {"plain": train(), "sharded": train(sharding, looking), "fused": train(Sharding(mesh), Looking(), fuse=3)}
+    results = {
+        "plain": train(),
+        "sharded": train(sharding, looking),
+        "fused": train(Sharding(mesh), Looking(), steps_per_execution=3),
+    }
     engine = fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Columns()], autoload=False)
     columns = engine.fit(Net, data)
     # From where it was made by an engine without a mesh, the state goes to where this one has it.
     plain = fg.Engine(steps=STEPS, plugins=[Average()], autoload=False)
-    moved, moving = plain.init(Net, data), fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Average()], autoload=False)
-    for batch in moving.batches(data):
+    moved, moving = (
+        plain.init_state(Net, data),
+        fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Average()], autoload=False),
+    )
+    for batch in moving.iter_batches(data):
         moved, _ = moving.step(moved, batch)
     ragged = fg.ArrayData({"x": x[:42], "y": np.sin(x[:42].sum(1))}, 16)
     try:
@@ -177,7 +184,7 @@ def report() -> dict[str, Any]:
     except DataError as error:
         indivisible = str(error)
     return {
-        "columns": parts(columns.state)[".plugins['columns']"],
+        "columns": parts(columns.state)[".plugin_states['columns']"],
         "moved": [parts(moved), np.asarray(moved.module.first).tolist()],
         "indivisible": indivisible,
         "evaluated": [one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))],
@@ -188,7 +195,9 @@ def report() -> dict[str, Any]:
         "state at the end": {name: parts(result.state) for name, result in results.items()},
         "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},
         "weights": {name: np.asarray(result.module.first).tolist() for name, result in results.items()},
-        "averages": {name: np.asarray(result.state.plugins["average"]).tolist() for name, result in results.items()},
+        "averages": {
+            name: np.asarray(result.state.plugin_states["average"]).tolist() for name, result in results.items()
+        },
     }
 
 
@@ -209,7 +218,7 @@ SHARDED = {
     ".opt_state[1][0].mu.second": [2],
     ".opt_state[1][0].nu.first": [2, 4],
     ".opt_state[1][0].nu.second": [2],
-    ".plugins['average']": [2, 4],
+    ".plugin_states['average']": [2, 4],
 }
 
 

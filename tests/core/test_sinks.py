@@ -88,7 +88,7 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
 
     def emit(run: fg.Run) -> None:
         for kind, value in values.items():
-            run.emit(kind, "tester", value)
+            getattr(run, f"log_{kind}")("tester", value)
 
     sink = Sink()
     engine(sink, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
@@ -100,7 +100,7 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
 
 @pytest.mark.parametrize(("kind", "stream"), [("scalar", "exact"), ("scalars", "telemetri")])
 def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: Any) -> None:
-    act = Act(fg.At(1), lambda run: run.emit(kind, "tester", {"a": 1}, stream=stream))
+    act = Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")("tester", {"a": 1}, stream=stream))
     with pytest.raises(
         PluginError, match=r"no (records of|stream) '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'"
     ):
@@ -124,7 +124,9 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
 def test_what_no_sink_can_write_is_an_error_of_who_emits_it(kind: Any, source: Any, values: Any, message: str) -> None:
     sink = Sink()
     with pytest.raises(FulguriteError, match=message) as caught:
-        engine(sink, Act(fg.At(1), lambda run: run.emit(kind, source, values)), steps=1).fit(Counting(), numbers([0]))
+        engine(sink, Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")(source, values)), steps=1).fit(
+            Counting(), numbers([0])
+        )
     assert "plugin 'act' (module models), action act, step 1" in caught.value.__notes__
     assert not [record for record in sink.records if record.source == source]
 
@@ -134,7 +136,7 @@ def test_sinks_are_closed_once_however_a_fit_ends() -> None:
 
     class Closing:
         @fg.hookimpl
-        def close_log(self) -> None:
+        def close_logger(self) -> None:
             closed.append("closed")
 
         @fg.hookimpl
@@ -154,7 +156,7 @@ def test_why_a_sink_failed_is_told_whole_but_for_secrets() -> None:
 
     with pytest.warns(UserWarning, match="KeyError: 'missing'"):
         result = engine(Looking(), steps=1).fit(Counting(), numbers([0]))
-    assert result.failed["looking"].startswith("KeyError: 'missing' (plugin 'looking'")
+    assert result.failures["looking"].startswith("KeyError: 'missing' (plugin 'looking'")
 
 
 def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
@@ -162,8 +164,8 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
 
     def emit(run: fg.Run) -> None:
         counts["n"], counts["of"]["all"], sums[:] = run.step, run.step, run.step
-        run.emit("scalars", "counts", {"n": counts["n"], "sums": sums})
-        run.emit("config", "counts", counts)
+        run.log_scalars("counts", {"n": counts["n"], "sums": sums})
+        run.log_config("counts", counts)
 
     sink = Sink()
     result = engine(sink, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
@@ -176,12 +178,12 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
 def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> None:
     class Greedy:
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", numbers([0]))]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("look", 1, lambda run: run.evaluate("test").clear(), "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", 1, lambda run: run.evaluate("test").clear(), "evaluate")]
 
         @fg.hookimpl
         def on_evaluate_end(self, metrics: dict[str, Any]) -> None:
@@ -194,40 +196,40 @@ def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> No
 def test_what_is_done_by_the_clock_is_telemetry() -> None:
     def act(run: fg.Run) -> None:
         run.evaluate("test")
-        run.emit("scalars", "act", {"a": 1})
+        run.log_scalars("act", {"a": 1})
 
     class Specs:
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", numbers([0]))]
 
-    clocked, sink = Act(fg.Every(2) | fg.FirstOfProcess(1), act, "evaluate"), Sink()
+    clocked, sink = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Sink()
     plugins = [sink, Specs(), clocked, Act(2, act, instance="exact")]
     fitted = engine(*plugins, steps=2).fit(Counting(), numbers([0]))
-    assert fitted.notices == ["act.act runs by the clock or by process: what it logs is telemetry, not exact"]
+    assert fitted.messages == ["act.act runs by the clock or by process: what it logs is telemetry, not exact"]
     assert [one.step for one in sink.records if one.source == "act" and one.stream == "telemetry"] == [1, 2]
     assert fitted.history.steps("act/a").tolist() == fitted.history.steps("test/updates").tolist() == [2]
 
 
 def test_only_telemetry_tells_of_attempt_and_clock() -> None:
     def emit(run: fg.Run) -> None:
-        run.emit("scalars", "exactly", {"a": 1})
-        run.emit("scalars", "about", {"a": 2}, stream="telemetry")
+        run.log_scalars("exactly", {"a": 1})
+        run.log_scalars("about", {"a": 2}, stream="telemetry")
 
     sink, before = Sink(), time.time()
     engine(sink, Act(fg.At(2), emit), steps=2).fit(Counting(), numbers([0]))
     by_source = {record.source: record for record in sink.records}
-    assert {(by_source[name].attempt, by_source[name].wall) for name in ("train", "exactly")} == {(None, None)}
+    assert {(by_source[name].attempt, by_source[name].wall_time) for name in ("train", "exactly")} == {(None, None)}
     about = by_source["about"]
     assert (about.stream, about.attempt) == ("telemetry", 1)
-    assert about.wall is not None and before <= about.wall <= time.time()
+    assert about.wall_time is not None and before <= about.wall_time <= time.time()
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
     sink = Sink()
-    act = Act(3, lambda run: run.emit("scalars", "act", {"step": run.step}))
-    engine(sink, act, steps=7, fuse=fuse, log_every=2).fit(Counting(), numbers(*[[0.0]] * 9))
+    act = Act(3, lambda run: run.log_scalars("act", {"step": run.step}))
+    engine(sink, act, steps=7, steps_per_execution=fuse, log_every=2).fit(Counting(), numbers(*[[0.0]] * 9))
     order = [(record.step, record.source) for record in sink.exact]
     assert order == [(2, "train"), (3, "act"), (4, "train"), (6, "train"), (6, "act"), (7, "train")]
 
@@ -268,7 +270,7 @@ def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
 def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     class Evaluating:
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("exact", numbers([0])), fg.EvaluatorSpec("loose", numbers([0]), exact=False)]
 
     def evaluate(run: fg.Run) -> None:
@@ -294,9 +296,9 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
 
 def test_history_keeps_the_exact_scalars() -> None:
     def emit(run: fg.Run) -> None:
-        run.emit("scalars", "act", {"square": run.step**2})
-        run.emit("scalars", "act", {"clock": 1.0}, stream="telemetry")
-        run.emit("text", "act", {"word": "no"})
+        run.log_scalars("act", {"square": run.step**2})
+        run.log_scalars("act", {"clock": 1.0}, stream="telemetry")
+        run.log_text("act", {"word": "no"})
 
     seen: list[list[int]] = []
     look = Act(4, lambda run: seen.append(run.history.steps("act/square").tolist()), instance="look")
@@ -321,9 +323,9 @@ def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
     assert len(warned) == 1
     assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
     assert [record.step for record in sink.exact] == [1, 2, 3, 4, 5, 6]
-    assert list(result.failed) == ["failing"]
-    assert result.failed["failing"].startswith("Trouble: disk full, token=*** (plugin 'failing' (")
-    assert result.failed["failing"].endswith("), hook log_scalars, step 2)")
+    assert list(result.failures) == ["failing"]
+    assert result.failures["failing"].startswith("Trouble: disk full, token=*** (plugin 'failing' (")
+    assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
     (told,) = [record for record in sink.records if record.kind == "text"]
     assert (told.stream, told.step) == ("telemetry", 2)
     assert "disk full, token=*** (plugin" in told.values["notice"]
@@ -339,7 +341,7 @@ def test_one_instance_that_fails_leaves_the_other() -> None:
     left, right = Failing(1, "left"), Failing(100, "right")
     with pytest.warns(UserWarning, match="'failing:left'"):
         result = engine(left, right, steps=3, log_every=1).fit(Counting(), numbers([0]))
-    assert list(result.failed) == ["failing:left"]
+    assert list(result.failures) == ["failing:left"]
     assert [record.step for record in right.seen if record.stream == "exact"] == [1, 2, 3]
 
 
@@ -347,8 +349,8 @@ def test_the_next_fit_gives_a_failed_sink_another_chance() -> None:
     failing = Failing(1)
     both = engine(failing, steps=2, log_every=1)
     with pytest.warns(UserWarning, match="failed"):
-        assert both.fit(Counting(), numbers([0])).failed
-    assert not both.fit(Counting(), numbers([0])).failed
+        assert both.fit(Counting(), numbers([0])).failures
+    assert not both.fit(Counting(), numbers([0])).failures
 
 
 def test_a_required_sink_that_fails_ends_the_run() -> None:
@@ -383,7 +385,7 @@ class Opened:
             raise self.trouble
 
     @fg.hookimpl
-    def open_log(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.Run) -> None:
         self.note(f"open at {run.step}")
 
     @fg.hookimpl
@@ -396,19 +398,19 @@ class Opened:
         self.note("text")
 
     @fg.hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         self.note("close")
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        run.emit("text", "opened", {"note": "hello"})
+        run.log_text("opened", {"note": "hello"})
 
     @fg.hookimpl
     def on_exception(self, exception: BaseException) -> None:
         self.told.append(f"exception {type(exception).__name__}")
 
     @fg.hookimpl
-    def on_fit_end(self, result: fg.Result) -> None:
+    def on_fit_end(self, result: fg.FitResult) -> None:
         self.told.append("end")
 
 
@@ -431,14 +433,14 @@ def test_a_log_is_closed_with_all_records_when_training_fails() -> None:
 
 def test_a_window_that_waits_is_logged_when_the_data_fail() -> None:
     told: list[str] = []
-    with pytest.raises(fg.errors.DataError, match="after 5 steps"):
+    with pytest.raises(DataError, match="after 5 steps"):
         engine(Opened(told), steps=9, log_every=5).fit(Counting(), iter(numbers(*[[0]] * 5)))
     assert told == ["open at 0", "text", "record 5", "exception DataError", "close"]
 
 
 def test_a_trial_opens_no_log() -> None:
     told: list[str] = []
-    engine(Opened(told), steps=4, dev_run=2).fit(Counting(), numbers([0]))
+    engine(Opened(told), steps=4, fast_dev_run=2).fit(Counting(), numbers([0]))
     assert told == ["end"]
 
 
@@ -454,14 +456,14 @@ def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[s
     with pytest.warns(UserWarning, match="sink 'opened' failed") as warned:
         result = engine(sink, steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert len(warned) == 1
-    assert result.failed["opened"].startswith("OSError: no space (plugin 'opened' (")
+    assert result.failures["opened"].startswith("OSError: no space (plugin 'opened' (")
     assert sink.told == told
 
 
 def test_a_log_that_refuses_its_place_ends_the_run() -> None:
     told: list[str] = []
-    refusal = fg.errors.ConfigurationError("no directory")
-    with pytest.raises(fg.errors.ConfigurationError, match="no directory"):
+    refusal = ConfigurationError("no directory")
+    with pytest.raises(ConfigurationError, match="no directory"):
         engine(Opened(told, refusal, "open"), steps=4).fit(Counting(), numbers([0]))
     assert told == ["open at 0", "exception ConfigurationError", "close"]
 
@@ -469,10 +471,10 @@ def test_a_log_that_refuses_its_place_ends_the_run() -> None:
 def test_a_record_after_the_last_is_an_error() -> None:
     class Late:
         @fg.hookimpl
-        def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
-            run.emit("scalars", "late", {"a": 1})
+        def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
+            run.log_scalars("late", {"a": 1})
 
-    with pytest.raises(fg.errors.StateError, match="before `on_fit_end`"):
+    with pytest.raises(StateError, match="before `on_fit_end`"):
         engine(Late(), steps=1).fit(Counting(), numbers([0]))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, StateError
-from fulgurite.state import digest
+from fulgurite.training.state import digest
 from models import (
     Act,
     Classifier,
@@ -110,7 +110,7 @@ def test_case_40_tied_weights() -> None:
 def test_a_consumed_state_says_so() -> None:
     engine, data = fg.Engine(steps=1), regression()
     batch = next(iter(data))
-    state = engine.init(Linear, data)
+    state = engine.init_state(Linear, data)
     kept, _ = engine.step(state, batch)
     for use in (
         lambda: engine.step(state, batch),
@@ -130,16 +130,16 @@ class Copying:
     """Keeps the weights after each update in its slice, and gives them as a view."""
 
     @fg.hookimpl
-    def plugin_state(self, module: Any) -> Any:
+    def init_plugin_state(self, module: Any) -> Any:
         return module
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any) -> Any:
-        return module, jax.tree.map(lambda old, new: new + 0 * old, own, module)
+    def after_update(self, module: Any, plugin_state: Any) -> Any:
+        return module, jax.tree.map(lambda old, new: new + 0 * old, plugin_state, module)
 
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> Any:
-        return {"copy": state.plugins["copying"]}
+        return {"copy": state.plugin_states["copying"]}
 
 
 class Many(Counting):
@@ -156,24 +156,24 @@ class Many(Counting):
 
 
 def view_in_place(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
-    return state.replace(module=engine.view(state, "copy"))
+    return state.replace(module=engine.get_module_view(state, "copy"))
 
 
 def on_host(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
     module = jax.device_get(state.module)
-    return state.replace(module=module, plugins={"copying": module})
+    return state.replace(module=module, plugin_states={"copying": module})
 
 
 @pytest.mark.parametrize(("change", "size"), [(view_in_place, 2), (on_host, 2), (on_host, 120)])
 def test_a_state_may_hold_an_array_twice_and_arrays_of_the_host(change: Any, size: int) -> None:
-    """In `Replace`, `fit` and `step`; 120 vectors travel end to end."""
-    replace = Act(fg.At(2), lambda run: fg.Replace(change(run.engine, run.state)))
+    """In `ReplaceState`, `fit` and `step`; 120 vectors travel end to end."""
+    replace = Act(fg.At(2), lambda run: fg.ReplaceState(change(run.engine, run.state)))
     engine, data = fg.Engine(steps=3, plugins=[Copying(), replace], autoload=False), numbers([0])
     state = engine.fit(lambda key: Many(size, key=key), data).state
     state = engine.fit(data=data, state=change(engine, state)).state
     for _ in range(2):
         state, _ = engine.step(change(engine, state), data[0])
-    for module in (state.module, state.plugins["copying"]):
+    for module in (state.module, state.plugin_states["copying"]):
         assert float(module.weight) == -8 and all((one == -8).all() for one in module.many)
 
 
@@ -191,15 +191,15 @@ def test_a_consumed_model_says_so() -> None:
 def test_a_state_of_another_engine_or_model_is_told_where_it_differs() -> None:
     class Slice:
         @fg.hookimpl
-        def plugin_state(self) -> Any:
+        def init_plugin_state(self) -> Any:
             return {"total": jnp.zeros(())}
 
     data = regression()
     with pytest.raises(StateError, match=r"plugins\.slice\.total"):
-        fg.Engine(steps=1, plugins=[Slice()]).fit(data=data, state=fg.Engine(steps=1).init(Linear, data))
+        fg.Engine(steps=1, plugins=[Slice()]).fit(data=data, state=fg.Engine(steps=1).init_state(Linear, data))
     with pytest.raises(StateError, match="must be a TrainState"):
         fg.Engine(steps=1).fit(data=data, state=Linear())  # type: ignore[arg-type]
-    state = fg.Engine(steps=1).init(Classifier, classes())
+    state = fg.Engine(steps=1).init_state(Classifier, classes())
     bias = jnp.zeros(3, jnp.float16)
     state = state.replace(module=eqx.tree_at(lambda module: module.mlp.layers[1].bias, state.module, bias))
     with pytest.raises(StateError, match=r"changed opt_state.*layers\[1\]\.bias from float16\[3\] to float32\[3\]"):
@@ -226,8 +226,8 @@ def test_models_that_differ_in_what_is_no_array_have_programs_of_their_own(throu
         if through == "fit":
             state = engine.fit(Factored(factor), numbers([0])).state
         else:
-            state = engine.init(Factored(factor), numbers([0]))
-            for batch in engine.batches(numbers([0])):
+            state = engine.init_state(Factored(factor), numbers([0]))
+            for batch in engine.iter_batches(numbers([0])):
                 state, _ = engine.step(state, batch)
         assert float(state.module.weight) == -2 * factor
 
@@ -244,8 +244,8 @@ def test_two_models_of_one_class_have_programs_of_their_own(through: str) -> Non
         if through == "fit":
             state = engine.fit(model, numbers([0])).state
         else:
-            state = engine.init(model, numbers([0]))
-            for batch in engine.batches(numbers([0])):
+            state = engine.init_state(model, numbers([0]))
+            for batch in engine.iter_batches(numbers([0])):
                 state, _ = engine.step(state, batch)
         assert_same_bits(state.module.weight, jnp.full(shape, -2, dtype))
 
@@ -329,11 +329,11 @@ def test_a_step_that_forgets_the_state_of_its_model_is_told() -> None:
 def test_a_callable_may_give_a_module_and_its_state() -> None:
     data = regression(16, 8)
     made = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
-    fused = fg.Engine(steps=2, fuse=2).fit(eqx.nn.make_with_state(Normalized), data)
+    fused = fg.Engine(steps=2, steps_per_execution=2).fit(eqx.nn.make_with_state(Normalized), data)
     assert_close(trained(made.state), trained(fused.state))
     engine = fg.Engine(steps=2)
-    state = engine.init(eqx.nn.make_with_state(Normalized), data)
-    for batch in engine.batches(data):
+    state = engine.init_state(eqx.nn.make_with_state(Normalized), data)
+    for batch in engine.iter_batches(data):
         state, _ = engine.step(state, batch)
     assert_same_bits(trained(made.state), trained(state))
 
@@ -401,7 +401,7 @@ class Mixed(fg.Module):
 @pytest.mark.parametrize("given", [Mixed, Mixed()], ids=["callable", "module"])
 def test_everything_that_may_be_in_a_model_survives(given: Any) -> None:
     batch = np.ones((2, 3), np.float32)
-    result = fg.Engine(steps=3, nonfinite="skip").fit(given, [batch])
+    result = fg.Engine(steps=3, on_nonfinite="skip").fit(given, [batch])
     module, model = result.module, Mixed()
     assert not np.array_equal(module.weight, model.weight)
     assert (module.name, module.sizes, module.nothing) == ("mixed", (3, 4), None)
@@ -535,9 +535,9 @@ def test_a_step_that_changes_what_is_no_array() -> None:
 
 
 def test_a_replaced_state_of_another_structure() -> None:
-    def shrink(run: fg.Run) -> fg.Replace:
+    def shrink(run: fg.Run) -> fg.ReplaceState:
         module = eqx.tree_at(lambda module: module.weight, run.state.module, jnp.zeros(2))
-        return fg.Replace(run.state.replace(module=module))
+        return fg.ReplaceState(run.state.replace(module=module))
 
     with pytest.raises(ModelError, match=r"act\.act changed module\.weight from float32\[3\] to float32\[2\]"):
         fg.Engine(steps=3, plugins=[Act(fg.At(2), shrink)]).fit(Linear, regression())
@@ -546,7 +546,9 @@ def test_a_replaced_state_of_another_structure() -> None:
 def test_a_metric_whose_shape_follows_the_batch() -> None:
     class Uneven(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(metrics={"newest": fg.metrics.Last.of(batch)})
+            return (
+                super().training_step(batch, ctx).replace(metrics={"newest": fg.metrics.LastValue.from_values(batch)})
+            )
 
     with pytest.raises(ModelError, match="newest"):
         fg.Engine(steps=2).fit(Uneven, numbers([0, 0], [0]))

@@ -14,19 +14,19 @@ class Halving(fg.Engine):
     """Takes half of the gradient, by the parts of an update."""
 
     def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
-        grads, output = fg.gradient(self.forward, state.module, batch, ctx)
+        grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
         rule = ctx.rule
         assert isinstance(rule, fg.GradientUpdate)
-        return rule.apply(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
+        return rule.apply_gradients(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
 
 
 def test_case_39_a_subclass_gives_the_same_bits_by_fit_fused_fit_and_step() -> None:
     data = classes(48, shuffle=True)
     fitted = Halving(steps=10).fit(Classifier, data)
-    fused = Halving(steps=10).fit(Classifier, data, fuse=8)
+    fused = Halving(steps=10).fit(Classifier, data, steps_per_execution=8)
     engine = Halving(steps=10)
-    state = engine.init(Classifier, data)
-    for batch in engine.batches(data):
+    state = engine.init_state(Classifier, data)
+    for batch in engine.iter_batches(data):
         state, _ = engine.step(state, batch)
     assert_same_bits(trained(fitted.state), trained(fused.state))
     assert_same_bits(trained(fitted.state), trained(state))
@@ -43,7 +43,7 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
     class Twice(fg.Engine):
         def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
             state, _ = super().train_step(state, batch, ctx)
-            return super().train_step(state, batch, ctx.fresh("second"))
+            return super().train_step(state, batch, ctx.fork("second"))
 
     seen = []
 
@@ -94,7 +94,7 @@ def test_overriding_step_alone_is_an_error() -> None:
 def test_init_evaluate_and_predict_may_be_overridden() -> None:
     class Changed(fg.Engine):
         def init(self, model: Any, data: Any) -> fg.TrainState:
-            state = super().init(model, data)
+            state = super().init_state(model, data)
             return state.replace(module=jax.tree.map(lambda leaf: leaf + 10, state.module))
 
         def evaluate(self, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -6,19 +6,19 @@ import pytest
 from fulgurite import triggers
 from fulgurite.errors import ConfigurationError
 from fulgurite.triggers import (
-    Armed,
+    TriggerState,
     At,
     AtEnd,
     AtStart,
     Every,
     EveryEpoch,
     Exponential,
-    First,
-    FirstOfProcess,
+    FirstSteps,
+    FirstStepsAfterStart,
     Or,
-    Period,
-    Span,
-    Times,
+    EverySeconds,
+    StepRange,
+    EvenlySpaced,
     Trigger,
     as_trigger,
     is_exact,
@@ -26,70 +26,70 @@ from fulgurite.triggers import (
 from hypothesis import given, strategies as st
 
 
-def steps_of(trigger: Trigger, span: Span, after: int | None = None, until: int = 10_000) -> list[int]:
+def steps_of(trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000) -> list[int]:
     """The steps that asking again and again gives; a fresh fit unless `after` says where it was resumed."""
     found: list[int] = []
-    step = span.origin - 1 if after is None else after
+    step = span.start - 1 if after is None else after
     while (step := trigger.next(step, span)) is not None and step <= until:
         found.append(step)
     return found
 
 
 def simulate(
-    trigger: Trigger, span: Span, begin: int | None = None, step_time: float = 1.0, action_time: float = 0.0
+    trigger: Trigger, span: StepRange, begin: int | None = None, step_time: float = 1.0, action_time: float = 0.0
 ) -> list[tuple[int, float]]:
     """(step, time) of each action in a loop whose clock starts at 0, asked at every step boundary."""
     now, found = 0.0, []
-    begin = span.origin if begin is None else begin
-    armed = Armed(trigger, begin, now)
-    assert span.end is not None
-    for step in range(begin + 1, span.end + 1):
+    begin = span.start if begin is None else begin
+    armed = TriggerState(trigger, begin, now)
+    assert span.stop is not None
+    for step in range(begin + 1, span.stop + 1):
         now += step_time
-        if armed.due(step, span, now):
+        if armed.is_due(step, span, now):
             found.append((step, now))
             now += action_time
-            armed.done(step, now)
+            armed.mark_done(step, now)
     return found
 
 
 def test_case_01_every_counts_absolute_steps() -> None:
-    assert steps_of(Every(20), Span(0, 110), after=50) == [60, 80, 100]
-    assert steps_of(Every(20), Span(50, 110)) == [60, 80, 100]
+    assert steps_of(Every(20), StepRange(0, 110), after=50) == [60, 80, 100]
+    assert steps_of(Every(20), StepRange(50, 110)) == [60, 80, 100]
 
 
 def test_case_02_times_is_even_and_keeps_its_steps_after_a_resume() -> None:
-    assert steps_of(Times(5), Span(0, 103)) == [21, 42, 62, 83, 103]
-    assert steps_of(Times(5), Span(0, 103), after=50) == [62, 83, 103]
+    assert steps_of(EvenlySpaced(5), StepRange(0, 103)) == [21, 42, 62, 83, 103]
+    assert steps_of(EvenlySpaced(5), StepRange(0, 103), after=50) == [62, 83, 103]
 
 
 def test_case_03_times_of_short_spans_and_of_a_second_fit() -> None:
-    assert steps_of(Times(1000), Span(0, 100)) == list(range(1, 101))
-    assert steps_of(Times(1), Span(0, 50)) == [50]
-    assert steps_of(Times(5), Span(103, 206)) == [124, 145, 165, 186, 206]
+    assert steps_of(EvenlySpaced(1000), StepRange(0, 100)) == list(range(1, 101))
+    assert steps_of(EvenlySpaced(1), StepRange(0, 50)) == [50]
+    assert steps_of(EvenlySpaced(5), StepRange(103, 206)) == [124, 145, 165, 186, 206]
 
 
 def test_case_04_times_doubles_until_the_end_is_known() -> None:
-    assert steps_of(Times(5), Span(0), until=1100) == [128, 256, 512, 1024]
-    assert steps_of(Times(5), Span(1000), until=2100) == [1128, 1256, 1512, 2024]
-    assert Times(3).next(300, Span(0, 300)) is None
-    assert steps_of(Times(3), Span(0, 900), after=256) == [300, 600, 900]
+    assert steps_of(EvenlySpaced(5), StepRange(0), until=1100) == [128, 256, 512, 1024]
+    assert steps_of(EvenlySpaced(5), StepRange(1000), until=2100) == [1128, 1256, 1512, 2024]
+    assert EvenlySpaced(3).next(300, StepRange(0, 300)) is None
+    assert steps_of(EvenlySpaced(3), StepRange(0, 900), after=256) == [300, 600, 900]
 
 
 def test_case_05_exponential() -> None:
-    assert steps_of(Exponential(100, 1.2), Span(0, 2000)) == [100, 220, 364, 537, 745, 995, 1295, 1655]
+    assert steps_of(Exponential(100, 1.2), StepRange(0, 2000)) == [100, 220, 364, 537, 745, 995, 1295, 1655]
 
 
 def test_case_06_exponential_keeps_its_grid() -> None:
     expected = [1295, 1655, 2087, 2605]
-    assert steps_of(Exponential(start=100, factor=1.2), Span(0, 3000), after=1000) == expected
-    assert steps_of(Exponential(100, 1.2), Span(1000, 3000)) == expected
+    assert steps_of(Exponential(start=100, factor=1.2), StepRange(0, 3000), after=1000) == expected
+    assert steps_of(Exponential(100, 1.2), StepRange(1000, 3000)) == expected
 
 
 def test_exponential_gaps_grow_by_one_at_least_and_round_half_up() -> None:
     # gaps 1, 2, 3, …: a factor of 1.2 would leave a gap of 1 where it is
-    assert steps_of(Exponential(1, 1.2), Span(0, 21)) == [1, 3, 6, 10, 15, 21]
+    assert steps_of(Exponential(1, 1.2), StepRange(0, 21)) == [1, 3, 6, 10, 15, 21]
     # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them apart
-    assert steps_of(Exponential(3, 1.5), Span(0, 30)) == [3, 8, 16, 28]
+    assert steps_of(Exponential(3, 1.5), StepRange(0, 30)) == [3, 8, 16, 28]
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_exponential_gaps_grow_by_one_at_least_and_round_half_up() -> None:
         lambda: Every(0),
         lambda: Every(-1),
         lambda: Every(True),
-        lambda: Times(0),
-        lambda: Times(False),
-        lambda: First(0),
-        lambda: FirstOfProcess(0),
+        lambda: EvenlySpaced(0),
+        lambda: EvenlySpaced(False),
+        lambda: FirstSteps(0),
+        lambda: FirstStepsAfterStart(0),
         lambda: EveryEpoch(0),
         lambda: At(),
         lambda: At(3, 0),
-        lambda: Period(0),
-        lambda: Period(-1),
-        lambda: Period(math.inf),
-        lambda: Period(True),
+        lambda: EverySeconds(0),
+        lambda: EverySeconds(-1),
+        lambda: EverySeconds(math.inf),
+        lambda: EverySeconds(True),
         lambda: as_trigger(0),
     ],
 )
@@ -131,10 +131,10 @@ def test_case_07_wrong_types_are_errors_of_ours() -> None:
     for name, arguments in [
         ("Every", (2.0,)),
         ("Every", ("2",)),
-        ("Times", (None,)),
+        ("EvenlySpaced", (None,)),
         ("Exponential", (1.5, 2)),
         ("Exponential", (1, "2")),
-        ("Period", ("10",)),
+        ("EverySeconds", ("10",)),
         ("as_trigger", ("10",)),
     ]:
         with pytest.raises(ConfigurationError, match="must be a positive"):
@@ -142,70 +142,76 @@ def test_case_07_wrong_types_are_errors_of_ours() -> None:
 
 
 def test_case_08_first_and_first_of_process() -> None:
-    assert steps_of(First(5), Span(0, 200)) == [1, 2, 3, 4, 5]
-    assert steps_of(First(5), Span(0, 200), after=100) == []
-    assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200), begin=100)] == [101, 102, 103, 104, 105]
-    assert [step for step, _ in simulate(FirstOfProcess(5), Span(0, 200))] == [1, 2, 3, 4, 5]
+    assert steps_of(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
+    assert steps_of(FirstSteps(5), StepRange(0, 200), after=100) == []
+    assert [step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200), begin=100)] == [
+        101,
+        102,
+        103,
+        104,
+        105,
+    ]
+    assert [step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200))] == [1, 2, 3, 4, 5]
 
-    armed = Armed(FirstOfProcess(2) | At(150), 100, 0.0)
-    span = Span(0, 200)
+    armed = TriggerState(FirstStepsAfterStart(2) | At(150), 100, 0.0)
+    span = StepRange(0, 200)
     assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [101, 101, 102, 150, None]
 
 
 def test_case_09_the_clock_restarts_when_the_action_has_ended() -> None:
-    assert simulate(Period(10), Span(0, 40)) == [(10, 10), (20, 20), (30, 30), (40, 40)]
+    assert simulate(EverySeconds(10), StepRange(0, 40)) == [(10, 10), (20, 20), (30, 30), (40, 40)]
     # 10 s after the action of 10 … 15 is 25, when step 20 ends; that action ends at 30
-    assert simulate(Period(10), Span(0, 40), action_time=5.0) == [(10, 10), (20, 25), (30, 40), (40, 55)]
+    assert simulate(EverySeconds(10), StepRange(0, 40), action_time=5.0) == [(10, 10), (20, 25), (30, 40), (40, 55)]
 
 
-@pytest.mark.parametrize("trigger", [Every(4) | Period(10), Period(10) | Every(4)])
+@pytest.mark.parametrize("trigger", [Every(4) | EverySeconds(10), EverySeconds(10) | Every(4)])
 def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
-    steps = [step for step, _ in simulate(trigger, Span(0, 40))]
+    steps = [step for step, _ in simulate(trigger, StepRange(0, 40))]
     assert steps == [4, 8, 10, 12, 16, 20, 24, 28, 30, 32, 36, 40]
 
 
 def test_at_start_fires_in_a_fresh_fit_alone() -> None:
-    span = Span(50, 60)
+    span = StepRange(50, 60)
     assert steps_of(AtStart() | Every(4), span) == [50, 52, 56, 60]
     assert steps_of(AtStart() | Every(4), span, after=50) == [52, 56, 60]
-    armed = Armed(AtStart(), 50, 0.0)
+    armed = TriggerState(AtStart(), 50, 0.0)
     assert armed.next_step(49, span) == 50
-    assert armed.due(50, span, 0.0)
-    assert not armed.due(51, span, 1.0)
+    assert armed.is_due(50, span, 0.0)
+    assert not armed.is_due(51, span, 1.0)
 
 
 def test_at_end_follows_the_end_of_the_span() -> None:
-    assert AtEnd().next(5, Span(0)) is None
-    assert AtEnd().next(5, Span(0, 9)) == 9
-    assert AtEnd().next(9, Span(0, 9)) is None
-    assert AtEnd().next(-1, Span(0, 0)) is None
+    assert AtEnd().next(5, StepRange(0)) is None
+    assert AtEnd().next(5, StepRange(0, 9)) == 9
+    assert AtEnd().next(9, StepRange(0, 9)) is None
+    assert AtEnd().next(-1, StepRange(0, 0)) is None
     # stopped at 7 by a plugin: the loop asks with the span that now ends there
-    assert Armed(AtEnd(), 0, 0.0).due(7, Span(0, 7), 0.0)
+    assert TriggerState(AtEnd(), 0, 0.0).is_due(7, StepRange(0, 7), 0.0)
 
 
 def test_every_epoch_counts_the_known_ends_from_the_first() -> None:
-    span = Span(0, 50, (10, 22, 30, 40, 50))
+    span = StepRange(0, 50, (10, 22, 30, 40, 50))
     assert steps_of(EveryEpoch(), span) == [10, 22, 30, 40, 50]
     assert steps_of(EveryEpoch(2), span) == [22, 40]
     assert steps_of(EveryEpoch(2), span, after=22) == [40]
     assert steps_of(EveryEpoch(2), span, after=23) == [40]
-    assert EveryEpoch().next(50, Span(0, None, (10, 50))) is None
+    assert EveryEpoch().next(50, StepRange(0, None, (10, 50))) is None
 
 
 def test_at_sorts_its_steps() -> None:
-    assert steps_of(At(9, 3, 9), Span(0, 10)) == [3, 9]
+    assert steps_of(At(9, 3, 9), StepRange(0, 10)) == [3, 9]
     assert repr(At(9, 3, 9)) == "At(3, 9)"
     assert At(1, 2) == At(2, 1)
 
 
 def test_span_goes_through_json() -> None:
-    for span in (Span(3, None), Span(0, 30, (10, 20, 30))):
-        assert Span.from_json(json.loads(json.dumps(span.to_json()))) == span
+    for span in (StepRange(3, None), StepRange(0, 30, (10, 20, 30))):
+        assert StepRange.from_json(json.loads(json.dumps(span.to_json()))) == span
 
 
 def test_or_flattens_and_shows_its_parts() -> None:
-    trigger = (Every(4) | Period(10)) | (At(1) | Or((AtEnd(), AtStart())))
-    assert trigger.parts == (Every(4), Period(10), At(1), AtEnd(), AtStart())
+    trigger = (Every(4) | EverySeconds(10)) | (At(1) | Or((AtEnd(), AtStart())))
+    assert trigger.parts == (Every(4), EverySeconds(10), At(1), AtEnd(), AtStart())
     assert repr(Every(4) | At(1)) == "Every(n=4) | At(1)"
     assert as_trigger(7) == Every(7)
     assert as_trigger(trigger) is trigger
@@ -214,65 +220,65 @@ def test_or_flattens_and_shows_its_parts() -> None:
 @pytest.mark.parametrize("step", [3, 2, 3.5, "4"])
 def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
     class Stuck(Trigger):
-        def _following(self, after: int, span: Span) -> int:
+        def _next_after(self, after: int, span: StepRange) -> int:
             return step
 
     with pytest.raises(ConfigurationError, match="as the next step after 3; give a later one or None"):
-        Stuck().next(3, Span(0, 9))
+        Stuck().next(3, StepRange(0, 9))
 
 
 def test_a_rule_that_moves_with_what_it_is_asked_is_an_error_and_not_a_run_without_logs() -> None:
     class Later(Trigger):
-        def _following(self, after: int, span: Span) -> int:
+        def _next_after(self, after: int, span: StepRange) -> int:
             return after + 3
 
     with pytest.raises(ConfigurationError, match="gave 6 as the next step after 3, and 8 as that after 5; give the"):
-        Later().next(3, Span(0, 9))
+        Later().next(3, StepRange(0, 9))
 
 
 def test_what_a_clock_or_process_decides_is_not_exact() -> None:
-    assert is_exact(Every(4) | At(1) | AtStart() | Times(3))
-    assert not is_exact(Every(4) | Period(10))
-    assert not is_exact(FirstOfProcess(3))
+    assert is_exact(Every(4) | At(1) | AtStart() | EvenlySpaced(3))
+    assert not is_exact(Every(4) | EverySeconds(10))
+    assert not is_exact(FirstStepsAfterStart(3))
 
 
 def test_the_loop_knows_the_earliest_deadline() -> None:
-    span = Span(0, 100)
-    armed = Armed(Period(10) | Period(4) | Every(50), 0, now=100.0)
+    span = StepRange(0, 100)
+    armed = TriggerState(EverySeconds(10) | EverySeconds(4) | Every(50), 0, now=100.0)
     assert armed.deadline() == 104
-    assert not armed.due(1, span, 103.9)
-    assert armed.due(2, span, 104.0)
-    armed.done(2, 105.0)
+    assert not armed.is_due(1, span, 103.9)
+    assert armed.is_due(2, span, 104.0)
+    armed.mark_done(2, 105.0)
     assert armed.deadline() == 109
-    assert armed.due(3, span, 110.0)  # both clocks
-    armed.done(3, 111.0)
+    assert armed.is_due(3, span, 110.0)  # both clocks
+    armed.mark_done(3, 111.0)
     assert armed.deadline() == 115
-    assert armed.due(50, span, 112.0)  # the step rule alone: no clock restarts
-    armed.done(50, 113.0)
+    assert armed.is_due(50, span, 112.0)  # the step rule alone: no clock restarts
+    armed.mark_done(50, 113.0)
     assert armed.deadline() == 115
 
-    steps_alone = Armed(Every(4), 0, 0.0)
+    steps_alone = TriggerState(Every(4), 0, 0.0)
     assert steps_alone.deadline() is None
 
 
 def test_a_clock_waits_for_the_first_update() -> None:
-    armed = Armed(Period(1), 20, now=0.0)
-    assert not armed.due(20, Span(20, 30), 5.0)
-    assert armed.due(21, Span(20, 30), 5.0)
+    armed = TriggerState(EverySeconds(1), 20, now=0.0)
+    assert not armed.is_due(20, StepRange(20, 30), 5.0)
+    assert armed.is_due(21, StepRange(20, 30), 5.0)
 
 
 counts = st.integers(1, 300)
 any_trigger = st.one_of(
     counts.map(Every),
-    counts.map(Times),
-    counts.map(First),
+    counts.map(EvenlySpaced),
+    counts.map(FirstSteps),
     counts.map(EveryEpoch),
-    counts.map(FirstOfProcess),
+    counts.map(FirstStepsAfterStart),
     st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(lambda steps: At(*steps)),
     st.builds(Exponential, counts, st.floats(1.01, 4)),
     st.just(AtStart()),
     st.just(AtEnd()),
-    st.floats(0.5, 100).map(Period),
+    st.floats(0.5, 100).map(EverySeconds),
 )
 
 
@@ -281,9 +287,9 @@ lengths = st.none() | st.integers(0, 500)
 epochs = st.lists(st.integers(1, 100), max_size=6)
 
 
-def span_of(origin: int, length: int | None, epochs: list[int]) -> Span:
+def span_of(origin: int, length: int | None, epochs: list[int]) -> StepRange:
     ends = tuple(origin + sum(epochs[: count + 1]) for count in range(len(epochs)))
-    return Span(origin, None if length is None else origin + length, ends)
+    return StepRange(origin, None if length is None else origin + length, ends)
 
 
 @given(any_trigger, origins, lengths, epochs, st.integers(-1, 1000))
@@ -296,7 +302,7 @@ def test_next_is_pure_later_and_within_the_span(
     if step is not None:
         assert step > after
         assert step >= origin if isinstance(trigger, AtStart) else step > origin
-        assert span.end is None or step <= span.end
+        assert span.stop is None or step <= span.stop
         # it is the first: asking from any place before it gives the same
         assert {trigger.next(between, span) for between in range(max(after, step - 50), step)} == {step}
 
@@ -317,7 +323,7 @@ def test_or_does_not_depend_on_order_or_grouping(
 
 @given(st.integers(1, 400), st.integers(0, 1000), st.integers(1, 400))
 def test_times_gives_n_steps_evenly_and_the_end(n: int, origin: int, length: int) -> None:
-    steps = steps_of(Times(n), Span(origin, origin + length))
+    steps = steps_of(EvenlySpaced(n), StepRange(origin, origin + length))
     assert len(steps) == min(n, length)
     assert steps[-1] == origin + length
     gaps = [after - before for before, after in zip([origin, *steps], steps, strict=False)]

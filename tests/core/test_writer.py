@@ -57,12 +57,12 @@ def fail_at(at: int) -> Callable[[int], None]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fg.Writer, "patience", 0.2)
+    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.2)
 
 
 def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:
     backend = Memory()
-    writer = fg.Writer("memory", backend, size=10_000)
+    writer = fg.BackgroundWriter("memory", backend, size=10_000)
     for step in range(2000):
         writer.put(record(step))
     writer.close()
@@ -72,7 +72,7 @@ def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:
 def test_a_position_is_that_of_the_records_before_it() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer, futures = fg.Writer("memory", backend), []
+    writer, futures = fg.BackgroundWriter("memory", backend), []
     for step in range(6):
         writer.put(record(step))
         if step % 2:
@@ -87,7 +87,7 @@ def test_a_position_is_that_of_the_records_before_it() -> None:
 def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer = fg.Writer("slow", backend, size=3)
+    writer = fg.BackgroundWriter("slow", backend, size=3)
     for step in range(3):
         writer.put(record(step))  # does not wait: nothing is written yet
     assert backend.steps == []
@@ -101,7 +101,7 @@ def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
 
 def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
     backend = Memory(fail_at(2))
-    writer = fg.Writer("failing", backend)
+    writer = fg.BackgroundWriter("failing", backend)
     writer.put(record(1))
     writer.put(record(2))
     position = writer.durable().result(60)
@@ -122,19 +122,19 @@ def test_a_failure_to_sync_or_to_close_is_one() -> None:
         def close(self) -> None:
             raise OSError("no close")
 
-    writer = fg.Writer("unsynced", Unsynced())
+    writer = fg.BackgroundWriter("unsynced", Unsynced())
     assert writer.durable().result(60) == {"failed": "OSError: no sync", "position": 0}
     with pytest.raises(OSError, match="no sync"):
         writer.close()
     with pytest.raises(OSError, match="no close"):
-        fg.Writer("unclosed", Unclosed()).close()
+        fg.BackgroundWriter("unclosed", Unclosed()).close()
 
 
 @pytest.mark.usefixtures("impatient")
 def test_nothing_waits_for_a_backend_that_hangs() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(1, release)
-    writer = fg.Writer("hung", backend)
+    writer = fg.BackgroundWriter("hung", backend)
     for step in range(4):
         writer.put(record(step))
     future = writer.durable()
@@ -154,7 +154,7 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
 def test_training_goes_on_without_a_backend_that_hangs() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer = fg.Writer("hung", backend, size=2)
+    writer = fg.BackgroundWriter("hung", backend, size=2)
     try:
         with pytest.warns(UserWarning, match="slower than training"), pytest.raises(TimeoutError):
             for step in range(3):

@@ -12,12 +12,12 @@ import fulgurite as fg
 import jax
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_sharding import DataParallel, Fsdp, TensorParallel, gather
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_sharding import DataParallel, FSDP, TensorParallel, gather
 from jax.sharding import PartitionSpec as P
 
 RULES = [("layers[0].weight", P("model", None)), ("layers[1].weight", P(None, "model"))]
-LAYOUTS = {"data": DataParallel(), "fsdp": Fsdp(min_size=64), "tensor": TensorParallel(RULES)}
+LAYOUTS = {"data": DataParallel(), "fsdp": FSDP(min_size=64), "tensor": TensorParallel(RULES)}
 
 
 class Net(fg.Module):
@@ -70,8 +70,8 @@ def main(run: str, layout: str, devices: int, steps: int) -> None:
     x = np.random.default_rng(0).normal(size=(48, 16)).astype(np.float32)
     data = fg.ArrayData({"x": x, "y": np.tanh(x[:, :8])}, 16, shuffle=True)
     began = Began()
-    plugins = [LAYOUTS[layout], Checkpoints(99), began]
-    engine = fg.Engine(steps=steps, log_every=1, run=run, plugins=plugins, autoload=False)
+    plugins = [LAYOUTS[layout], Checkpointer(99), began]
+    engine = fg.Engine(steps=steps, log_every=1, run_dir=run, plugins=plugins, autoload=False)
     result = engine.fit(Net, data, resume="auto")
     assert int(result.state.step) == steps
     found = {"began": began.state, "ended": {"bits": bits(result.state), "parts": parts(result.state)}}

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from fulgurite_evaluators import Evaluator
 from fulgurite_evaluators.metrics import F1, RocAuc
-from fulgurite_sharding import Agreement
+from fulgurite_sharding import CoordinatedSync
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 Batch = dict[str, np.ndarray]
@@ -38,10 +38,10 @@ class Scores(fg.Module):
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         output, labels = self.training_step(batch, ctx), batch["label"]
         metrics = {
-            "accuracy": fg.metrics.Accuracy.of(output.preds, labels, ctx.mask),
-            "f1": F1.of(output.preds, labels, mask=ctx.mask, average="macro"),
-            "auc": RocAuc.of(output.preds[:, 1] - output.preds[:, 0], labels == 1, mask=ctx.mask),
-            "largest": fg.metrics.Max.of(output.preds, ctx.mask),
+            "accuracy": fg.metrics.Accuracy.from_logits(output.preds, labels, ctx.mask),
+            "f1": F1.from_predictions(output.preds, labels, mask=ctx.mask, average="macro"),
+            "auc": RocAuc.from_scores(output.preds[:, 1] - output.preds[:, 0], labels == 1, mask=ctx.mask),
+            "largest": fg.metrics.Max.from_values(output.preds, ctx.mask),
         }
         return output.replace(metrics=metrics)
 
@@ -68,8 +68,8 @@ class Hosts:
         return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("data")), batch)
 
     @fg.hookimpl
-    def consensus(self) -> fg.Consensus:
-        return Agreement(timeout=60)
+    def consensus(self) -> fg.ProcessSync:
+        return CoordinatedSync(timeout=60)
 
 
 def examples() -> Batch:
@@ -116,12 +116,12 @@ class Custom:
     """An evaluation that may fail, and does on one process at its second time."""
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("own", [examples()], required=False, custom=self.evaluate)]
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("own", [examples()], raise_on_error=False, custom=self.evaluate)]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", 1, self.act, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", 1, self.act, "evaluate")]
 
     def act(self, run: fg.Run) -> None:
         run.evaluate("own")
@@ -142,9 +142,9 @@ def told(do: Callable[[], Any]) -> None:
 def main() -> None:
     process, processes = jax.process_index(), jax.process_count()
     mine = batches(process, processes)
-    evaluator = Evaluator("test", mine, run=2)
+    evaluator = Evaluator("test", mine, every=2)
     engine = fg.Engine(steps=2, plugins=[Hosts(), evaluator], autoload=False)
-    say(evaluated=engine.evaluate(Scores(), mine), limited=engine.evaluate(Scores(), iter(mine), limit=1)["loss"])
+    say(evaluated=engine.evaluate(Scores(), mine), limited=engine.evaluate(Scores(), iter(mine), num_batches=1)["loss"])
     padded = fg.ArrayData(examples(), 16, remainder="pad")
     say(padded=engine.evaluate(Scores(), padded))
     handed: list[np.ndarray] = []
@@ -168,7 +168,7 @@ def main() -> None:
         told(lambda: plain.fit(Scores, [batch] * (1 + process)))
         told(lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other]))
         custom = fg.Engine(steps=3, plugins=[Hosts(), Custom()], autoload=False).fit(Scores, [batch])
-        say(error=custom.failed["evaluate.own"])
+        say(error=custom.failures["evaluate.own"])
         say(again=engine.evaluate(Scores(), mine)["loss"])
 
 

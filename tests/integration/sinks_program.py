@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_logging import Csv, JsonLines
-from fulgurite_tensorboard import TensorBoard
+from fulgurite_logging import CSVLogger, JSONLLogger
+from fulgurite_tensorboard import TensorBoardLogger
 from fulgurite_wandb import WandbLogger
 
 
@@ -36,8 +36,8 @@ class Kill:
         self.step = step
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("kill", fg.At(self.step), self.kill)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("kill", fg.At(self.step), self.kill)]
 
     def kill(self, run: fg.Run) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,15 +47,15 @@ def main(run: Path, kill: int) -> None:
     """Trains for 40 steps, killed at step `kill` unless it is 0."""
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     plugins = [
-        JsonLines(),
-        Csv(),
-        TensorBoard(),
+        JSONLLogger(),
+        CSVLogger(),
+        TensorBoardLogger(),
         WandbLogger("tests", mode="offline"),
-        Evaluator("test", fg.ArrayData({"x": x[:20]}, batch_size=10), run=8),
-        Checkpoints(every=5),
+        Evaluator("test", fg.ArrayData({"x": x[:20]}, batch_size=10), every=8),
+        Checkpointer(every=5),
         *([Kill(kill)] if kill else []),
     ]
-    engine = fg.Engine(steps=40, run=run, log_every=3, plugins=plugins, autoload=False)
+    engine = fg.Engine(steps=40, run_dir=run, log_every=3, plugins=plugins, autoload=False)
     engine.fit(Line, fg.ArrayData({"x": x}, batch_size=10, shuffle=True), resume="auto")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import fulgurite.api
+import fulgurite
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_the_reference_of_names_is_up_to_date():
     spec.loader.exec_module(generator := importlib.util.module_from_spec(spec))
     written = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert written == generator.page(), "run python docs/generate_api.py"
-    for name, one in vars(fulgurite.api).items():
+    for name, one in vars(fulgurite).items():
         if isinstance(one, type) and one.__module__.startswith("fulgurite."):
             assert f"\n### {name}\n" in written
 

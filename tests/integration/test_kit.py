@@ -6,21 +6,38 @@ from typing import Any
 import fulgurite as fg
 import optax
 import pytest
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_logging import Compilations, Console, Csv, Environment, JsonLines, LearningRate, Media, Norms
-from fulgurite_optimizers import Accumulate, Clip, Freeze, NonNegative, Phase, Phases, ReduceOnPlateau
-from fulgurite_progress import Progress
+from fulgurite_logging import (
+    CompilationMonitor,
+    ConsoleLogger,
+    CSVLogger,
+    EnvironmentLogger,
+    JSONLLogger,
+    LearningRateMonitor,
+    MediaLogger,
+    NormMonitor,
+)
+from fulgurite_optimizers import (
+    GradientAccumulation,
+    GradientClip,
+    Freeze,
+    NonNegative,
+    Phase,
+    MultiOptimizer,
+    ReduceOnPlateau,
+)
+from fulgurite_progress import ProgressBar
 from fulgurite_rng import Rng
-from fulgurite_sharding import DataParallel, Fsdp, Sharding, TensorParallel
-from fulgurite_tensorboard import TensorBoard
+from fulgurite_sharding import DataParallel, FSDP, Sharding, TensorParallel
+from fulgurite_tensorboard import TensorBoardLogger
 from fulgurite_testing import TinyModel, check_plugin, tiny_data
 from fulgurite_wandb import WandbLogger
 from jax.sharding import PartitionSpec
 
 
 def evaluator() -> Evaluator:
-    return Evaluator("test", tiny_data(), run=4)
+    return Evaluator("test", tiny_data(), every=4)
 
 
 class Apart(TinyModel):
@@ -36,24 +53,24 @@ class Apart(TinyModel):
 
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "accumulate": (lambda: Accumulate(2), {"bad_arguments": [{"n": 0}]}),
-    "checkpoints": (lambda: Checkpoints(every=3), {"bad_arguments": [{"every": 3, "keep": 0}]}),
-    "clip": (lambda: Clip(norm=1.0), {"bad_arguments": [{"norm": -1.0}]}),
-    "compilations": (Compilations, {}),
-    "console": (Console, {}),
-    "csv": (Csv, {}),
+    "accumulate": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
+    "checkpoints": (lambda: Checkpointer(every=3), {"bad_arguments": [{"every": 3, "keep": 0}]}),
+    "clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"norm": -1.0}]}),
+    "compilations": (CompilationMonitor, {}),
+    "console": (ConsoleLogger, {}),
+    "csv": (CSVLogger, {}),
     "data_parallel": (DataParallel, {}),
-    "environment": (Environment, {}),
+    "environment": (EnvironmentLogger, {}),
     "evaluator": (evaluator, {"bad_arguments": [{"name": "train", "data": []}]}),
     "freeze": (lambda: Freeze("linear.bias"), {}),
-    "fsdp": (Fsdp, {}),
-    "jsonl": (JsonLines, {}),
-    "learning_rate": (LearningRate, {}),
-    "media": (lambda: Media(2), {}),
+    "fsdp": (FSDP, {}),
+    "jsonl": (JSONLLogger, {}),
+    "learning_rate": (LearningRateMonitor, {}),
+    "media": (lambda: MediaLogger(2), {}),
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
-    "norms": (Norms, {"bad_arguments": [{"of": ("weights",)}]}),
-    "phases": (Phases, {"model": Apart}),
-    "progress": (Progress, {"bad_arguments": [{"refresh": 0}]}),
+    "norms": (NormMonitor, {"bad_arguments": [{"of": ("weights",)}]}),
+    "phases": (MultiOptimizer, {"model": Apart}),
+    "progress": (ProgressBar, {"bad_arguments": [{"refresh": 0}]}),
     "reduce_on_plateau": (
         lambda: ReduceOnPlateau("test/loss", 4),
         {"beside": lambda: [evaluator()], "bad_arguments": [{"monitor": "loss", "every": 4}]},
@@ -61,7 +78,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "rng": (Rng, {}),
     "sharding": (Sharding, {"bad_arguments": [{"batch": "data"}]}),
     "tensor_parallel": (lambda: TensorParallel([("linear.weight", PartitionSpec("model"))], 1), {}),
-    "tensorboard": (TensorBoard, {}),
+    "tensorboard": (TensorBoardLogger, {}),
     "wandb": (lambda: WandbLogger("p", mode="offline"), {"bad_arguments": [{"project": "p", "mode": "on"}]}),
 }
 HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_optimizers import Accumulate, Clip, Freeze, Phase, Phases, ReduceOnPlateau
-from fulgurite_sharding import Fsdp
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_optimizers import GradientAccumulation, GradientClip, Freeze, Phase, MultiOptimizer, ReduceOnPlateau
+from fulgurite_sharding import FSDP
 from fulgurite_testing import assert_same_bits
 
 
@@ -49,12 +49,12 @@ class Test:
     """An evaluation at every second step."""
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         return [fg.EvaluatorSpec("test", points())]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", 2, self.evaluate, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate")]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate("test")
@@ -64,8 +64,8 @@ class Crash:
     """Ends a run with an exception at step 8."""
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("crash", fg.At(8), self.crash)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("crash", fg.At(8), self.crash)]
 
     def crash(self, run: fg.Run) -> None:
         raise KeyboardInterrupt
@@ -80,11 +80,11 @@ def plugins() -> list[Any]:
     """At 7, where it is saved, two of three gradients are held, and the generator's first layer is frozen or not."""
     adam = optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1e-2, 1e-3, 10))
     return [
-        Phases(
-            discriminator=Phase(adam, "discriminator", accumulate=Accumulate(3, "steps")),
+        MultiOptimizer(
+            discriminator=Phase(adam, "discriminator", accumulate=GradientAccumulation(3, "steps")),
             generator=Phase(optax.adam(1e-2), "generator", every=2),
         ),
-        Clip(norm=1.0),
+        GradientClip(max_norm=1.0),
         Test(),
         ReduceOnPlateau("test/score", 2, factor=0.5, patience=1),
     ]
@@ -97,8 +97,16 @@ def plugins() -> list[Any]:
 def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, fuse: int) -> None:
     def engine(name: str, *more: Any) -> fg.Engine:
         freeze = Freeze("generator.layers[0]", until=until)
-        parts = [*plugins(), freeze, Checkpoints(every=7, on_exception=False), *more]
-        return fg.Engine(steps=11, seed=3, log_every=2, fuse=fuse, plugins=parts, run=tmp_path / name, autoload=False)
+        parts = [*plugins(), freeze, Checkpointer(every=7, on_exception=False), *more]
+        return fg.Engine(
+            steps=11,
+            seed=3,
+            log_every=2,
+            steps_per_execution=fuse,
+            plugins=parts,
+            run_dir=tmp_path / name,
+            autoload=False,
+        )
 
     whole = engine("whole").fit(Pair, points())
     with pytest.raises(KeyboardInterrupt):
@@ -114,7 +122,7 @@ def report() -> dict[str, Any]:
     """What 6 steps on one device and on all of them make of the weights, whole and by microbatches."""
 
     def train(*more: Any, how: Any) -> Any:
-        phases = Phases(
+        phases = MultiOptimizer(
             discriminator=Phase(optax.adam(1e-2), "discriminator", accumulate=how),
             generator=Phase(optax.adam(1e-2), "generator", every=2),
         )
@@ -127,8 +135,8 @@ def report() -> dict[str, Any]:
             "parts": [list(leaf.addressable_shards[0].data.shape) for leaf in large],
         }
 
-    hows = {"whole": None, "microbatch": Accumulate(2), "steps": Accumulate(2, "steps")}
-    return {name: {"one": train(how=how), "eight": train(Fsdp(min_size=1), how=how)} for name, how in hows.items()}
+    hows = {"whole": None, "microbatch": GradientAccumulation(2), "steps": GradientAccumulation(2, "steps")}
+    return {name: {"one": train(how=how), "eight": train(FSDP(min_size=1), how=how)} for name, how in hows.items()}
 
 
 def test_several_devices_have_the_numbers_of_one() -> None:

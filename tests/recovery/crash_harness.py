@@ -20,7 +20,7 @@ import numpy as np
 STARTING = multiprocessing.get_context("forkserver")
 STARTING.set_forkserver_preload(
     [
-        *("fulgurite.api", "fulgurite_checkpoint.commands", "fulgurite_logging", "fulgurite_evaluators"),
+        *("fulgurite", "fulgurite_checkpoint.commands", "fulgurite_logging", "fulgurite_evaluators"),
         *("fulgurite_rng", "orbax.checkpoint.experimental.v1"),
     ]
 )
@@ -116,7 +116,7 @@ def compare(found: Left, whole: Left) -> None:
 def check_commits(run: Path, whole: Left, pending: bool) -> None:
     """Everything that happened up to a checkpoint that is complete is on disk, however the process ended; but for what
     is `pending` at its step, where it was asked to stop."""
-    for step, _ in fg.RunDirectory(run).committed()[-1:]:
+    for step, _ in fg.RunDirectory(run).list_checkpoints()[-1:]:
         lines = whole.records.splitlines(True)
         before = [line for line in lines if json.loads(line)["step"] <= step - pending]
         assert (run / "records.jsonl").read_bytes().startswith(b"".join(before)), f"step {step}\n{log(run)}"
@@ -149,14 +149,14 @@ def strike(process: ForkServerProcess, run: Path, kill: Kill) -> None:
     """Waits for a moment that can be seen from outside, and sends the signal."""
     directory = fg.RunDirectory(run)
     # Checkpoints are counted by what appears: old ones go while new ones come.
-    before, attempts, seen = {step for step, _ in directory.committed()}, directory.attempts, 0
+    before, attempts, seen = {step for step, _ in directory.list_checkpoints()}, directory.attempts, 0
     while seen < kill.count:
         if not process.is_alive():
             return
         if kill.place == "start":
             seen += directory.attempts > attempts
         else:
-            steps = {step for step, _ in directory.committed()}
+            steps = {step for step, _ in directory.list_checkpoints()}
             seen, before = seen + len(steps - before), before | steps
         time.sleep(0.0005)
     time.sleep(kill.after)

@@ -1,7 +1,7 @@
 """A program with everything that makes it hard to go on where a run was killed; it can kill itself at a given place.
 
 Shuffled data, dropout, BatchNorm, Adam, a moving average and a random draw in plugin state, a count on the host, step
-triggers, `Times`, `AtStart`, `AtEnd`, batches made ahead by a thread, fused steps, evaluations, saves by step and by
+triggers, `EvenlySpaced`, `AtStart`, `AtEnd`, batches made ahead by a thread, fused steps, evaluations, saves by step and by
 the clock.
 """
 
@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_logging import JsonLines
+from fulgurite_logging import JSONLLogger
 from fulgurite_rng import Rng
 
 
@@ -50,7 +50,10 @@ class Net(fg.Module):
         one = jax.vmap(self, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
         logits, state = one(batch["x"], state, keys)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
-        metrics = {"accuracy": fg.metrics.Accuracy.of(logits, batch["y"]), "last": fg.metrics.Last.of(loss)}
+        metrics = {
+            "accuracy": fg.metrics.Accuracy.from_logits(logits, batch["y"]),
+            "last": fg.metrics.LastValue.from_values(loss),
+        }
         return fg.Output(loss, metrics=metrics, model_state=state)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -62,13 +65,13 @@ class Average:
     """A moving average of the weights, and a number drawn at each step."""
 
     @fg.hookimpl
-    def plugin_state(self, module: Net) -> Any:
+    def init_plugin_state(self, module: Net) -> Any:
         return {"average": eqx.filter(module, eqx.is_inexact_array), "drawn": jnp.zeros(())}
 
     @fg.hookimpl
-    def after_update(self, module: Net, own: Any, ctx: fg.Context) -> Any:
+    def after_update(self, module: Net, plugin_state: Any, ctx: fg.Context) -> Any:
         weights = eqx.filter(module, eqx.is_inexact_array)
-        average = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, own["average"], weights)
+        average = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, plugin_state["average"], weights)
         return module, {"average": average, "drawn": jax.random.uniform(ctx.key())}
 
 
@@ -80,23 +83,23 @@ class Counter:
     count: int = 0
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         return [
-            fg.Scheduled("tell", fg.Times(self.times), self.tell),
-            fg.Scheduled("begin", fg.AtStart(), lambda run: run.emit("text", "counter", {"begun": str(run.step)})),
-            fg.Scheduled("pace", 5, lambda run: time.sleep(0.01)),
+            fg.ScheduledAction("tell", fg.EvenlySpaced(self.times), self.tell),
+            fg.ScheduledAction("begin", fg.AtStart(), lambda run: run.log_text("counter", {"begun": str(run.step)})),
+            fg.ScheduledAction("pace", 5, lambda run: time.sleep(0.01)),
         ]
 
     def tell(self, run: fg.Run) -> None:
         self.count += 1
-        run.emit("text", "counter", {"count": str(self.count)})
+        run.log_text("counter", {"count": str(self.count)})
 
     @fg.hookimpl
-    def host_state(self) -> int:
+    def get_host_state(self) -> int:
         return self.count
 
     @fg.hookimpl
-    def restore_host_state(self, state: int) -> None:
+    def set_host_state(self, state: int) -> None:
         self.count = state
 
 
@@ -119,8 +122,8 @@ class Killer:
                 os.kill(os.getpid(), self.number)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("kill", fg.At(self.count), lambda run: os.kill(os.getpid(), self.number))] * (
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("kill", fg.At(self.count), lambda run: os.kill(os.getpid(), self.number))] * (
             self.place == "step"
         )
 
@@ -155,15 +158,15 @@ class Stream(Telling):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = divmod(self.given, len(self.source))
-        for batch in self.source.epoch(epoch, seed=5, start=start):
+        for batch in self.source.iter_epoch(epoch, seed=5, start=start):
             self.tell()
             self.given += 1
             yield batch
 
-    def state(self) -> int:
+    def get_state(self) -> int:
         return self.given
 
-    def restore(self, state: int) -> None:
+    def set_state(self, state: int) -> None:
         self.given = state
 
 
@@ -174,9 +177,9 @@ def examples(count: int, seed: int, batch_size: int, **options: Any) -> fg.Array
 
 SOURCES: dict[str, Callable[[Callable[[], None]], Any]] = {
     "arrays": lambda tell: examples(100, 1, 16, shuffle=True),
-    "ahead": lambda tell: fg.Data(examples(96, 1, 16, shuffle=True), prefetch=3),
-    "replayed": lambda tell: fg.Data(Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2),
-    "stream": lambda tell: fg.Data(Stream(examples(112, 1, 16, shuffle=True), tell), prefetch=3),
+    "ahead": lambda tell: fg.DataSource(examples(96, 1, 16, shuffle=True), prefetch=3),
+    "replayed": lambda tell: fg.DataSource(Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2),
+    "stream": lambda tell: fg.DataSource(Stream(examples(112, 1, 16, shuffle=True), tell), prefetch=3),
 }
 
 
@@ -204,27 +207,27 @@ def experiment(
         Rng(),
         Average(),
         Counter(times),
-        Evaluator("test", fg.Data(test, prefetch=0), run=fg.AtStart() | fg.Every(evaluate) | fg.AtEnd()),
-        JsonLines() if delay == 0 else Delayed(delay),
+        Evaluator("test", fg.DataSource(test, prefetch=0), every=fg.AtStart() | fg.Every(evaluate) | fg.AtEnd()),
+        JSONLLogger() if delay == 0 else Delayed(delay),
         killer,
-        Checkpoints(
-            every=fg.Every(save) | fg.Period(period),
-            background=background,
+        Checkpointer(
+            every=fg.Every(save) | fg.EverySeconds(period),
+            async_save=background,
             resume_data="replay" if source == "replayed" else "exact",
         ),
     ]
-    engine = fg.Engine(steps=steps, seed=7, fuse=fuse, log_every=log, plugins=plugins, autoload=False)
+    engine = fg.Engine(steps=steps, seed=7, steps_per_execution=fuse, log_every=log, plugins=plugins, autoload=False)
     return fg.Experiment(engine, eqx.nn.make_with_state(Net), SOURCES[source](lambda: killer.at("batch")))
 
 
-class Delayed(JsonLines):
+class Delayed(JSONLLogger):
     """Writes after a while."""
 
     def __init__(self, delay: float) -> None:
         super().__init__()
         self.delay = delay
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
         backend = super().backend(run, position)
         write = backend.write
 

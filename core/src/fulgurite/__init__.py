@@ -1,16 +1,92 @@
 """Fulgurite: a small engine that compiles and runs training steps, and plugins for everything else."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from fulgurite import media, metrics
+from fulgurite.consensus import ProcessSync
+from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
+from fulgurite.engine import Engine
+from fulgurite.evaluation import EvaluatorSpec
+from fulgurite.experiment import Experiment, main
+from fulgurite.fit.records import History, Record
+from fulgurite.fit.run import FitResult, ReplaceState, Run, ScheduledAction, StopTraining
+from fulgurite.hookspecs import hookimpl, hookspec
+from fulgurite.model.context import Context
+from fulgurite.model.mode import is_training, training_mode
+from fulgurite.model.module import Module, Output, Task
+from fulgurite.rng import RngStream, RngStreams
+from fulgurite.runs import CheckpointRef, RunDirectory, Snapshot
+from fulgurite.sink import FileLogger
+from fulgurite.timing import Timings
+from fulgurite.training.state import TrainState
+from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, compute_gradients
+from fulgurite.tree.paths import exclude, select
+from fulgurite.triggers import (
+    At,
+    AtEnd,
+    AtStart,
+    EvenlySpaced,
+    Every,
+    EveryEpoch,
+    EverySeconds,
+    Exponential,
+    FirstSteps,
+    FirstStepsAfterStart,
+    StepRange,
+    Trigger,
+)
+from fulgurite.writer import BackgroundWriter, LogBackend
 
-if TYPE_CHECKING:
-    from fulgurite.api import *  # noqa: F403
-
-
-def __getattr__(name: str) -> Any:
-    """The public names come with the first one that is used, so that the command `fulgurite` starts without jax."""
-    if not name.startswith("__") and name != "api":
-        globals().update({**vars(import_module("fulgurite.api")), **globals()})
-        if name in globals():
-            return globals()[name]
-    raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")
+__all__ = [
+    "ArrayData",
+    "At",
+    "AtEnd",
+    "AtStart",
+    "BackgroundWriter",
+    "CheckpointRef",
+    "Context",
+    "DataSource",
+    "Engine",
+    "EvaluatorSpec",
+    "EvenlySpaced",
+    "Every",
+    "EveryEpoch",
+    "EverySeconds",
+    "Experiment",
+    "Exponential",
+    "FileLogger",
+    "FirstSteps",
+    "FirstStepsAfterStart",
+    "FitResult",
+    "GradientUpdate",
+    "History",
+    "LogBackend",
+    "MaskedBatch",
+    "Module",
+    "OptimizerSpec",
+    "Output",
+    "ProcessSync",
+    "Record",
+    "ReplaceState",
+    "RngStream",
+    "RngStreams",
+    "Run",
+    "RunDirectory",
+    "ScheduledAction",
+    "Snapshot",
+    "StepRange",
+    "StopTraining",
+    "Task",
+    "Timings",
+    "TrainState",
+    "Trigger",
+    "UpdateRule",
+    "compute_gradients",
+    "exclude",
+    "hookimpl",
+    "hookspec",
+    "is_training",
+    "main",
+    "media",
+    "metrics",
+    "select",
+    "training_mode",
+]

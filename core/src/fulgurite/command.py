@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, ProcessError, noted
+from fulgurite.errors import ConfigurationError, ProcessError, error_context
 from fulgurite.processes import connect
 
 GROUP = "fulgurite.commands"
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if others:
         told = f"{_source(others[0])} adds a command {entry.name!r}, which already exists: uninstall one of them"
         parser.exit(2, f"error: {told}\n")
-    with noted(lambda: f"command {entry.name!r} ({_source(entry)})"):
+    with error_context(lambda: f"command {entry.name!r} ({_source(entry)})"):
         return entry.load()(arguments[1:]) or 0
 
 

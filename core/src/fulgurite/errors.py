@@ -58,14 +58,14 @@ class NonFiniteError(FulguriteError, FloatingPointError):
     """
 
     def __init__(self, step: int, culprit: str) -> None:
-        fix = "Look at the batch and learning rate of that step, or choose Engine(nonfinite='skip')"
+        fix = "Look at the batch and learning rate of that step, or choose Engine(on_nonfinite='skip')"
         told = f"step {step}: {culprit} is not finite. Nothing of this step is saved"
         super().__init__(f"{told}. {fix} to leave such updates out.")
         self.step, self.culprit = step, culprit
 
 
 @contextmanager
-def noted(note: Callable[[], str]) -> Iterator[None]:
+def error_context(note: Callable[[], str]) -> Iterator[None]:
     """Adds a note to an exception that leaves the block; it is written only then."""
     try:
         yield

@@ -21,7 +21,7 @@ from fulgurite.processes import connect
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
-    from fulgurite.run import Result
+    from fulgurite.fit.run import FitResult
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -40,7 +40,7 @@ Factory = Callable[..., Experiment]
 """A function whose typed arguments are the configuration of the experiment that it returns."""
 
 
-def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None) -> "Result":
+def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None) -> "FitResult":
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
     The function's arguments are overridden as `name=value`. Returns the result of the fit; exits with 130 after Ctrl-C,
@@ -48,8 +48,8 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
     is finished and saved; a second one ends the process at once.
     """
     rows = [
-        f"  {name}={'...' if one.default is one.empty else _plain(one.default)}  ({_kind(kind)})"
-        for name, (one, kind) in arguments_of(experiment).items()
+        f"  {name}={'...' if one.default is one.empty else _to_plain(one.default)}  ({_kind(kind)})"
+        for name, (one, kind) in get_parameters(experiment).items()
     ]
     parser = argparse.ArgumentParser(
         prog=program,
@@ -75,14 +75,14 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
     except (ConfigurationError, PluginError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     engine, data = made.engine, made.data() if callable(made.data) else made.data
-    resumes = engine.run is not None and engine.plugins.the_one("restore") is not None
-    with _second_interrupt_ends_it():
+    resumes = engine.run_dir is not None and engine.plugins.get_single_impl("restore_checkpoint") is not None
+    with _exit_on_second_interrupt():
         result = engine.fit(made.model, data, resume="auto" if resumes else None)
     codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
-    if result.stopped in codes:
+    if result.stop_reason in codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C
-            print(f"stopped by {result.stopped} at step {int(result.state.step)}", file=sys.stderr)
-        sys.exit(codes[result.stopped])
+            print(f"stopped by {result.stop_reason} at step {int(result.state.step)}", file=sys.stderr)
+        sys.exit(codes[result.stop_reason])
     return result
 
 
@@ -93,7 +93,7 @@ def build(
     override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
     run's directory, is handed to an experiment that has an argument `run`, so that it can leave out what needs one; it
     is no part of the configuration."""
-    known = arguments_of(experiment)
+    known = get_parameters(experiment)
     given: dict[str, Any] = {"run": run} if "run" in known and run is not None else {}
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -101,9 +101,9 @@ def build(
             raise ConfigurationError(f"{override!r} is not an argument: write name=value")
         if name not in known:
             raise ConfigurationError(f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, known)}")
-        given[name] = parsed(name, text, known[name][1])
+        given[name] = parse_value(name, text, known[name][1])
     if kept is not None:
-        given |= _kept(experiment, kept, given)
+        given |= _merge_saved_config(experiment, kept, given)
     if missing := [name for name, (one, _) in known.items() if one.default is one.empty and name not in given]:
         raise ConfigurationError(f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}")
     made = experiment(**given)
@@ -112,8 +112,8 @@ def build(
     if not isinstance(made, Experiment):
         raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
     configuration = {name: one.default for name, (one, _) in known.items()} | given
-    made.engine.configuration = {name: _plain(value) for name, value in configuration.items() if name != "run"}
-    for name, value in made.engine.configuration.items() if run or made.engine.run else ():
+    made.engine.config = {name: _to_plain(value) for name, value in configuration.items() if name != "run"}
+    for name, value in made.engine.config.items() if run or made.engine.run_dir else ():
         try:
             dumps(value)
         except ConfigurationError as error:
@@ -121,16 +121,16 @@ def build(
     return made
 
 
-def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _merge_saved_config(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The arguments that a run was made with."""
-    known, told = arguments_of(experiment), dict[str, Any]()
+    known, told = get_parameters(experiment), dict[str, Any]()
     for name, value in kept.items():
         if MASK in json.dumps(value):
             continue
         if name not in known:
             gap = f"the run was made with {name}={value!r}, and {experiment.__name__} has no argument {name!r}"
             raise ConfigurationError(f"{gap}: evaluate it with the program that trained it")
-        if name in given and json.loads(json.dumps(_plain(given[name]))) != value:
+        if name in given and json.loads(json.dumps(_to_plain(given[name]))) != value:
             made = f"what the run was made with, {name}={value!r}"
             raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")
         kind = known[name][1]
@@ -138,16 +138,16 @@ def _kept(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str,
         if isinstance(value, list) and "tuple" in str(kind):
             told[name] = tuple(value)
         else:
-            told[name] = parsed(name, value, kind) if named and isinstance(value, str) else value
+            told[name] = parse_value(name, value, kind) if named and isinstance(value, str) else value
     return told
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """An argument as manifests hold it and the command line gives it."""
     return value.name if isinstance(value, Enum) else str(value) if isinstance(value, PurePath) else value
 
 
-def arguments_of(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:
+def get_parameters(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:
     """Its parameters by name, with their types: that of the default where there is no annotation."""
     hints = get_type_hints(experiment)
     return {
@@ -156,14 +156,14 @@ def arguments_of(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Para
     }
 
 
-def parsed(name: str, text: str, kind: Any) -> Any:
+def parse_value(name: str, text: str, kind: Any) -> Any:
     """`text` as a value of `kind`: bool, int, float, str, None, a Literal, a path, a member of an Enum by its name, a
     tuple or list of these, or a union."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for part in sorted(inner, key=lambda part: part is not type(None)):
             try:
-                return parsed(name, text, part)
+                return parse_value(name, text, part)
             except ConfigurationError:
                 continue
     elif kind is type(None) and text.lower() == "none":
@@ -175,7 +175,7 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         several = origin is not tuple or inner[1:] == (...,)
         kinds = (inner[0] if inner else str,) * len(items) if several else inner
         if len(kinds) == len(items):
-            values = [parsed(name, item, part) for item, part in zip(items, kinds, strict=True)]
+            values = [parse_value(name, item, part) for item, part in zip(items, kinds, strict=True)]
             return tuple(values) if tuple in (origin, kind) else values
     elif kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -192,7 +192,7 @@ def parsed(name: str, text: str, kind: Any) -> Any:
 
 
 @contextmanager
-def _second_interrupt_ends_it() -> Iterator[None]:
+def _exit_on_second_interrupt() -> Iterator[None]:
     """Within it a second Ctrl-C ends the process, whatever is waited for. A display may have hidden the cursor."""
 
     def end(*_: Any) -> None:
@@ -209,7 +209,7 @@ def _second_interrupt_ends_it() -> Iterator[None]:
 
 
 def _exit_code(text: str) -> int:
-    code = parsed("--preempted-exit-code", text, int)
+    code = parse_value("--preempted-exit-code", text, int)
     if not 0 < code < 256:
         raise argparse.ArgumentTypeError(f"{code} is no exit code: they go from 1 to 255")
     return code

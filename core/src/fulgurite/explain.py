@@ -4,25 +4,25 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fulgurite.plugins import Registered
-from fulgurite.tasks import Task
-from fulgurite.triggers import EveryEpoch, Or, Period, Span, Times, Trigger
+from fulgurite.plugins.manager import RegisteredPlugin
+from fulgurite.fit.tasks import BoundAction
+from fulgurite.triggers import EveryEpoch, Or, EverySeconds, StepRange, EvenlySpaced, Trigger
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 SLOTS = (
     *("mesh", "state_sharding", "batch_sharding", "forward_sharding", "output_sharding"),
-    *("update_rule", "optimizers", "consensus", "save", "restore"),
+    *("make_update_rule", "configure_optimizers", "consensus", "save_checkpoint", "restore_checkpoint"),
 )
 """The hooks that one plugin alone answers."""
 _SHOWN = 6
 
 
-def explained(engine: "Engine") -> str:
+def explain_engine(engine: "Engine") -> str:
     """The text of `Engine.explain`."""
     length = f"{engine.epochs} epochs" if engine.epochs else f"{engine.steps or 'no number of'} steps"
-    run = "" if engine.run is None else f", run directory {engine.run.path}"
+    run = "" if engine.run_dir is None else f", run directory {engine.run_dir.path}"
     plugins = list(engine.plugins.plugins.values())
     parts = {
         "plugins, in the order in which they are called": [_row(one.name, _why(one, plugins)) for one in plugins],
@@ -36,10 +36,10 @@ def explained(engine: "Engine") -> str:
             for hook in SLOTS
         ],
         "what is due, in the order in which it runs at one step": [
-            _row(task.scheduled.phase, f"{task.name:24} {_times(task, engine)}") for task in engine.tasks
+            _row(task.scheduled.stage, f"{task.name:24} {_times(task, engine)}") for task in engine.tasks
         ],
     }
-    lines = [f"{length}, seed {engine.seed}, up to {engine.fuse} steps in a dispatch{run}"]
+    lines = [f"{length}, seed {engine.seed}, up to {engine.steps_per_execution} steps in a dispatch{run}"]
     for title, rows in parts.items():
         lines += ["", title, *(rows or ["  none"])]
     return "\n".join(lines)
@@ -49,30 +49,30 @@ def _row(name: str, rest: str) -> str:
     return f"  {name:20} {rest}"
 
 
-def _why(plugin: Registered, plugins: list[Registered]) -> str:
+def _why(plugin: RegisteredPlugin, plugins: list[RegisteredPlugin]) -> str:
     """Where a plugin comes from, why it is active, and what it says of the others that are there."""
-    there = set().union(*(one.known_as for one in plugins if one is not plugin))
+    there = set().union(*(one.aliases for one in plugins if one is not plugin))
     said = [
         f"{key} {', '.join(names)}"
         for key in ("requires", "after", "before")
         if (names := [name for name in plugin.order.get(key, ()) if name in there])
     ]
-    return f"{plugin.distribution:32} {plugin.rule:10} {'; '.join(said) or 'in the order given'}"
+    return f"{plugin.distribution:32} {plugin.activation:10} {'; '.join(said) or 'in the order given'}"
 
 
-def _times(task: Task, engine: "Engine") -> str:
+def _times(task: BoundAction, engine: "Engine") -> str:
     """A trigger with the steps at which it fires, as far as they are known before the data is seen."""
-    trigger, span = task.trigger, Span(0, engine.steps)
+    trigger, span = task.trigger, StepRange(0, engine.steps)
     parts = trigger.parts if isinstance(trigger, Or) else (trigger,)
-    known = [part for part in parts if span.end is not None or not isinstance(part, Times)]
+    known = [part for part in parts if span.stop is not None or not isinstance(part, EvenlySpaced)]
     steps = list(islice(_steps(Or(known), span), _SHOWN + 1)) if known else []
     shown = [*map(str, steps[:_SHOWN]), *["…"] * (len(steps) > _SHOWN)]
-    shown += ["by the clock"] * any(isinstance(part, Period) for part in parts)
+    shown += ["by the clock"] * any(isinstance(part, EverySeconds) for part in parts)
     shown += ["where epochs end"] * any(isinstance(part, EveryEpoch) for part in parts)
     return f"{trigger!r}: {', '.join(shown) or 'not known before the end is'}"
 
 
-def _steps(trigger: Trigger, span: Span) -> Iterator[int]:
+def _steps(trigger: Trigger, span: StepRange) -> Iterator[int]:
     step = trigger.next(-1, span)
     while step is not None:
         yield step

@@ -7,7 +7,13 @@ import json
 import re
 from typing import Any
 
-from fulgurite.discovery import Installed, autoloaded, find, installed, selection_from_environment
+from fulgurite.plugins.selection import (
+    InstalledPlugin,
+    autoload_names,
+    find,
+    find_installed,
+    selection_from_environment,
+)
 from fulgurite.errors import PluginError
 
 _OPTION = re.compile(r"^ *(?P<names>\w+(?:, \w+)*): (?P<text>.*?)(?=\n *\w+(?:, \w+)*: |\n\n|\Z)", re.M | re.S)
@@ -20,10 +26,10 @@ def plugins(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="import each plugin, and show its hooks, slots and state")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    available = installed()
+    available = find_installed()
     try:
         if options.name is not None:
-            told = described(options.name, find(options.name, available))
+            told = describe_plugin(options.name, find(options.name, available))
             print(json.dumps(told, indent=2) if options.json else _description(told))
             return 1 if "error" in told else 0
     except PluginError as error:
@@ -36,7 +42,7 @@ def plugins(arguments: list[str]) -> int:
             "autoload": one.autoload,
             "active": active.get(name),
             "object": one.entry.value,
-            **(contents(one) if options.all else {}),
+            **(inspect_plugin(one) if options.all else {}),
         }
         for name, entries in available.items()
         for one in entries
@@ -47,10 +53,10 @@ def plugins(arguments: list[str]) -> int:
     return 1 if any(row.get("error") for row in rows) else 0
 
 
-def contents(one: Installed) -> dict[str, Any]:
+def inspect_plugin(one: InstalledPlugin) -> dict[str, Any]:
     """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or why it cannot be
     imported."""
-    from fulgurite import hooks
+    import fulgurite.hookspecs as hooks
     from fulgurite.explain import SLOTS
 
     try:
@@ -63,11 +69,11 @@ def contents(one: Installed) -> dict[str, Any]:
     marks = {name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None) for name in dir(cls)}
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
     found = {name: known.get(name, "unknown") for name in names}
-    state = [what for hook, what in (("plugin_state", "device"), ("host_state", "host")) if hook in found]
+    state = [what for hook, what in (("init_plugin_state", "device"), ("get_host_state", "host")) if hook in found]
     return {"hooks": found, "slots": [hook for hook in SLOTS if hook in found], "state": state, "error": None}
 
 
-def described(name: str, one: Installed) -> dict[str, Any]:
+def describe_plugin(name: str, one: InstalledPlugin) -> dict[str, Any]:
     """What a plugin is for and the fields of its configuration, with types, defaults and docs."""
     try:
         cls = one.load()
@@ -100,11 +106,11 @@ def _default(cls: type, parameter: inspect.Parameter) -> str:
     return repr(made[parameter.name]() if parameter.name in made else parameter.default)
 
 
-def _active(available: dict[str, list[Installed]]) -> dict[str, str]:
+def _active(available: dict[str, list[InstalledPlugin]]) -> dict[str, str]:
     """What an `Engine()` without arguments has, each with the rule that makes it active."""
     chosen = selection_from_environment()
     left_out = {name[1:] for name in chosen if name.startswith("-")}
-    rules = {name: "autoload" for name in autoloaded(available)}
+    rules = {name: "autoload" for name in autoload_names(available)}
     rules |= {name: "FULGURITE_PLUGINS" for name in chosen if not name.startswith("-")}
     return {name: rule for name, rule in rules.items() if name not in left_out}
 

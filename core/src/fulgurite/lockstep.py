@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fulgurite.consensus import FIT, Consensus
-from fulgurite.data import Masked
+from fulgurite.consensus import FIT, ProcessSync
+from fulgurite.data.sources import MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError, ProcessError
-from fulgurite.feed import Feed
-from fulgurite.placing import BatchPlacing
-from fulgurite.state import digest
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.placing import BatchSharding
+from fulgurite.training.state import digest
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 
-def check_alike(consensus: Consensus, name: str, told: dict[str, Any]) -> None:
+def assert_equal_across_processes(consensus: ProcessSync, name: str, told: dict[str, Any]) -> None:
     """A `ConfigurationError`, on every process alike, for what is not the same on all those that tell of it: each would
     train something else, or wait for what the others never do."""
     seen: dict[str, tuple[int, Any]] = {}
-    for process, answer in enumerate(consensus.gather(name, told)):
+    for process, answer in enumerate(consensus.all_gather(name, told)):
         for what, value in answer.items():
             first, wanted = seen.setdefault(what, (process, value))
             if value != wanted:
@@ -30,17 +30,17 @@ def check_alike(consensus: Consensus, name: str, told: dict[str, Any]) -> None:
                 raise ConfigurationError(f"the processes of one training differ in {gap}. Each must run {fix}")
 
 
-def check_begun_alike(
-    engine: "Engine", given: Any, batch: Any, placing: BatchPlacing, feed: Feed, **length: int | None
+def check_same_start(
+    engine: "Engine", given: Any, batch: Any, placing: BatchSharding, feed: BatchIterator, **length: int | None
 ) -> None:
     """`check_alike` at the beginning of a fit from the arrays `given`, whose first batch is `batch`."""
     if jax.process_count() > 1:
-        told = {name: getattr(engine, name) for name in ("seed", "limit", "nonfinite")} | length
+        told = {name: getattr(engine, name) for name in ("seed", "limit_train_batches", "on_nonfinite")} | length
         told |= {"batches an epoch": feed.epoch_length, "arrays": digest(given)}
-        check_alike(engine.consensus, FIT, told | placing.told(batch))
+        assert_equal_across_processes(engine.consensus, FIT, told | placing.fingerprint(batch))
 
 
-def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
+def iter_aligned_batches(feed: BatchIterator, consensus: ProcessSync) -> Iterator[Any]:
     """The batches of `feed`; with several processes, equally many on each. A `DataError` for batches of several
     structures or without an example axis on every process alike, a `ProcessError` for another process that failed.
 
@@ -55,26 +55,26 @@ def together(feed: Feed, consensus: Consensus) -> Iterator[Any]:
         try:
             item = next(feed, None)
             batch = None if item is None else item.batch
-            told = told if batch is None else _described(batch)
+            told = told if batch is None else _describe_batch(batch)
         except Exception as error:
             failure = error
-        answers = _answers(consensus, f"batch {index} of an evaluation", told, failure)
-        size, masked = _agreed(answers)
+        answers = _gather_batch_infos(consensus, f"batch {index} of an evaluation", told, failure)
+        size, masked = _common_size(answers)
         if not size:
             return
         last = batch if batch is not None else jax.tree.map(lambda leaf: leaf[:0], last)
-        yield _filled(last, size) if masked else last
+        yield _pad_batch(last, size) if masked else last
         index += 1
 
 
-def conclude(consensus: Consensus, failure: Exception | None) -> None:
+def raise_on_any_process(consensus: ProcessSync, failure: Exception | None) -> None:
     """The end of an evaluation that may do anything: if it has failed on one process, it fails on all of them."""
     if jax.process_count() > 1:
-        _answers(consensus, "an evaluation", {"size": 0}, failure)
+        _gather_batch_infos(consensus, "an evaluation", {"size": 0}, failure)
 
 
-def _described(batch: Any) -> dict[str, Any]:
-    value, masked = (batch.value, True) if isinstance(batch, Masked) else (batch, False)
+def _describe_batch(batch: Any) -> dict[str, Any]:
+    value, masked = (batch.batch, True) if isinstance(batch, MaskedBatch) else (batch, False)
     leaves, structure = jax.tree.flatten(value)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
@@ -84,10 +84,12 @@ def _described(batch: Any) -> dict[str, Any]:
     return {"size": lengths.pop(), "masked": masked, "spec": f"{spec} in {structure}"}
 
 
-def _answers(consensus: Consensus, what: str, told: dict[str, Any], failure: Exception | None) -> list[dict[str, Any]]:
+def _gather_batch_infos(
+    consensus: ProcessSync, what: str, told: dict[str, Any], failure: Exception | None
+) -> list[dict[str, Any]]:
     """What each process tells; a failure of one is an error on all of them."""
     told = told if failure is None else {"error": f"{type(failure).__name__}: {failure}"}
-    answers = consensus.gather("evaluation", told)
+    answers = consensus.all_gather("evaluation", told)
     if failure is not None:
         raise failure
     for process, answer in enumerate(answers):
@@ -100,7 +102,7 @@ def _answers(consensus: Consensus, what: str, told: dict[str, Any], failure: Exc
     return answers
 
 
-def _agreed(answers: list[dict[str, Any]]) -> tuple[int, bool]:
+def _common_size(answers: list[dict[str, Any]]) -> tuple[int, bool]:
     """How many examples each process takes, and whether some of them are padding somewhere."""
     sizes = {answer["size"] for answer in answers}
     if len(sizes) == 1 and not any(answer.get("masked") for answer in answers):
@@ -109,10 +111,10 @@ def _agreed(answers: list[dict[str, Any]]) -> tuple[int, bool]:
     return -(-max(sizes) // parts) * parts, True
 
 
-def _filled(batch: Any, size: int) -> Masked:
-    value, mask = (batch.value, batch.mask) if isinstance(batch, Masked) else (batch, None)
+def _pad_batch(batch: Any, size: int) -> MaskedBatch:
+    value, mask = (batch.batch, batch.mask) if isinstance(batch, MaskedBatch) else (batch, None)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, value))
     missing = size - len(leaves[0])
     mask = np.ones(len(leaves[0]), bool) if mask is None else np.asarray(mask)
     padded = [np.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)) for leaf in leaves]
-    return Masked(structure.unflatten(padded), np.pad(mask, (0, missing)))
+    return MaskedBatch(structure.unflatten(padded), np.pad(mask, (0, missing)))

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from fulgurite.masking import MASK, masked
+from fulgurite.masking import MASK, redact_text
 from fulgurite.triggers import Trigger
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
-    from fulgurite.plugins import PluginManager, Registered
+    from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def manifest_of(engine: "Engine", model: str, data: str = "", **length: int | None) -> dict[str, Any]:
+def build_manifest(engine: "Engine", model: str, data: str = "", **length: int | None) -> dict[str, Any]:
     """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which everything that is no
     array shows by its value; `data` what the data is, in words; `length` is the `steps` and `epochs` that it was asked
     for, if not those of the engine.
@@ -29,9 +29,12 @@ def manifest_of(engine: "Engine", model: str, data: str = "", **length: int | No
     `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order.
     """
     devices = jax.devices()
-    settings = {name: getattr(engine, name) for name in ("steps", "epochs", "seed", "fuse", "limit", "nonfinite")}
+    settings = {
+        name: getattr(engine, name)
+        for name in ("steps", "epochs", "seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
+    }
     return {
-        "configuration": None if engine.configuration is None else without_secrets(engine.configuration),
+        "configuration": None if engine.config is None else redact(engine.config),
         "settings": settings | length | {"data": data},
         "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
@@ -46,26 +49,26 @@ def manifest_of(engine: "Engine", model: str, data: str = "", **length: int | No
     }
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "") -> Any:
     """A JSON value with `***` for what is called like a secret, the texts in it `masked`, and triggers as text."""
     if isinstance(value, dict):
-        return {key: without_secrets(item, str(key)) for key, item in value.items()}
+        return {key: redact(item, str(key)) for key, item in value.items()}
     if value is not None and _SECRET.search(name):
         return MASK
     if isinstance(value, list | tuple):
-        return [without_secrets(item) for item in value]
+        return [redact(item) for item in value]
     if isinstance(value, Trigger):
         return repr(value)
-    return masked(value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
 
 
-def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
+def _plugin(plugins: "PluginManager", one: "RegisteredPlugin") -> dict[str, Any]:
     hooks = plugins.hooks_of(one)
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it. That of
     # a sink, such as the id of a run elsewhere, decides nothing, nor does where arrays lie, but for rounding.
     placing = {name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")}
-    kinds = {plugins.kinds[name] for name in hooks - {"schedule"} - placing}
-    keeps = bool(hooks & {"host_state", "restore_host_state"}) and "sink" not in kinds
+    kinds = {plugins.kinds[name] for name in hooks - {"register_actions"} - placing}
+    keeps = bool(hooks & {"get_host_state", "set_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")
     fields = dataclasses.fields(one.plugin) if dataclasses.is_dataclass(one.plugin) else ()
     values = {field.name: getattr(one.plugin, field.name, None) for field in fields if field.init}
@@ -74,7 +77,7 @@ def _plugin(plugins: "PluginManager", one: "Registered") -> dict[str, Any]:
         "distribution": distribution,
         "version": number,
         "decisive": keeps or bool(kinds & {"build", "traced"}),
-        "settings": without_secrets({name: value for name, value in values.items() if _is_plain(value)}),
+        "settings": redact({name: value for name, value in values.items() if _is_plain(value)}),
     }
 
 

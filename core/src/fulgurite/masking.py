@@ -9,7 +9,7 @@ _ASSIGNED = re.compile(rf"({NAME}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&\
 _USER = re.compile(r"(\w://)[^/\s]*@")
 
 
-def masked(text: str) -> str:
+def redact_text(text: str) -> str:
     """The text with `***` for the user and password in a URL, and for what is assigned to a name that holds `key`,
     `token`, `secret` or `password`: `token=abc`, `{"api_key": "abc"}`."""
     return _ASSIGNED.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text))

@@ -2,7 +2,7 @@
 
 A step returns them by name in `fg.Output(media=...)`, either made or as a function without arguments that makes one:
 
-    media={"samples": lambda: fg.media.Images.of(self.draw(ctx.key()))}
+    media={"samples": lambda: fg.media.Images.from_pixels(self.draw(ctx.key()))}
 
 Such a function is traced behind `jax.lax.cond`, so its work is done only at the steps that show it: those of the
 scheduled action `media.show`, which `fulgurite-logging` provides, and the first batch of each evaluation. Without that
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped, UInt8
 
 from fulgurite.errors import ModelError
 
-SHOW = "media.show"
+MEDIA_ACTION = "media.show"
 """The scheduled action whose steps show what steps give as media."""
 
 
@@ -33,11 +33,13 @@ class Image(Media):
     pixels: UInt8[Array, "height width channels"]
 
     @staticmethod
-    def of(pixels: Shaped[Array, "..."]) -> "Image":
-        """From `(height, width)` or `(height, width, channels)`, with numbers as for `Images.of`."""
-        pictures = Images.of(pixels).pixels
+    def from_pixels(pixels: Shaped[Array, "..."]) -> "Image":
+        """From `(height, width)` or `(height, width, channels)`, with numbers as for `Images.from_pixels`."""
+        pictures = Images.from_pixels(pixels).pixels
         if jnp.ndim(pixels) == 4:
-            raise ModelError(f"fg.media.Image: {jnp.shape(pixels)} are several pictures; give fg.media.Images.of(...)")
+            raise ModelError(
+                f"fg.media.Image: {jnp.shape(pixels)} are several pictures; give fg.media.Images.from_pixels(...)"
+            )
         return Image(pictures[0])
 
 
@@ -47,7 +49,7 @@ class Images(Media):
     pixels: UInt8[Array, "n height width channels"]
 
     @staticmethod
-    def of(pixels: Shaped[Array, "..."]) -> "Images":
+    def from_pixels(pixels: Shaped[Array, "..."]) -> "Images":
         """From `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`: uint8, or floats and
         booleans in [0, 1], clipped to that range."""
         pixels = jnp.asarray(pixels)
@@ -73,7 +75,7 @@ class Histogram(Media):
     edges: Float[Array, " bins+1"]
 
     @staticmethod
-    def of(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
+    def from_values(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
         """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins from the
         smallest to the largest."""
         leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
@@ -107,19 +109,19 @@ class Figure(Media):
     values: PyTree[Shaped[Array, "..."]]
 
 
-def apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
+def split_media(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
     """The values by name without media, and the media among them; functions without arguments are called."""
     made = {name: one() if callable(one) else one for name, one in values.items()}
     media = {name: one for name, one in made.items() if isinstance(one, Media)}
     return {name: one for name, one in made.items() if name not in media}, media
 
 
-def shown(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:
+def render_if_due(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:
     """The media of a step where `due`, else the same structure of zeros; traced."""
     structures = []
 
     def make() -> list[Array]:
-        others, made = apart(given)
+        others, made = split_media(given)
         if wrong := [f"{name!r} is {type(one).__name__}" for name, one in others.items()]:
             raise ModelError(f"media {wrong[0]}; give fg.media, or a function that does")
         leaves, structure = jax.tree.flatten(made)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.lock import Lock, Owner, owner_of
-from fulgurite.paths import parse
-from fulgurite.triggers import Span
+from fulgurite.tree.paths import parse
+from fulgurite.triggers import StepRange
 
 if TYPE_CHECKING:
-    from fulgurite.state import TrainState
+    from fulgurite.training.state import TrainState
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
@@ -25,7 +25,7 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointRef:
     """A reference to a checkpoint, which the active checkpointer resolves.
 
     Attributes:
@@ -68,13 +68,13 @@ class Snapshot:
     """
 
     state: "TrainState"
-    span: Span
-    position: Any
-    pending: tuple[str, ...] = ()
-    host: dict[str, Any] = field(default_factory=dict)
+    step_range: StepRange
+    data_position: Any
+    pending_actions: tuple[str, ...] = ()
+    host_states: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    asked: tuple[int | None, int | None] | None = None
-    newest: bool = True
+    requested_length: tuple[int | None, int | None] | None = None
+    is_latest: bool = True
 
 
 class RunDirectory:
@@ -107,7 +107,9 @@ class RunDirectory:
     @property
     def attempts(self) -> int:
         """How often the run was started."""
-        return max((int(file.name) for file in self._in("attempts") if _NUMBER.fullmatch(file.name)), default=0)
+        return max(
+            (int(file.name) for file in self._list_numbered("attempts") if _NUMBER.fullmatch(file.name)), default=0
+        )
 
     def manifest(self) -> dict[str, Any]:
         """A description of the newest attempt, see `fulgurite.manifest`. Imports and calls nothing. A `CheckpointError`
@@ -131,9 +133,11 @@ class RunDirectory:
         did."""
         return owner_of(self.path / "lock")
 
-    def committed(self) -> list[tuple[int, Path]]:
+    def list_checkpoints(self) -> list[tuple[int, Path]]:
         """Steps and directories of the complete checkpoints, oldest first."""
-        named = [(_STEP.fullmatch(path.name), path) for path in self._in("checkpoints") if not path.is_symlink()]
+        named = [
+            (_STEP.fullmatch(path.name), path) for path in self._list_numbered("checkpoints") if not path.is_symlink()
+        ]
         return sorted((int(match[1]), path) for match, path in named if match and _is_file(path / "COMMIT"))
 
     def step_directory(self, step: int) -> Path:
@@ -141,9 +145,9 @@ class RunDirectory:
         return self.path / "checkpoints" / f"step-{step}"
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Makes the directory and is its only writer inside the block. A `CheckpointError` if another fit is."""
-        with self._writing():
+        with self._wrap_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / "lock", self.attempts + 1)
         try:
@@ -152,21 +156,21 @@ class RunDirectory:
             lock, self._lock = self._lock, None
             lock.release()
 
-    def check_held(self, within: float = 0.0) -> None:
+    def assert_locked(self, within: float = 0.0) -> None:
         """Raises `CheckpointError` if another process has taken the run over; asked before everything that is written.
         An answer less than `within` seconds old will do."""
         if self._lock is not None:
             self._lock.check(within)
 
-    def begin(self, manifest: str = "", step: int | None = None, newest: bool = True) -> int:
+    def start_attempt(self, manifest: str = "", step: int | None = None, newest: bool = True) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
         The attempt continues from `step` of this directory, or from nothing. What is in its way moves to
         `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The completion mark goes.
         Later checkpoints may also be elsewhere: then `step` is not the `newest`.
         """
-        with self._writing():
-            self.check_held()
+        with self._wrap_write_errors():
+            self.assert_locked()
             number = self._lock.attempt if self._lock else self.attempts + 1
             self.folder("attempts").mkdir(parents=True, exist_ok=True)
             (self.path / "COMPLETE").unlink(missing_ok=True)
@@ -176,15 +180,15 @@ class RunDirectory:
 
     def mark_complete(self) -> None:
         """Notes that the run has reached its planned end."""
-        with self._writing():
-            self.check_held()
+        with self._wrap_write_errors():
+            self.assert_locked()
             if not self.complete:
                 _create(self.path / "COMPLETE", "")
 
     def _supersede(self, attempt: int, step: int | None, newest: bool) -> None:
         # At each moment of this, what is left can be gone on from: the newest checkpoint moves first, and the records
         # that belong to it stay until it has moved.
-        later = [path for at, path in reversed(self.committed()) if step is None or at > step]
+        later = [path for at, path in reversed(self.list_checkpoints()) if step is None or at > step]
         records = [path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)]
         if not later and (not records or (step is not None and newest)):
             return
@@ -198,7 +202,7 @@ class RunDirectory:
             path.rename(target / path.name)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _wrap_write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -211,7 +215,7 @@ class RunDirectory:
             raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
         return folder
 
-    def _in(self, name: str) -> list[Path]:
+    def _list_numbered(self, name: str) -> list[Path]:
         return list(folder.iterdir()) if (folder := self.folder(name)).is_dir() else []
 
 

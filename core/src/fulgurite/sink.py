@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.hooks import hookimpl
-from fulgurite.records import Record
-from fulgurite.run import Run
-from fulgurite.writer import Backend, Writer
+from fulgurite.hookspecs import hookimpl
+from fulgurite.fit.records import Record
+from fulgurite.fit.run import Run
+from fulgurite.writer import LogBackend, BackgroundWriter
 
 
 @dataclass(eq=False)
-class FileSink:
+class FileLogger:
     """A sink that writes into the run's directory on its own thread, and resumes where its checkpoint was.
 
     A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that call `put`.
@@ -27,11 +27,11 @@ class FileSink:
     plugin_name: ClassVar[str]
     _position: Any = field(default=None, init=False, repr=False)
     _failed: str | None = field(default=None, init=False, repr=False)
-    _writer: Writer | None = field(default=None, init=False, repr=False)
+    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @abstractmethod
-    def backend(self, run: Run, position: Any) -> Backend:
-        """A backend that writes to the files in `run.directory`, cut back to `position` unless that is None."""
+    def backend(self, run: Run, position: Any) -> LogBackend:
+        """A backend that writes to the files in `run.run_dir`, cut back to `position` unless that is None."""
 
     def put(self, record: Record) -> None:
         """Has the record written."""
@@ -39,22 +39,22 @@ class FileSink:
             self._writer.put(record)
 
     @hookimpl
-    def rewind(self, position: Any) -> None:
-        """Notes where to go on from; `open_log` does it, which knows the directory."""
+    def rewind_logger(self, position: Any) -> None:
+        """Notes where to go on from; `open_logger` does it, which knows the directory."""
         if isinstance(position, dict) and "failed" in position:
             self._failed, position = str(position["failed"]), position.get("position")
         self._position = position
 
     @hookimpl
-    def open_log(self, run: Run) -> None:
+    def open_logger(self, run: Run) -> None:
         """Opens the files and drops what came after the checkpoint that is gone on from."""
-        if run.directory is None:
+        if run.run_dir is None:
             gap = f"{self.plugin_name} writes into the run's directory, and this run has none"
-            raise ConfigurationError(f"{gap}: give Engine(run='runs/a') or --run runs/a, or leave it out")
+            raise ConfigurationError(f"{gap}: give Engine(run_dir='runs/a') or --run runs/a, or leave it out")
         self._writer = None
         # Who was taken for dead for 60 s and wakes up may not write into what another process goes on with.
-        held = partial(run.directory.check_held, within=1.0)
-        self._writer = Writer(self.plugin_name, self.backend(run, self._position), before=held)
+        held = partial(run.run_dir.assert_locked, within=1.0)
+        self._writer = BackgroundWriter(self.plugin_name, self.backend(run, self._position), pre_write=held)
         self._position = None
 
     @hookimpl
@@ -63,7 +63,7 @@ class FileSink:
         failed, self._failed = self._failed, None
         if failed is not None:
             told = f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"
-            run.emit("text", self.plugin_name, {"notice": told}, stream="telemetry")
+            run.log_text(self.plugin_name, {"notice": told}, stream="telemetry")
 
     @hookimpl
     def log_scalars(self, record: Record) -> None:
@@ -71,7 +71,7 @@ class FileSink:
         self.put(record)
 
     @hookimpl
-    def durable(self, step: int) -> "Future[Any]":
+    def flush_logger(self, step: int) -> "Future[Any]":
         """The position after everything up to `step`, once it is on disk."""
         if self._writer is not None:
             return self._writer.durable()
@@ -80,7 +80,7 @@ class FileSink:
         return future
 
     @hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         """Waits until everything is written."""
         if self._writer is not None:
             self._writer.close()

@@ -1,6 +1,6 @@
 """When things happen: triggers on steps, epochs and the clock, joined with ``|``.
 A step is a number of completed updates, and a trigger fires *after* the update that made it. A trigger is an
-immutable description; `Armed` is one in use."""
+immutable description; `TriggerState` is one in use."""
 
 import math
 from bisect import bisect_right
@@ -13,23 +13,23 @@ from fulgurite.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class Span:
+class StepRange:
     """The steps of one `fit` call: its origin, its planned end (None while that is unknown), and where its epochs are
     known to end, from the first on. It is part of every checkpoint, so a resumed fit keeps the one it had."""
 
-    origin: int
-    end: int | None = None
+    start: int
+    stop: int | None = None
     epoch_ends: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"origin": self.origin, "end": self.end, "epoch_ends": list(self.epoch_ends)}
+        return {"origin": self.start, "end": self.stop, "epoch_ends": list(self.epoch_ends)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Span":
+    def from_json(cls, value: dict[str, Any]) -> "StepRange":
         return cls(value["origin"], value["end"], tuple(value["epoch_ends"]))
 
 
-class Endless(Span):
+class UnboundedRange(StepRange):
     """That of a loop of `Engine.step`, which knows of no end and no epochs."""
 
 
@@ -37,25 +37,25 @@ class Trigger:
     """A rule that says at which steps something happens. It is `exact` if the steps follow from the program and its
     data alone, not from a clock or a process.
 
-    A subclass is a frozen dataclass and defines `_following(self, after, span)`: the first step of its rule after
+    A subclass is a frozen dataclass and defines `_next_after(self, after, span)`: the first step of its rule after
     `after`, or None. It is asked more often than it fires, so `after + 10` would never fire.
     """
 
     exact: ClassVar[bool] = True
 
-    def next(self, after: int, span: Span) -> int | None:
+    def next(self, after: int, span: StepRange) -> int | None:
         """The first step after `after` at which this fires, or None if no step is known. A pure function; the step lies
         in ``span.origin + 1 .. span.end``, and only `AtStart` gives ``span.origin``."""
-        after = max(after, span.origin)
-        step = self._following(after, span)
+        after = max(after, span.start)
+        step = self._next_after(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
             raise ConfigurationError(f"{self!r} gave {step!r} as the next step after {after}; give a later one or None")
-        if step is not None and (again := self._following(int(step) - 1, span)) != step:
+        if step is not None and (again := self._next_after(int(step) - 1, span)) != step:
             gap = f"{self!r} gave {step} as the next step after {after}, and {again} as that after {step - 1}"
             raise ConfigurationError(f"{gap}; give the first step of a fixed rule that is later")
-        return None if step is None or (span.end is not None and step > span.end) else step
+        return None if step is None or (span.stop is not None and step > span.stop) else step
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         """The first step of this rule later than `after` (at least ``span.origin``), be it past the end or not."""
         return None
 
@@ -75,47 +75,47 @@ class _Counted(Trigger):
 class Every(_Counted):
     """Every multiple of `n`, counted from step 0 and not from where a fit began or was resumed."""
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         return (after // self.n + 1) * self.n
 
 
 @dataclass(frozen=True)
-class First(_Counted):
+class FirstSteps(_Counted):
     """The steps 1 to `n`, counted from step 0."""
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         return after + 1 if after < self.n else None
 
 
 @dataclass(frozen=True)
-class FirstOfProcess(_Counted):
+class FirstStepsAfterStart(_Counted):
     """The first `n` steps that a process runs, in a resumed fit too: those after `began`, by default the origin."""
 
     began: int | None = None
     exact: ClassVar[bool] = False
 
-    def _following(self, after: int, span: Span) -> int | None:
-        began = span.origin if self.began is None else self.began
+    def _next_after(self, after: int, span: StepRange) -> int | None:
+        began = span.start if self.began is None else self.began
         following = max(after, began) + 1
         return following if following <= began + self.n else None
 
 
 @dataclass(frozen=True)
-class Times(_Counted):
+class EvenlySpaced(_Counted):
     """`n` times in the span, evenly, the last time at its end: ``origin + ceil(i * (end - origin) / n)``.
 
     A span of fewer than `n` steps fires at each of them. While the end is unknown: ``origin + 128, 256, 512, …``."""
 
-    def _following(self, after: int, span: Span) -> int | None:
-        elapsed = after - span.origin
-        if span.end is None:
-            return span.origin + max(128, 1 << elapsed.bit_length())
-        length = span.end - span.origin
+    def _next_after(self, after: int, span: StepRange) -> int | None:
+        elapsed = after - span.start
+        if span.stop is None:
+            return span.start + max(128, 1 << elapsed.bit_length())
+        length = span.stop - span.start
         if elapsed >= length:
             return None
         # ceil(i * length / n) > elapsed for the first time at this i
         i = elapsed * self.n // length + 1
-        return span.origin - (-i * length // self.n)
+        return span.start - (-i * length // self.n)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class EveryEpoch(_Counted):
 
     n: int = 1
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         number = bisect_right(span.epoch_ends, after) + 1
         number += -number % self.n
         return span.epoch_ends[number - 1] if number <= len(span.epoch_ends) else None
@@ -146,7 +146,7 @@ class At(Trigger):
     def __repr__(self) -> str:
         return f"At({', '.join(map(str, self.steps))})"
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         place = bisect_right(self.steps, after)
         return self.steps[place] if place < len(self.steps) else None
 
@@ -166,7 +166,7 @@ class Exponential(Trigger):
         if self.factor <= 1:
             raise ConfigurationError(f"Exponential: factor is {self.factor}; it must be greater than 1, such as 1.2.")
 
-    def _following(self, after: int, span: Span) -> int | None:
+    def _next_after(self, after: int, span: StepRange) -> int | None:
         step = gap = self.start
         while step <= after:
             gap = max(gap + 1, math.floor(gap * self.factor + 0.5))
@@ -178,20 +178,20 @@ class Exponential(Trigger):
 class AtStart(Trigger):
     """The start of the span, before its first update; never in a resumed fit, which asks from its restored step on."""
 
-    def next(self, after: int, span: Span) -> int | None:
-        return span.origin if after < span.origin else None
+    def next(self, after: int, span: StepRange) -> int | None:
+        return span.start if after < span.start else None
 
 
 @dataclass(frozen=True)
 class AtEnd(Trigger):
     """The end of the span, once it is known."""
 
-    def _following(self, after: int, span: Span) -> int | None:
-        return span.end if span.end is not None and span.end > after else None
+    def _next_after(self, after: int, span: StepRange) -> int | None:
+        return span.stop if span.stop is not None and span.stop > after else None
 
 
 @dataclass(frozen=True)
-class Period(Trigger):
+class EverySeconds(Trigger):
     """By the clock: `seconds` after the loop began, and again after each time the action ended."""
 
     seconds: int | float
@@ -213,35 +213,37 @@ class Or(Trigger):
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))
 
-    def next(self, after: int, span: Span) -> int | None:
+    def next(self, after: int, span: StepRange) -> int | None:
         return min((step for part in self.parts if (step := part.next(after, span)) is not None), default=None)
 
 
-class Armed:
+class TriggerState:
     """A trigger in use for one scheduled action of a loop that begins at `step` and at the time `now` (seconds of a
     monotonic clock). At a step boundary it asks `due`, runs the action if so, and then calls `done`. Processes that are
     given the same times make the same decisions."""
 
     def __init__(self, trigger: Trigger, step: int, now: float) -> None:
-        parts = [replace(part, began=step) if isinstance(part, FirstOfProcess) else part for part in _parts(trigger)]
+        parts = [
+            replace(part, began=step) if isinstance(part, FirstStepsAfterStart) else part for part in _parts(trigger)
+        ]
         self._rule = Or(parts)
-        self._deadlines = {part: now + part.seconds for part in parts if isinstance(part, Period)}
-        self._due: list[Period] = []
+        self._deadlines = {part: now + part.seconds for part in parts if isinstance(part, EverySeconds)}
+        self._due: list[EverySeconds] = []
 
     def deadline(self) -> float | None:
         """The earliest time at which a clock is due; None without clocks. It changes only with `done`."""
         return min(self._deadlines.values(), default=None)
 
-    def next_step(self, after: int, span: Span) -> int | None:
+    def next_step(self, after: int, span: StepRange) -> int | None:
         """The first step later than `after` that is due by a step rule, whatever the clocks say."""
         return self._rule.next(after, span)
 
-    def due(self, step: int, span: Span, now: float) -> bool:
+    def is_due(self, step: int, span: StepRange, now: float) -> bool:
         """Whether the action is due at `step`, by a step rule or, past the origin of `span`, by a clock."""
-        self._due = [clock for clock, deadline in self._deadlines.items() if deadline <= now and step > span.origin]
+        self._due = [clock for clock, deadline in self._deadlines.items() if deadline <= now and step > span.start]
         return bool(self._due) or self.next_step(step - 1, span) == step
 
-    def done(self, step: int, now: float) -> None:
+    def mark_done(self, step: int, now: float) -> None:
         """The action that was due at `step` ended at `now`: the clocks that were due begin anew."""
         self._deadlines.update({clock: now + clock.seconds for clock in self._due})
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fulgurite.masking import masked
-from fulgurite.records import Record
+from fulgurite.masking import redact_text
+from fulgurite.fit.records import Record
 
 
-class Backend(Protocol):
+class LogBackend(Protocol):
     """Where a sink writes. All of it is called on the writer's thread, in order; an exception is a failure."""
 
     def write(self, record: Record) -> None:
@@ -27,7 +27,7 @@ class Backend(Protocol):
         """Releases everything."""
 
 
-class Writer:
+class BackgroundWriter:
     """Passes records to a backend on its own thread, in order, through a bounded queue.
 
     Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the thread takes the
@@ -43,14 +43,14 @@ class Writer:
         before: called before each write; if it raises, nothing is written.
     """
 
-    patience: float = 30.0
-    rest: float = 0.2
+    timeout: float = 30.0
+    flush_interval: float = 0.2
 
     def __init__(
-        self, name: str, backend: Backend, *, size: int = 1000, before: Callable[[], None] = lambda: None
+        self, name: str, backend: LogBackend, *, size: int = 1000, pre_write: Callable[[], None] = lambda: None
     ) -> None:
         self.failure: BaseException | None = None
-        self._name, self._backend, self._size, self._before = name, backend, size, before
+        self._name, self._backend, self._size, self._before = name, backend, size, pre_write
         self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
         self._changed = threading.Condition()
         self._done, self._told, self._closing, self._ended, self._hurried = 0, False, False, False, False
@@ -86,7 +86,7 @@ class Writer:
         with self._changed:
             self._closing = True
             self._wake(hurry=True)
-            if not self._changed.wait_for(lambda: self._ended or self.failure, self.patience / 3):
+            if not self._changed.wait_for(lambda: self._ended or self.failure, self.timeout / 3):
                 warnings.warn(f"training has ended and waits for sink {self._name!r}: {self._left()}", stacklevel=2)
             self._wait(lambda: self._ended)
         if self.failure is not None:
@@ -100,8 +100,8 @@ class Writer:
     def _wait(self, until: Callable[[], bool]) -> None:
         while not until() and self.failure is None:
             done = self._done
-            if not self._changed.wait(self.patience) and self._done == done:
-                self._fail(TimeoutError(f"it did nothing for {self.patience:g} s; {self._left()}"))
+            if not self._changed.wait(self.timeout) and self._done == done:
+                self._fail(TimeoutError(f"it did nothing for {self.timeout:g} s; {self._left()}"))
 
     def _left(self) -> str:
         return f"{sum(isinstance(work, Record) for work in self._work)} records are not written"
@@ -116,7 +116,10 @@ class Writer:
     def _answer(self, future: "Future[Any]") -> None:
         position = self._backend.position()
         if self.failure is not None:
-            position = {"failed": f"{type(self.failure).__name__}: {masked(str(self.failure))}", "position": position}
+            position = {
+                "failed": f"{type(self.failure).__name__}: {redact_text(str(self.failure))}",
+                "position": position,
+            }
         future.set_result(position)
 
     def _run(self) -> None:
@@ -144,7 +147,7 @@ class Writer:
             if not self._work:
                 self._hurried = self._closing
                 self._changed.wait_for(lambda: self._work or self._closing)
-                self._changed.wait_for(lambda: self._hurried, self.rest)
+                self._changed.wait_for(lambda: self._hurried, self.flush_interval)
             return self._work[0] if self._work else None
 
     def _finish(self, error: BaseException | None = None) -> None:

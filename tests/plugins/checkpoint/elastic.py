@@ -12,7 +12,7 @@ import equinox as eqx  # noqa: E402
 import fulgurite as fg  # noqa: E402
 import jax  # noqa: E402
 import optax  # noqa: E402
-from fulgurite_checkpoint import Checkpoints  # noqa: E402
+from fulgurite_checkpoint import Checkpointer  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 from trained import Net, regression  # noqa: E402
 
@@ -41,7 +41,7 @@ class Sharded:
 
 
 warnings.simplefilter("ignore")
-engine = fg.Engine(steps=steps, seed=3, run=run, plugins=[Sharded(), Checkpoints(99)], autoload=False)
+engine = fg.Engine(steps=steps, seed=3, run_dir=run, plugins=[Sharded(), Checkpointer(99)], autoload=False)
 result = engine.fit(eqx.nn.make_with_state(Plain), regression(), resume="auto")
 assert int(result.state.step) == steps
 if devices > 1:

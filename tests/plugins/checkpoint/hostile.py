@@ -13,7 +13,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite_checkpoint import Checkpoints, format
+from fulgurite_checkpoint import Checkpointer, format
 from trained import ZEROS, Counting, counting, engine
 
 base = Path(sys.argv[1])
@@ -113,10 +113,10 @@ ATTACKS: dict[str, Any] = {
 }
 
 counting(base / "good", steps=2, keep=None)
-checkpoints = Checkpoints(1, keep=1)
+checkpoints = Checkpointer(1, max_to_keep=1)
 reader = engine(None, checkpoints, steps=1, log_every=None)
-like = jax.eval_shape(lambda: reader.init(Counting, ZEROS))
-checkpoints.restore(fg.Checkpoint(base / "good"), like, reader)  # imports everything that reading needs
+like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
+checkpoints.restore_checkpoint(fg.CheckpointRef(base / "good"), like, reader)  # imports everything that reading needs
 modules = set(sys.modules)
 
 watching, seen = False, []
@@ -149,7 +149,7 @@ for name, attack in ATTACKS.items():
         warnings.simplefilter("always")
         watching = True
         try:
-            snapshot = checkpoints.restore(fg.Checkpoint(run), like, reader)
+            snapshot = checkpoints.restore_checkpoint(fg.CheckpointRef(run), like, reader)
             outcome = float(snapshot.state.module.weight) if snapshot else None
         except CheckpointError as error:
             outcome = f"CheckpointError: {error}"

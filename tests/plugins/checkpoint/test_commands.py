@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.command import main
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from trained import ZEROS, Counting, engine
 
 
@@ -30,7 +30,7 @@ class Following(fg.Module):
         self.weight, self.table = jnp.zeros(()), jnp.arange(6).reshape(2, 3)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(-self.weight * batch[0], metrics={"weight": fg.metrics.Last.of(self.weight)})
+        return fg.Output(-self.weight * batch[0], metrics={"weight": fg.metrics.LastValue.from_values(self.weight)})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1.0)
@@ -43,21 +43,25 @@ class Score:
     values: tuple[float, ...]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("score", 1, lambda run: run.emit("scalars", "test", {"score": self.values[run.step - 1]}))]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [
+            fg.ScheduledAction("score", 1, lambda run: run.log_scalars("test", {"score": self.values[run.step - 1]}))
+        ]
 
 
-def train(run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any) -> fg.Result:
+def train(run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any) -> fg.FitResult:
     """Saves after each step; with 1, 1, 1, 7 the weight is 1, 2, 3, 10. With `stop`, stops after the second."""
 
     class Stopping:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("stop", fg.At(2), lambda run: os.kill(os.getpid(), signal.SIGINT) if stop else None)]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [
+                fg.ScheduledAction("stop", fg.At(2), lambda run: os.kill(os.getpid(), signal.SIGINT) if stop else None)
+            ]
 
-    plugins = [Checkpoints(every=1, keep=None, best="test/score"), Score((0.5, 0.9, 0.9, 0.1)), Stopping()]
+    plugins = [Checkpointer(every=1, max_to_keep=None, monitor="test/score"), Score((0.5, 0.9, 0.9, 0.1)), Stopping()]
     data = [np.full(1, value, np.float32) for value in batches]
-    engine = fg.Engine(steps=len(batches), plugins=plugins, run=run, log_every=1, autoload=False)
+    engine = fg.Engine(steps=len(batches), plugins=plugins, run_dir=run, log_every=1, autoload=False)
     return engine.fit(Following, data, resume="auto", **options)
 
 
@@ -126,12 +130,12 @@ def test_a_run_under_way_shows_its_heartbeat(tmp_path: Path, capsys: pytest.Capt
 
     class Looking:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("look", fg.At(2), look)]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", fg.At(2), look)]
 
     seen: list[Any] = []
     data = [np.ones(1, np.float32)]
-    fg.Engine(steps=3, plugins=[Looking()], run=tmp_path / "run", autoload=False).fit(Following, data)
+    fg.Engine(steps=3, plugins=[Looking()], run_dir=tmp_path / "run", autoload=False).fit(Following, data)
     assert seen == [("running", True, True)]
 
 
@@ -200,7 +204,7 @@ def test_diff_says_what_differs(run: Path, tmp_path: Path, capsys: pytest.Captur
             self.weight, self.table = jnp.zeros(()), jnp.zeros((4, 3))
 
     data = [np.ones(1, np.float32)]
-    fg.Engine(steps=1, seed=1, plugins=[Checkpoints(every=1)], run=tmp_path / "b", autoload=False).fit(Wider, data)
+    fg.Engine(steps=1, seed=1, plugins=[Checkpointer(every=1)], run_dir=tmp_path / "b", autoload=False).fit(Wider, data)
     lines = printed(capsys, "checkpoints", "diff", steps / "step-1", tmp_path / "b", code=1).splitlines()
     assert "module.table: int32[2, 3] | float32[4, 3]" in lines
     assert "seed was 0 and is 1" in lines
@@ -212,7 +216,7 @@ def test_case_16_the_mean_of_checkpoints(run: Path, tmp_path: Path, capsys: pyte
     assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"
     shown = json.loads(printed(capsys, "checkpoints", "show", tmp_path / "mean", "--json"))
     assert sorted(shown["arrays"]) == ["key", "module.table", "module.weight", "step"]
-    engine = fg.Engine(steps=1, plugins=[Checkpoints(every=5)], run=tmp_path / "next", autoload=False)
+    engine = fg.Engine(steps=1, plugins=[Checkpointer(every=5)], run_dir=tmp_path / "next", autoload=False)
     result = engine.fit(Following, [np.zeros(1, np.float32)], init_from=tmp_path / "mean")
     assert float(result.module.weight) == 4.0
     assert result.module.table.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -249,15 +253,17 @@ def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.weight - jnp.sum(jnp.imag(self.waves)))
 
-    engine(tmp_path / "run", Checkpoints(1), steps=2, log_every=None).fit(Keyed, ZEROS)
+    engine(tmp_path / "run", Checkpointer(1), steps=2, log_every=None).fit(Keyed, ZEROS)
     average = "checkpoints", "average", tmp_path / "run", "--last", 2, "--out"
     (tmp_path / "file").write_text("")
     assert "error: [Errno" in printed(capsys, *average, tmp_path / "file" / "mean", code=2)
     printed(capsys, *average, tmp_path / "mean")
-    mean = engine(None, Checkpoints(1)).restored(Keyed, fg.Checkpoint(tmp_path / "mean"))
+    mean = engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "mean"))
     assert (float(mean.module.weight), mean.module.key.dtype) == (-1.5, jax.random.key(0).dtype)
     first, second = (tmp_path / "run" / "checkpoints" / f"step-{step}" for step in (1, 2))
-    either = [engine(None, Checkpoints(1)).restored(Keyed, fg.Checkpoint(tmp_path / "run", step)) for step in (1, 2)]
+    either = [
+        engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "run", step)) for step in (1, 2)
+    ]
     waves: list[Any] = [np.asarray(one.module.waves) for one in either]
     assert np.abs(waves[0].imag - waves[1].imag).min() == 1
     assert mean.module.waves.tolist() == ((waves[0] + waves[1]) / 2).tolist()

@@ -10,7 +10,7 @@ import fulgurite as fg
 import jax
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from trained import ZEROS, Counting, counting, engine, steps_in
 
 
@@ -53,12 +53,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def restore() -> Callable[..., float]:
     """Reads the weight in a checkpoint of a run, with a warning where it is not the newest."""
-    checkpoints = Checkpoints(1)
+    checkpoints = Checkpointer(1)
     reader = engine(None, checkpoints, steps=1, log_every=None)
-    like = jax.eval_shape(lambda: reader.init(Counting, ZEROS))
+    like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
 
     def read(run: Path, step: Any = "latest", **options: Any) -> float:
-        snapshot = Checkpoints(1, **options).restore(fg.Checkpoint(run, step), like, reader)
+        snapshot = Checkpointer(1, **options).restore_checkpoint(fg.CheckpointRef(run, step), like, reader)
         assert snapshot is not None
         return float(snapshot.state.module.weight)
 

@@ -10,24 +10,24 @@ from typing import Any, ClassVar
 import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_checkpoint import Checkpoints, SaveError
+from fulgurite_checkpoint import Checkpointer, SaveError
 from fulgurite_testing import assert_same_bits
 from trained import NET, ZEROS, Act, Average, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
 
 
 def training(run: Path, *others: Any, **settings: Any) -> fg.Engine:
     """Logs at 3, 6, 9, 12, saves at 5 and 10 and at the end."""
-    checkpoints = Checkpoints(fg.Every(5) | fg.Period(1000), on_exception=False)
+    checkpoints = Checkpointer(fg.Every(5) | fg.EverySeconds(1000), on_exception=False)
     return engine(run, checkpoints, Average(), *others, **{"steps": 12, "seed": 3, "log_every": 3, **settings})
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.Result:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.FitResult:
     return training(tmp_path_factory.mktemp("whole")).fit(NET, regression())
 
 
 @pytest.mark.parametrize("killed_at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 11))])
-def test_a_resumed_run_ends_with_the_same_bits(whole: fg.Result, tmp_path: Path, killed_at: int) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(whole: fg.FitResult, tmp_path: Path, killed_at: int) -> None:
     """BatchNorm, dropout, Adam, a plugin's slice, shuffled data; killed twice."""
     for at in (killed_at, killed_at + 1):
         with pytest.raises(Killed):
@@ -42,10 +42,12 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: fg.Result, tmp_path: Path,
 
 
 def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
-    whole = training(tmp_path / "whole", fuse=4).fit(NET, regression())
+    whole = training(tmp_path / "whole", steps_per_execution=4).fit(NET, regression())
     with pytest.raises(Killed):
-        training(tmp_path / "killed", Act(fg.At(7), kill), fuse=4).fit(NET, regression())
-    assert_same_bits(training(tmp_path / "killed", fuse=4).fit(NET, regression(), resume="auto").state, whole.state)
+        training(tmp_path / "killed", Act(fg.At(7), kill), steps_per_execution=4).fit(NET, regression())
+    assert_same_bits(
+        training(tmp_path / "killed", steps_per_execution=4).fit(NET, regression(), resume="auto").state, whole.state
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +63,11 @@ class Sink:
             self.steps.append(record.step)
 
     @fg.hookimpl
-    def durable(self, step: int) -> Any:
+    def flush_logger(self, step: int) -> Any:
         return future(len(self.steps))
 
     @fg.hookimpl
-    def rewind(self, position: int) -> None:
+    def rewind_logger(self, position: int) -> None:
         del self.steps[position:]
 
 
@@ -86,11 +88,11 @@ def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_req
         required: ClassVar[bool] = False
 
         @fg.hookimpl
-        def durable(self, step: int) -> Any:
+        def flush_logger(self, step: int) -> Any:
             return answer()
 
         @fg.hookimpl
-        def rewind(self, position: Any) -> None:
+        def rewind_logger(self, position: Any) -> None:
             self.positions.append(position)
 
     with pytest.warns(UserWarning, match=r"sink 'careless:kept' \(.*\) cannot say where its records end"):
@@ -108,15 +110,17 @@ def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_req
 def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
     class Holding:
         @fg.hookimpl
-        def host_state(self) -> Any:
+        def get_host_state(self) -> Any:
             return {"seen": {1, 2}}
 
-    with pytest.raises(ConfigurationError, match="plugin 'holding', hook host_state: set cannot be written as JSON"):
+    with pytest.raises(
+        ConfigurationError, match="plugin 'holding', hook get_host_state: set cannot be written as JSON"
+    ):
         counting(tmp_path / "a", Holding())
 
 
 def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tmp_path: Path) -> None:
-    sink, say = Sink(), Act(1, lambda run: run.emit("text", "act", {"at": str(run.step)}))
+    sink, say = Sink(), Act(1, lambda run: run.log_text("act", {"at": str(run.step)}))
     with pytest.raises(Killed):
         counting(tmp_path / "a", sink, say, Act(fg.At(4), kill), every=2, on_exception=False)
     assert sink.steps == [1, 2, 3, 4] or sink.steps == [1, 2, 3]
@@ -133,17 +137,17 @@ def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(
         count = 0
 
         @fg.hookimpl
-        def host_state(self) -> Any:
+        def get_host_state(self) -> Any:
             return {"count": self.count, "best": float("nan")}
 
         @fg.hookimpl
-        def restore_host_state(self, state: Any, version: int) -> None:
+        def set_host_state(self, state: Any, version: int) -> None:
             self.count, self.version = state["count"], version
 
     first, second, spans = Patience(), Patience(), []
     first.count = 7
     counting(tmp_path, first, Scores((0.25,), fg.At(2)), steps=2)
-    look = Act(fg.AtEnd(), lambda run: spans.append((run.span.end, run.metrics["test"])))
+    look = Act(fg.AtEnd(), lambda run: spans.append((run.step_range.stop, run.metrics["test"])))
     assert fg.RunDirectory(tmp_path).complete
     again = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=2, resume="auto")
     assert (second.count, second.version, int(again.state.step), spans) == (7, 2, 2, [])
@@ -158,7 +162,7 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     interrupt = Act(fg.At(3), lambda run: os.kill(os.getpid(), signal.SIGTERM))
     result = counting(tmp_path, interrupt, every=100)
     stopped = int(result.state.step)
-    assert result.stopped == "SIGTERM" and stopped in (3, 4)
+    assert result.stop_reason == "SIGTERM" and stopped in (3, 4)
     assert steps_in(tmp_path) == [stopped]
     assert not fg.RunDirectory(tmp_path).complete
     assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5
@@ -176,13 +180,13 @@ def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phas
             "jsonl",
             *others,
         )
-        checkpoints = Checkpoints(99, background=False, on_exception=False)
+        checkpoints = Checkpointer(99, async_save=False, on_exception=False)
         with suppress(Killed):
             engine(tmp_path / name, checkpoints, *plugins, steps=6, log_every=2).fit(Counting, ZEROS, resume="auto")
         return (tmp_path / name / "records.jsonl").read_bytes()
 
     def said(run: fg.Run) -> None:
-        run.emit("text", "said", {"at": str(run.step)})
+        run.log_text("said", {"at": str(run.step)})
 
     whole = records("whole")
     records("killed", Act(fg.At(5), kill))
@@ -197,8 +201,8 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     assert fg.RunDirectory(tmp_path).complete
     assert float(counting(tmp_path, steps=3, resume=2).module.weight) == -3
 
-    def fit(epochs: int, resume: Any) -> fg.Result:
-        return engine(tmp_path / "epochs", Checkpoints(2), epochs=epochs).fit(Counting, ZEROS * 3, resume=resume)
+    def fit(epochs: int, resume: Any) -> fg.FitResult:
+        return engine(tmp_path / "epochs", Checkpointer(2), epochs=epochs).fit(Counting, ZEROS * 3, resume=resume)
 
     fit(4, None)
     with pytest.raises(CheckpointError, match="step 12 is past step 6"):
@@ -208,14 +212,14 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
 
 def test_a_trial_of_a_run_takes_steps_from_its_checkpoint(tmp_path: Path) -> None:
     counting(tmp_path)
-    trial = engine(tmp_path, Checkpoints(1), dev_run=2).fit(Counting, ZEROS, resume="auto")
+    trial = engine(tmp_path, Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS, resume="auto")
     assert (float(trial.module.weight), steps_in(tmp_path)) == (-7, [3, 4, 5])
 
 
 def test_a_state_of_before_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
     """The records of the steps that it takes again would be there twice."""
     first = counting(tmp_path, "jsonl", steps=3)
-    trainer = engine(tmp_path, Checkpoints(1), "jsonl", steps=2, log_every=1)
+    trainer = engine(tmp_path, Checkpointer(1), "jsonl", steps=2, log_every=1)
     earlier = first.state.replace(step=first.state.step - 1)
     with pytest.raises(CheckpointError, match=r"newest of step 3.*'never'"):
         trainer.fit(data=ZEROS, state=earlier)

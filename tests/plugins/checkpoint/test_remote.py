@@ -14,8 +14,8 @@ from typing import Any
 import fulgurite as fg
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_checkpoint.format import entries, place
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.format import list_entries, resolve_root
 from trained import ZEROS, Counting, Scores, counting, engine
 
 BUCKET = "gs://bucket/runs/a"
@@ -24,20 +24,20 @@ BUCKET = "gs://bucket/runs/a"
 @pytest.mark.parametrize("scheme", ["s3", "az", "memory", "http"])
 def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{scheme}://bucket/run: checkpoints are kept in local folders and"):
-        Checkpoints(1, directory=f"{scheme}://bucket/run")
+        Checkpointer(1, directory=f"{scheme}://bucket/run")
 
 
 def test_a_run_itself_is_local() -> None:
     with pytest.raises(ConfigurationError, match="run= is no local folder"):
-        fg.Engine(run="", steps=1, autoload=False)
+        fg.Engine(run_dir="", steps=1, autoload=False)
     with pytest.raises(ConfigurationError, match="run=gs://bucket/run is no local folder"):
-        fg.Engine(run="gs://bucket/run", steps=1)
+        fg.Engine(run_dir="gs://bucket/run", steps=1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")
 def test_without_gcsfs_it_says_what_to_install() -> None:
     with pytest.raises(ConfigurationError, match=r"pip install 'fulgurite-checkpoint\[gcs\]'"):
-        Checkpoints(1, directory=BUCKET)
+        Checkpointer(1, directory=BUCKET)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
 
     options: dict[str, Any] = {"directory": BUCKET, "keep": 2, "best": "test/score"}
     counting(path / "run", Scores((0.9, 0.1, 0.2, 0.3)), steps=4, **options)
-    told: dict[str, Any] = {"saved": [entry.step for entry in entries(place(BUCKET))]}
+    told: dict[str, Any] = {"saved": [entry.step for entry in list_entries(resolve_root(BUCKET))]}
     seen: list[float] = []
 
     class Look:
@@ -96,8 +96,8 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
         def on_fit_start(self, run: fg.Run) -> None:
             seen.append(float(run.state.module.weight))
 
-    start = engine(path / "best", Checkpoints(99), Look(), steps=1, log_every=None)
-    start.fit(Counting, ZEROS, init_from=fg.Checkpoint(BUCKET, "best"))
+    start = engine(path / "best", Checkpointer(99), Look(), steps=1, log_every=None)
+    start.fit(Counting, ZEROS, init_from=fg.CheckpointRef(BUCKET, "best"))
     told["best"] = seen[0]
     array = next(name for name in names() if name.startswith("step-4/arrays/state/d/"))
     request = f"{address}/storage/v1/b/bucket/o/runs%2Fa%2Fcheckpoints%2F{array.replace('/', '%2F')}"
@@ -109,7 +109,7 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
     told["resumed"] = float(result.module.weight)
     told["left"] = sorted({name.split("/")[0] for name in names()})
     # What tensorstore wrote is in the hashes too, though gcsfs did not write it.
-    hashes = json.loads((place(BUCKET) / "checkpoints" / "step-5" / "hashes-0.json").read_text())
+    hashes = json.loads((resolve_root(BUCKET) / "checkpoints" / "step-5" / "hashes-0.json").read_text())
     there = {name.removeprefix("step-5/") for name in names() if name.startswith("step-5/")}
     told["unseen"] = sorted(there - set(hashes) - {"COMMIT", "hashes-0.json"})
     return told

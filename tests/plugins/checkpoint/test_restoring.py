@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, PathError
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_testing import arrays
 from trained import NET, ZEROS, Act, Average, Counting, Net, counting, engine, regression, steps_in
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, float]:
     """The first step of a fit, and its weight after it."""
     seen: list[tuple[int, float]] = []
-    look = Act(fg.FirstOfProcess(1), lambda run: seen.append((run.step, float(run.state.module.weight))))
+    look = Act(fg.FirstStepsAfterStart(1), lambda run: seen.append((run.step, float(run.state.module.weight))))
     counting(run, look, steps=6, resume=resume, every=99, **options)
     return seen[0]
 
@@ -52,7 +52,7 @@ def test_what_a_run_goes_on_from(run: Path, tmp_path: Path, resume: Any, first: 
 def test_another_run_and_one_checkpoint_of_it(run: Path, tmp_path: Path) -> None:
     assert first_step(tmp_path / "a", run) == (5, -5)
     assert first_step(tmp_path / "b", str(run / "checkpoints" / "step-3")) == (4, -4)
-    assert first_step(tmp_path / "c", fg.Checkpoint(run, 1)) == (2, -2)
+    assert first_step(tmp_path / "c", fg.CheckpointRef(run, 1)) == (2, -2)
     assert first_step(tmp_path / "d", "auto") == (1, -1)
     assert steps_in(run) == [1, 2, 3, 4]
 
@@ -71,7 +71,7 @@ def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) 
         ("lastest", CheckpointError, r"no run in lastest"),
         ("", ConfigurationError, r"'auto', 'never'"),
         (True, ConfigurationError, r"resume is True"),
-        (fg.Checkpoint("gs9://bucket"), ConfigurationError, r"gs9://bucket"),
+        (fg.CheckpointRef("gs9://bucket"), ConfigurationError, r"gs9://bucket"),
         ("checkpoints/step-9", CheckpointError, r"no checkpoint of step 9 in \."),
     ],
 )
@@ -89,15 +89,15 @@ def test_without_a_run_there_is_nothing_to_go_on_from() -> None:
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.Result]:
+def net(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.FitResult]:
     """A run of `Net` with a plugin's slice, three steps long."""
     path = tmp_path_factory.mktemp("net")
-    result = engine(path, Checkpoints(99), Average(), steps=3, seed=3).fit(NET, regression())
+    result = engine(path, Checkpointer(99), Average(), steps=3, seed=3).fit(NET, regression())
     return path, result
 
 
-def going_on(net: tuple[Path, Any], model: Any, *plugins: Any, tmp_path: Path, **options: Any) -> fg.Result:
-    checkpoints = Checkpoints(99, **options)
+def going_on(net: tuple[Path, Any], model: Any, *plugins: Any, tmp_path: Path, **options: Any) -> fg.FitResult:
+    checkpoints = Checkpointer(99, **options)
     return engine(tmp_path, checkpoints, *plugins, steps=4, seed=3).fit(model, regression(), resume=net[0])
 
 
@@ -132,13 +132,13 @@ def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(run: Path, tm
         plugin_name = "slice"
 
         @fg.hookimpl
-        def plugin_state(self) -> Any:
+        def init_plugin_state(self) -> Any:
             return jnp.full(2, 3.0)
 
     with pytest.raises(CheckpointError, match=r"plugin 'slice'.*was not when it was saved: leave it out with '-slice'"):
         counting(tmp_path / "a", Slice(), resume=run)
     result = counting(tmp_path / "b", Slice(), resume=run, on_missing_plugin="ignore")
-    assert result.state.plugins["slice"].tolist() == [3, 3] and float(result.module.weight) == -5
+    assert result.state.plugin_states["slice"].tolist() == [3, 3] and float(result.module.weight) == -5
 
 
 def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
         def log_text(self, record: fg.Record) -> None: ...
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("show", fg.Period(1), lambda run: None)]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("show", fg.EverySeconds(1), lambda run: None)]
 
     counting(tmp_path, Display(), resume=run)
 
@@ -192,8 +192,8 @@ class Scaled:
 
 def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None:
     def fit(scale: float, steps: int, data: Any) -> None:
-        made = engine(tmp_path, Checkpoints(2, keep=steps), Scaled(scale), steps=steps, log_every=None)
-        made.configuration = {"lr": scale, "steps": steps}
+        made = engine(tmp_path, Checkpointer(2, max_to_keep=steps), Scaled(scale), steps=steps, log_every=None)
+        made.config = {"lr": scale, "steps": steps}
         made.fit(Counting, data, resume="auto")
 
     data = np.zeros((6, 1), np.float32)
@@ -237,9 +237,9 @@ class New(Old):
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.Result]:
+def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.FitResult]:
     path = tmp_path_factory.mktemp("old")
-    return path, engine(path, Checkpoints(99), steps=2, seed=1).fit(Old, ZEROS)
+    return path, engine(path, Checkpointer(99), steps=2, seed=1).fit(Old, ZEROS)
 
 
 def beginning(init_from: Any, model: Any = New, **settings: Any) -> fg.TrainState:
@@ -256,14 +256,16 @@ class Reader:
     """Restores, and writes nothing."""
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
-        return Checkpoints(1).restore(reference, like, engine)
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+    ) -> fg.Snapshot | None:
+        return Checkpointer(1).restore_checkpoint(reference, template, engine)
 
 
 def test_case_30_a_part_of_another_model(old: Any) -> None:
     path, result = old
-    fresh = beginning(fg.Checkpoint(path, map={"module.weight": "module.weight"}))
-    state = beginning(fg.Checkpoint(path, map={"module.decoder.layers[1]": "module.encoder"}))
+    fresh = beginning(fg.CheckpointRef(path, map={"module.weight": "module.weight"}))
+    state = beginning(fg.CheckpointRef(path, map={"module.decoder.layers[1]": "module.encoder"}))
     expected = arrays(fresh.module) | {
         ".weight": np.zeros((), np.float32),
         ".decoder.layers[1].weight": np.asarray(result.module.encoder.weight),
@@ -288,17 +290,17 @@ def test_case_30_a_part_of_another_model(old: Any) -> None:
 )
 def test_case_30_a_path_that_matches_nothing_or_too_much_is_an_error(old: Any, mapping: Any, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
-        beginning(fg.Checkpoint(old[0], map=mapping))
+        beginning(fg.CheckpointRef(old[0], map=mapping))
 
 
 def test_a_path_that_cannot_be_parsed_is_an_error_at_once() -> None:
     with pytest.raises(PathError, match="cannot read"):
-        fg.Checkpoint("runs/a", map={"module.[": "module"})
+        fg.CheckpointRef("runs/a", map={"module.[": "module"})
 
 
 def test_not_strict_takes_what_both_have(old: Any) -> None:
     path, result = old
-    state = beginning(fg.Checkpoint(path, map={"module": "module"}, strict=False))
+    state = beginning(fg.CheckpointRef(path, map={"module": "module"}, strict=False))
     assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
     assert float(state.module.weight) == float(result.module.weight) != 0
 
@@ -325,7 +327,7 @@ def test_the_optimizer_s_own_arrays_can_be_read_as_well(net: Any) -> None:
     seen: list[Any] = []
     look = Act(fg.AtStart(), lambda run: seen.append(arrays((run.state.module, run.state.opt_state, run.state.step))))
     names = ("module", "model_state", "opt_state")
-    init_from = fg.Checkpoint(path, map={name: name for name in names})
+    init_from = fg.CheckpointRef(path, map={name: name for name in names})
     engine(None, Reader(), Average(), look, steps=1, seed=9).fit(NET, regression(), init_from=init_from)
     expected = arrays((result.module, result.state.opt_state, jnp.int32(0)))
     assert {name: array.tobytes() for name, array in seen[0].items()} == {
@@ -362,6 +364,6 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
 def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:
     for mistake in ({"path": 5}, {"path": "run", "map": "module"}):
         with pytest.raises(ConfigurationError, match="path must be that of a run"):
-            fg.Checkpoint(**mistake)  # type: ignore[arg-type]
+            fg.CheckpointRef(**mistake)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="path must be that of a run"):
-        engine(None, Checkpoints(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]
+        engine(None, Checkpointer(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]

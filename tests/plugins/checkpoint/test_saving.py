@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_checkpoint.format import entries
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.format import list_entries
 from trained import NET, ZEROS, Act, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
 
 
@@ -22,8 +22,8 @@ def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
     """The weight in a checkpoint of `Counting`, which is minus its step."""
     seen: list[float] = []
     look = Act(fg.AtStart(), lambda run: seen.append(float(run.state.module.weight)))
-    start = engine(run / "look", Checkpoints(99, **options), look, steps=1, log_every=None)
-    start.fit(Counting, ZEROS, init_from=fg.Checkpoint(run, step), resume="never")
+    start = engine(run / "look", Checkpointer(99, **options), look, steps=1, log_every=None)
+    start.fit(Counting, ZEROS, init_from=fg.CheckpointRef(run, step), resume="never")
     return seen[0]
 
 
@@ -55,9 +55,11 @@ def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path:
 def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(tmp_path: Path, background: bool) -> None:
     """One before an action of the step, one after it: what the action changed must be in it."""
 
-    def double(run: fg.Run) -> fg.Replace:
+    def double(run: fg.Run) -> fg.ReplaceState:
         run.save()
-        return fg.Replace(run.state.replace(module=eqx.tree_at(lambda m: m.weight, run.state.module, jnp.float32(7))))
+        return fg.ReplaceState(
+            run.state.replace(module=eqx.tree_at(lambda m: m.weight, run.state.module, jnp.float32(7)))
+        )
 
     counting(tmp_path, Act(fg.At(4), double), steps=4, every=4, background=background)
     assert steps_in(tmp_path) == [4]
@@ -66,7 +68,7 @@ def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(tmp_path: 
 
 def test_a_trial_writes_nothing(tmp_path: Path) -> None:
     counting(tmp_path / "run", every=1)
-    engine(tmp_path / "trial", Checkpoints(1), dev_run=2).fit(Counting, ZEROS)
+    engine(tmp_path / "trial", Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS)
     assert not (tmp_path / "trial").exists()
 
 
@@ -118,7 +120,7 @@ def test_the_best_survives_a_restart(tmp_path: Path) -> None:
 
 def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, keep=None, best="test/score")
-    assert [entry.value("test/score") for entry in entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
+    assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
     with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
         weights_in(tmp_path, "best", best="test/loss")
     counting(tmp_path / "nan", Scores((NAN,)), steps=1)
@@ -157,12 +159,12 @@ class Bad(Counting):
 @pytest.mark.parametrize(("how", "culprit"), [("loss", "loss"), ("gradient", "gradient of weight")])
 def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(tmp_path: Path, how: str, culprit: str) -> None:
     with pytest.raises(NonFiniteError, match=rf"step 3: the {culprit} is not finite"):
-        engine(tmp_path, Checkpoints(1), steps=5, log_every=None).fit(Bad(how), ZEROS)
+        engine(tmp_path, Checkpointer(1), steps=5, log_every=None).fit(Bad(how), ZEROS)
     assert steps_in(tmp_path) == [1, 2]
     seen: list[int] = []
-    look = Act(fg.FirstOfProcess(1), lambda run: seen.append(run.step))
+    look = Act(fg.FirstStepsAfterStart(1), lambda run: seen.append(run.step))
     with pytest.raises(NonFiniteError, match="step 3"):
-        engine(tmp_path, Checkpoints(1), look, steps=5, log_every=None).fit(Bad(how), ZEROS, resume="auto")
+        engine(tmp_path, Checkpointer(1), look, steps=5, log_every=None).fit(Bad(how), ZEROS, resume="auto")
     assert steps_in(tmp_path) == [1, 2]
 
 
@@ -187,7 +189,7 @@ def test_an_exception_saves_where_going_on_is_exact(tmp_path: Path) -> None:
 
 def test_an_exception_in_the_middle_of_an_action_saves_nothing(tmp_path: Path) -> None:
     def say(run: fg.Run) -> None:
-        run.emit("text", "act", {"at": str(run.step)})
+        run.log_text("act", {"at": str(run.step)})
         raise Killed
 
     with pytest.raises(Killed), pytest.warns(UserWarning, match="nothing is saved after Killed"):
@@ -202,7 +204,9 @@ def test_an_exception_of_the_data_saves_the_step_before_it(tmp_path: Path) -> No
             raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        engine(tmp_path, Checkpoints(99, resume_data="replay"), steps=5).fit(Counting, fg.Data(Data(), prefetch=0))
+        engine(tmp_path, Checkpointer(99, resume_data="replay"), steps=5).fit(
+            Counting, fg.DataSource(Data(), prefetch=0)
+        )
     assert steps_in(tmp_path) == [3]
 
 
@@ -242,7 +246,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        Checkpoints(**{"every": 1, **options})
+        Checkpointer(**{"every": 1, **options})
 
 
 def test_without_a_place_to_write(tmp_path: Path) -> None:
@@ -258,8 +262,8 @@ class Stream:
 
 
 def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
-    def fit(resume_data: Any, data: Any, **options: Any) -> fg.Result:
-        checkpoints = Checkpoints(2, resume_data=resume_data)
+    def fit(resume_data: Any, data: Any, **options: Any) -> fg.FitResult:
+        checkpoints = Checkpointer(2, resume_data=resume_data)
         return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(Counting, data, **options)
 
     with pytest.raises(ConfigurationError, match=r"no state\(\).*'replay'.*'restart'"):
@@ -271,17 +275,19 @@ def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
 
 def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
     class Kept(Stream):
-        def state(self) -> Any:
+        def get_state(self) -> Any:
             return 0
 
-        def restore(self, state: Any) -> None: ...
+        def set_state(self, state: Any) -> None: ...
 
     class Seeing(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.Last.of(batch[0])})
+            return (
+                super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
+            )
 
-    def fit(how: Any, data: Any, resume: Any = None, **settings: Any) -> fg.Result:
-        checkpoints, settings = Checkpoints(2, resume_data=how), {"steps": 2, "log_every": 1} | settings
+    def fit(how: Any, data: Any, resume: Any = None, **settings: Any) -> fg.FitResult:
+        checkpoints, settings = Checkpointer(2, resume_data=how), {"steps": 2, "log_every": 1} | settings
         return engine(tmp_path / how, checkpoints, **settings).fit(Seeing, data, resume=resume)
 
     for how in ("exact", "replay"):
@@ -308,7 +314,7 @@ def test_a_signal_in_a_save_does_not_tear_it(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
     result = counting(tmp_path, Interrupting(), every=2)
-    assert result.stopped == "SIGINT"
+    assert result.stop_reason == "SIGINT"
     assert steps_in(tmp_path)[-1] == int(result.state.step)
 
 
@@ -321,15 +327,15 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
 
     with pytest.raises(CheckpointError, match="taken over by attempt 2"):
         counting(tmp_path, Taking(), every=1)
-    assert entries(tmp_path) == []
+    assert list_entries(tmp_path) == []
 
 
 def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
     """Left there, they would be the newest: those of the new run would be removed, and `auto` would take theirs."""
     run, elsewhere = tmp_path / "run", tmp_path / "else"
-    say = Act(1, lambda run: run.emit("text", "said", {"at": str(run.step)}))
+    say = Act(1, lambda run: run.log_text("said", {"at": str(run.step)}))
 
-    def fit(steps: int, resume: Any = None) -> fg.Result:
+    def fit(steps: int, resume: Any = None) -> fg.FitResult:
         return counting(run, say, "jsonl", directory=elsewhere, keep=2, steps=steps, resume=resume)
 
     fit(6)
@@ -345,7 +351,7 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
     assert [path.name for path in (elsewhere / "superseded" / "2").iterdir()] == ["step-4"]
     assert (run / "superseded" / "4" / "records.jsonl").read_bytes() == records
     with pytest.warns(UserWarning, match="held checkpoints"):
-        fit_without = engine(None, Checkpoints(1, directory=elsewhere), steps=2, log_every=None)
+        fit_without = engine(None, Checkpointer(1, directory=elsewhere), steps=2, log_every=None)
         fit_without.fit(Counting, ZEROS)
     assert steps_in(elsewhere) == [1, 2]
 
@@ -353,12 +359,12 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
 def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step(tmp_path: Path) -> None:
     for _ in range(2):
         counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score", resume="auto")
-        assert [entry.value("test/score") for entry in entries(tmp_path)] == [pytest.approx(0.9)]
+        assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [pytest.approx(0.9)]
 
 
 def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path: Path) -> None:
     def model_of(rate: float, steps: int) -> Any:
-        start = fg.Engine(steps=steps, run=tmp_path, plugins=[Checkpoints(2)], autoload=False)
+        start = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(2)], autoload=False)
         start.fit(partial(NET, rate=rate), regression(), resume="auto")
         kept = json.loads((tmp_path / f"checkpoints/step-{steps}/manifest.json").read_text())
         assert kept["settings"]["steps"] == steps

@@ -23,14 +23,14 @@ from trained import Act, counting, steps_in
 def blocked(run: fg.Run) -> None:
     """Puts a file where the next two checkpoints are to be written."""
     for step in (run.step, run.step + 1):
-        (Path(run.directory.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
+        (Path(run.run_dir.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
 
 
 def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
         result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, background=False)
     assert steps_in(tmp_path) == [2, 5, 6]
-    assert result.stopped is None
+    assert result.stop_reason is None
 
 
 @pytest.mark.parametrize("every", [1, 99])
@@ -44,7 +44,7 @@ def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(tmp_pat
     assert steps_in(tmp_path) == ([1, 2] if every == 1 else [])
     result = caught.value.result
     assert (float(result.module.weight), int(result.state.step)) == (-5, 5)
-    assert "the checkpoint of step 5 could not be written" in result.failed["checkpoints"]
+    assert "the checkpoint of step 5 could not be written" in result.failures["checkpoints"]
 
 
 def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def read_only(path: Path) -> None:
         """A sink that spoils the place of the checkpoint of step 3, between its making and Orbax's first folder."""
 
         @fg.hookimpl
-        def durable(self, step: int) -> Future[None]:
+        def flush_logger(self, step: int) -> Future[None]:
             made = path / "spoiled" / "checkpoints" / f"saving-step-{step}"
             if step == 3:
                 made.rmdir()

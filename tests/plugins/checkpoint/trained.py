@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
+from fulgurite_checkpoint import Checkpointer
 
 
 class Net(fg.Module):
@@ -59,7 +59,7 @@ class Counting(fg.Module):
         return fg.Output(self.weight * 1.0)
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(metrics={"score": fg.metrics.Last.of(batch[0])})
+        return fg.Output(metrics={"score": fg.metrics.LastValue.from_values(batch[0])})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1.0)
@@ -70,12 +70,12 @@ class Average:
     """A slice of the state: an average of the weights of the first layer, with a number drawn at each step."""
 
     @fg.hookimpl
-    def plugin_state(self, module: Net) -> Any:
+    def init_plugin_state(self, module: Net) -> Any:
         return {"average": module.first.weight, "drawn": jnp.zeros(())}
 
     @fg.hookimpl
-    def after_update(self, module: Net, own: Any, ctx: fg.Context) -> Any:
-        average = 0.9 * own["average"] + 0.1 * module.first.weight
+    def after_update(self, module: Net, plugin_state: Any, ctx: fg.Context) -> Any:
+        average = 0.9 * plugin_state["average"] + 0.1 * module.first.weight
         return module, {"average": average, "drawn": jax.random.uniform(ctx.key())}
 
 
@@ -88,8 +88,8 @@ class Act:
     phase: Any = "act"
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("act", self.trigger, self.action, self.phase)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("act", self.trigger, self.action, self.phase)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +106,12 @@ class Scores:
         return iter([np.full(1, self.told[-1], np.float32)])
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec(self.name, fg.Data(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec(self.name, fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", self.trigger, self.evaluate, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", self.trigger, self.evaluate, "evaluate")]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate(self.name)
@@ -126,12 +126,12 @@ def kill(run: fg.Run) -> None:
 
 
 def engine(run: Path | None, *plugins: Any, **settings: Any) -> fg.Engine:
-    return fg.Engine(run=run, plugins=plugins, autoload=False, **settings)
+    return fg.Engine(run_dir=run, plugins=plugins, autoload=False, **settings)
 
 
-def counting(run: Path | None, *plugins: Any, steps: int = 5, resume: Any = None, **options: Any) -> fg.Result:
+def counting(run: Path | None, *plugins: Any, steps: int = 5, resume: Any = None, **options: Any) -> fg.FitResult:
     """Trains `Counting` with a checkpoint at every step, unless `options` say otherwise."""
-    checkpoints = Checkpoints(**{"every": 1, **options})
+    checkpoints = Checkpointer(**{"every": 1, **options})
     return engine(run, checkpoints, *plugins, steps=steps, log_every=None).fit(Counting, ZEROS, resume=resume)
 
 
@@ -148,4 +148,4 @@ def regression(**options: Any) -> fg.ArrayData:
 
 def steps_in(run: Path) -> list[int]:
     """The steps of the complete checkpoints of a run."""
-    return [step for step, _ in fg.RunDirectory(run).committed()]
+    return [step for step, _ in fg.RunDirectory(run).list_checkpoints()]

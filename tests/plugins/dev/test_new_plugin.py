@@ -17,7 +17,7 @@ arguments = {"new_evaluator": {"data": tiny_data(), "every": 4}}
 for name in ("new_sink", "new_traced", "new_evaluator"):
     engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run=f"runs/{name}", autoload=False)
     result = engine.fit(TinyModel, tiny_data())
-    print(list(engine.plugins.plugins), int(result.state.step), result.failed)
+    print(list(engine.plugins.plugins), int(result.state.step), result.failures)
 """
 
 

@@ -43,7 +43,7 @@ class Logits(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = batch["logits"] + 0.0 * self.weight
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        metrics = {"accuracy": fg.metrics.Accuracy.of(logits, batch["label"], ctx.mask)}
+        metrics = {"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"], ctx.mask)}
         return fg.Output(jnp.mean(loss, where=ctx.mask), metrics=metrics, preds=logits)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -58,15 +58,15 @@ class Keeper:
     kept: dict[int, fg.Snapshot] = field(default_factory=dict)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         self.kept[run.step] = _copied(run.snapshot())
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
         return _copied(self.kept[max(self.kept)]) if self.kept else None
 
 
@@ -98,8 +98,8 @@ class Act:
     action: Any
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("act", fg.At(self.step), lambda run: self.action(), "act")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("act", fg.At(self.step), lambda run: self.action(), "act")]
 
 
 @dataclass(eq=False)
@@ -109,29 +109,35 @@ class Disk:
     every: int
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
-        assert run.directory is not None
-        target, snapshot = run.directory.step_directory(run.step), run.snapshot()
+    def save_checkpoint(self, run: fg.Run) -> None:
+        assert run.run_dir is not None
+        target, snapshot = run.run_dir.step_directory(run.step), run.snapshot()
         if (target / "COMMIT").exists():
             return
         target.mkdir(parents=True, exist_ok=True)
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         arrays = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
         np.savez(target / "arrays.npz", **arrays)  # type: ignore[arg-type]
-        rest = {"span": snapshot.span.to_json(), "position": snapshot.position, "pending": list(snapshot.pending)}
+        rest = {
+            "span": snapshot.step_range.to_json(),
+            "position": snapshot.data_position,
+            "pending": list(snapshot.pending_actions),
+        }
         (target / "rest.json").write_text(json.dumps({**rest, "metrics": snapshot.metrics}))
         (target / "COMMIT.new").write_text(hashlib.sha256((target / "arrays.npz").read_bytes()).hexdigest())
         (target / "COMMIT.new").rename(target / "COMMIT")
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
-        directory = fg.RunDirectory(reference.path) if reference.path is not None else engine.run
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+    ) -> fg.Snapshot | None:
+        directory = fg.RunDirectory(reference.path) if reference.path is not None else engine.run_dir
         assert directory is not None
-        if not (found := directory.committed()):
+        if not (found := directory.list_checkpoints()):
             return None
         # The loss only falls: here the best is the first one.
         step = {"latest": found[-1][0], "best": found[0][0]}.get(reference.step, reference.step)  # type: ignore[call-overload]
@@ -139,9 +145,9 @@ class Disk:
         note(directory.path, f"restores {step}")
         gate(directory.path, f"restore-{step}")
         with np.load(path / "arrays.npz") as arrays:
-            state = jax.tree_util.tree_map_with_path(lambda keys, leaf: _placed(arrays, keys, leaf), like)
+            state = jax.tree_util.tree_map_with_path(lambda keys, leaf: _placed(arrays, keys, leaf), template)
         rest = json.loads((path / "rest.json").read_text())
-        return fg.Snapshot(state, fg.Span.from_json(rest["span"]), rest["position"], tuple(rest["pending"]))
+        return fg.Snapshot(state, fg.StepRange.from_json(rest["span"]), rest["position"], tuple(rest["pending"]))
 
 
 @dataclass(eq=False)
@@ -150,7 +156,7 @@ class Witness:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        self.path = run.directory.path if run.directory else None
+        self.path = run.run_dir.path if run.run_dir else None
         self._note("starts")
 
     @fg.hookimpl

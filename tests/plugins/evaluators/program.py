@@ -43,8 +43,8 @@ def experiment(run: str, steps: int = 40, size: int = 1, scales: tuple[float, ..
 
     class Gates:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("gate", 5, lambda run: gate(RUN, f"train-{run.step}"))]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("gate", 5, lambda run: gate(RUN, f"train-{run.step}"))]
 
     def train() -> Any:
         note(RUN, "reads the training data")
@@ -55,7 +55,7 @@ def experiment(run: str, steps: int = 40, size: int = 1, scales: tuple[float, ..
     evaluators = [
         Gated("slow", numbers([0], [0, 0]), every, group="slow", metrics=scale),
         Gated("last", numbers([0]), last, group="slow"),
-        Evaluator("broken", run=every, group="mixed", call=broken),
+        Evaluator("broken", every=every, group="mixed", fn=broken),
         Evaluator("sound", numbers([0]), every, group="mixed"),
         Evaluator("along", numbers([0]), 20),
     ]

@@ -23,7 +23,7 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
     return fg.Engine(plugins=plugins, autoload=False, **settings)
 
 
-def fit(*plugins: Any, **settings: Any) -> fg.Result:
+def fit(*plugins: Any, **settings: Any) -> fg.FitResult:
     return engine(*plugins, **{"steps": 4, **settings}).fit(Counting, ZERO)
 
 
@@ -38,7 +38,7 @@ def logits(right: list[int]) -> dict[str, np.ndarray]:
 
 def test_case_14_accuracy_over_uneven_batches() -> None:
     batches = [logits([1, 1, 1, 1]), logits([1, 0])]
-    result = engine(Evaluator("test", batches, run=1), steps=1).fit(Logits, batches[:1])
+    result = engine(Evaluator("test", batches, every=1), steps=1).fit(Logits, batches[:1])
     assert result.metrics["test"]["accuracy"] == pytest.approx(5 / 6, rel=1e-6)
 
 
@@ -46,7 +46,7 @@ def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
     """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by these."""
     for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
         keeper = Keeper(10)
-        probe = Evaluator("test", run=10, call=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]})
+        probe = Evaluator("test", every=10, fn=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]})
         fit(probe, keeper, steps=10 * len(values))
         found = [keeper.kept[step].metrics["test"]["accuracy"] for step in sorted(keeper.kept)]
         np.testing.assert_array_equal(found, values)
@@ -55,13 +55,13 @@ def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
 def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
     sink = Sink()
     trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
-    fit(Evaluator("test", ZERO, run=trigger), sink, steps=8)
+    fit(Evaluator("test", ZERO, every=trigger), sink, steps=8)
     assert sink.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
 
 
 def test_case_33_whatever_is_fused() -> None:
     sink = Sink()
-    fit(Evaluator("test", ZERO, run=3), sink, steps=8, fuse=4)
+    fit(Evaluator("test", ZERO, every=3), sink, steps=8, steps_per_execution=4)
     assert sink.values("test", "updates") == [(3, 3), (6, 6)]
 
 
@@ -73,22 +73,22 @@ def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() 
         raise Killed
 
     keeper, sink = Keeper(100), Sink()
-    evaluator = Evaluator("test", ZERO, run=fg.AtStart() | fg.AtEnd())
+    evaluator = Evaluator("test", ZERO, every=fg.AtStart() | fg.AtEnd())
     with pytest.raises(Killed):
         fit(evaluator, keeper, sink, Act(500, kill), steps=600)
     assert max(keeper.kept) == 400
-    engine(evaluator, keeper, sink, steps=600).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    engine(evaluator, keeper, sink, steps=600).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
     assert sink.values("test", "updates") == [(0, 0), (600, 600)]
 
 
 def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
     keeper, sink = Keeper(100), Sink()
-    evaluator = Evaluator("test", ZERO, run=fg.AtEnd())
+    evaluator = Evaluator("test", ZERO, every=fg.AtEnd())
     terminate = Act(50, lambda: os.kill(os.getpid(), signal.SIGTERM))
     result = fit(evaluator, keeper, sink, terminate, steps=60)
-    assert result.stopped == "SIGTERM" and sink.values("test", "updates") == []
+    assert result.stop_reason == "SIGTERM" and sink.values("test", "updates") == []
     assert "test" not in result.metrics
-    engine(evaluator, keeper, sink, steps=60).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    engine(evaluator, keeper, sink, steps=60).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
     assert sink.values("test", "updates") == [(60, 60)]
 
 
@@ -104,19 +104,19 @@ def test_results_reach_sinks_the_result_history_and_plugins() -> None:
             told.append((run.step, name, metrics, run.metrics[name]))
 
     sink = Sink()
-    result = fit(Evaluator("a", ZERO, run=2), Evaluator("b", ZERO, run=4), sink, Listener())
+    result = fit(Evaluator("a", ZERO, every=2), Evaluator("b", ZERO, every=4), sink, Listener())
     expected = [(2, "a", -2.0), (4, "a", -4.0), (4, "b", -4.0)]
     assert [(step, name, metrics["loss"]) for step, name, metrics, _ in told] == expected
     assert all(metrics == newest for *_, metrics, newest in told)
     assert [(one.step, one.source, one.values["loss"]) for one in sink.exact if one.source != "train"] == expected
     assert result.metrics["a"] == result.metrics["b"] == {"loss": -4.0, "updates": 4.0}
     assert result.history["a/loss"].tolist() == [-2, -4]
-    assert result.accounts.calls["evaluate.a"] == 2 and result.accounts.calls["evaluate.b"] == 1
+    assert result.timings.calls["evaluate.a"] == 2 and result.timings.calls["evaluate.b"] == 1
 
 
 def test_what_runs_by_the_clock_is_telemetry() -> None:
     sink = Sink()
-    fit(Evaluator("test", ZERO, run=fg.Every(2) | fg.Period(1000)), sink)
+    fit(Evaluator("test", ZERO, every=fg.Every(2) | fg.EverySeconds(1000)), sink)
     assert [one.step for one in sink.telemetry if one.source == "test"] == [2, 4]
     assert all(one.source == "train" for one in sink.exact)
 
@@ -157,7 +157,7 @@ def test_the_loss_is_the_sum_of_terms_that_weigh_examples_as_they_like() -> None
     ]
     kind: Any = Given
     module = kind()
-    weighted = {"nll": lambda preds, batch: fg.metrics.Mean.of(preds, weight=batch["n"])}
+    weighted = {"nll": lambda preds, batch: fg.metrics.Mean.from_values(preds, weight=batch["n"])}
     found = engine().evaluate(module, batches, losses=weighted)
     assert found == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(64 / 15)}
     both = engine().evaluate(module, batches, losses={**weighted, "loss": lambda preds, batch: preds})
@@ -196,7 +196,7 @@ def test_limit_and_parts_of_a_data_module() -> None:
 
     data = Parts(ZERO, {"some": numbers([1], [3], [8])})
     mean = {"mean": lambda preds, batch: preds}
-    plugin = Evaluator("some", data, 1, limit=2, metrics=mean)
+    plugin = Evaluator("some", data, 1, num_batches=2, metrics=mean)
     assert engine(plugin, steps=1).fit(Counting, data).metrics["some"]["mean"] == 2
 
 
@@ -227,7 +227,12 @@ class Noisy(Counting):
 
 def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> None:
     sink, data = Sink(), numbers([0], [0])
-    plugins = [Evaluator("same", data, 1), Evaluator("other", data, 1), Evaluator("fresh", data, 1, fresh=True), sink]
+    plugins = [
+        Evaluator("same", data, 1),
+        Evaluator("other", data, 1),
+        Evaluator("fresh", data, 1, new_rng_each_time=True),
+        sink,
+    ]
     result = engine(*plugins, steps=3).fit(eqx.nn.make_with_state(Noisy), data)
     noise = {name: [value for _, value in sink.values(name, "noise")] for name in ("same", "other", "fresh")}
     assert len(set(noise["same"])) == len(set(noise["other"])) == 1 and noise["same"] != noise["other"]
@@ -261,8 +266,8 @@ def test_other_weights() -> None:
         def module_views(self, state: fg.TrainState) -> Any:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
-    seen = Evaluator("seen", weights="doubled", call=lambda state, step: {"weight": state.module.weight})
-    result = fit(Evaluator("now", ZERO), Evaluator("twice", ZERO, weights="doubled"), seen, Views())
+    seen = Evaluator("seen", module_view="doubled", fn=lambda state, step: {"weight": state.module.weight})
+    result = fit(Evaluator("now", ZERO), Evaluator("twice", ZERO, module_view="doubled"), seen, Views())
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (4, 8)
     assert result.metrics["seen"] == {"weight": -8}
 
@@ -288,14 +293,14 @@ def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
         assert state.module.drop.inference and not state.module.drop(jnp.ones(9), key=None).max() > 1
         return {"step": step, "updates": -state.module.weight, "row": np.arange(3)}
 
-    result = engine(Evaluator("probe", run=2, call=probe), steps=3).fit(eqx.nn.make_with_state(Noisy), ZERO)
+    result = engine(Evaluator("probe", every=2, fn=probe), steps=3).fit(eqx.nn.make_with_state(Noisy), ZERO)
     row = result.metrics["probe"].pop("row")
     assert result.metrics["probe"] == {"step": 2, "updates": 2.0} and row.tolist() == [0, 1, 2]
 
 
 def test_what_is_no_metrics() -> None:
     with pytest.raises(PluginError, match=r"'probe' gave 3; an evaluation gives metrics by name"):
-        fit(Evaluator("probe", call=lambda state, step: 3))  # type: ignore[arg-type,return-value]
+        fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -316,19 +321,19 @@ class Failing:
 
 def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
     with pytest.raises(OSError, match="the disk is gone") as caught:
-        fit(Evaluator("test", Failing(), run=2), steps=8)
+        fit(Evaluator("test", Failing(), every=2), steps=8)
     notes = "\n".join(caught.value.__notes__)
     assert "evaluator 'test', step 4" in notes and "plugin 'evaluator:test' (fulgurite-evaluators" in notes
 
 
 def test_one_that_is_not_required_is_left_out_told_once_and_in_the_result() -> None:
     sink, keeper = Sink(), Keeper(8)
-    plugins = [Evaluator("test", Failing(), run=2, required=False), Evaluator("other", ZERO, run=4), sink, keeper]
+    plugins = [Evaluator("test", Failing(), every=2, required=False), Evaluator("other", ZERO, every=4), sink, keeper]
     with pytest.warns(UserWarning, match="evaluator 'test' failed and runs no more: OSError: the disk is gone") as told:
         result = fit(*plugins, steps=8)
     assert len(told) == 1
     assert sink.values("test", "updates") == [(2, 2)] and sink.values("other", "updates") == [(4, 4), (8, 8)]
-    assert result.failed.keys() == {"evaluate.test"} and "step 4" in result.failed["evaluate.test"]
+    assert result.failures.keys() == {"evaluate.test"} and "step 4" in result.failures["evaluate.test"]
     assert [record.step for record in sink.text if "runs no more" in record.values["notice"]] == [4]
     assert "test" not in keeper.kept[8].metrics and "test" not in result.metrics  # step 2's are not those of step 8
 
@@ -355,10 +360,10 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
                     os.kill(os.getpid(), signal.SIGTERM)
 
     keeper, sink = Keeper(2), Sink()
-    evaluator = Evaluator("test", fg.Data(Terminating(), prefetch=0), run=2, required=False)
+    evaluator = Evaluator("test", fg.DataSource(Terminating(), prefetch=0), every=2, required=False)
     result = fit(evaluator, keeper, sink)
-    assert (result.stopped, result.failed, sink.values("test", "updates")) == ("SIGTERM", {}, [])
-    engine(evaluator, keeper, sink, steps=4).fit(Counting, ZERO, resume=fg.Checkpoint("memory"))
+    assert (result.stop_reason, result.failures, sink.values("test", "updates")) == ("SIGTERM", {}, [])
+    engine(evaluator, keeper, sink, steps=4).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
     assert sink.values("test", "updates") == [(2, 2), (4, 4)]
 
 
@@ -373,26 +378,26 @@ def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
 
 def test_mistakes_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"):
-        Evaluator("test", ZERO, run=2, group="fast")
+        Evaluator("test", ZERO, every=2, group="fast")
     with pytest.raises(ConfigurationError, match="nothing to evaluate"):
         Evaluator("test")
     with pytest.raises(ConfigurationError, match="limit is 0"):
-        Evaluator("test", ZERO, limit=0)
+        Evaluator("test", ZERO, num_batches=0)
     bad: Any = "3"
     with pytest.raises(ConfigurationError, match="limit is '3'"):
-        Evaluator("test", ZERO, limit=bad)
+        Evaluator("test", ZERO, num_batches=bad)
     with pytest.raises(ConfigurationError, match="call is '3'"):
-        Evaluator("test", call=bad)
+        Evaluator("test", fn=bad)
     bad = None
     with pytest.raises(ConfigurationError, match="weights is None"):
-        Evaluator("test", ZERO, weights=bad)
+        Evaluator("test", ZERO, module_view=bad)
     with pytest.raises(ConfigurationError, match="evaluator 'test': losses are functions by name"):
         engine(Evaluator("test", ZERO, losses={"mse": bad}))
     with pytest.raises(ConfigurationError, match="group 'a/b'"):
-        Evaluator("test", ZERO, run=EveryCheckpoint(), group="a/b")
+        Evaluator("test", ZERO, every=EveryCheckpoint(), group="a/b")
     bad = 3
     with pytest.raises(ConfigurationError, match="group 3"):
-        Evaluator("test", ZERO, run=EveryCheckpoint(), group=bad)
+        Evaluator("test", ZERO, every=EveryCheckpoint(), group=bad)
     bad = "1"
     for poll in (0, bad):
         with pytest.raises(ConfigurationError, match=f"EveryCheckpoint: poll is {poll!r}"):
@@ -406,7 +411,7 @@ def test_training_ignores_standalone_evaluators() -> None:
         raise AssertionError("training evaluates nothing here")
         yield
 
-    plugins = [Evaluator("every", data(), run=EveryCheckpoint()), Evaluator("last", data(), run=LastCheckpoint())]
+    plugins = [Evaluator("every", data(), every=EveryCheckpoint()), Evaluator("last", data(), every=LastCheckpoint())]
     made = engine(*plugins, steps=2)
     assert made.fit(Counting, ZERO).metrics.keys() == {"train"}
     assert list(made.evaluators) == ["every", "last"] and [one.group for one in plugins] == ["default", "default"]

@@ -14,7 +14,7 @@ import optax
 import pytest
 import sklearn.metrics as sk
 from fulgurite_evaluators import metrics as fm
-from fulgurite_evaluators.metrics.arrays import counted
+from fulgurite_evaluators.metrics.arrays import count_indices
 from hypothesis import example, given, settings, strategies as st
 
 CLASSES = range(4)
@@ -111,37 +111,43 @@ def none(_: np.ndarray, labels: np.ndarray) -> bool:
 
 CASES = {
     "ConfusionMatrix": Case(
-        fm.ConfusionMatrix.of,
+        fm.ConfusionMatrix.from_predictions,
         logits,
         lambda preds, labels: (
             sk.confusion_matrix(labels, preds.argmax(-1), labels=CLASSES) if len(labels) else np.zeros((4, 4))
         ),
     ),
     "ConfusionMatrix of two": Case(
-        fm.ConfusionMatrix.of,
+        fm.ConfusionMatrix.from_predictions,
         decisions,
         lambda preds, labels: sk.confusion_matrix(labels, preds, labels=(0, 1)) if len(labels) else np.zeros((2, 2)),
     ),
     **{
-        f"{kind.__name__} {average}": Case(partial(kind.of, average=average), logits, classified(score, average))
+        f"{kind.__name__} {average}": Case(
+            partial(kind.from_predictions, average=average), logits, classified(score, average)
+        )
         for kind, score in ((fm.Precision, sk.precision_score), (fm.Recall, sk.recall_score), (fm.F1, sk.f1_score))
         for average in ("macro", "micro", None)
     },
-    "Precision of two": Case(fm.Precision.of, decisions, decided(sk.precision_score)),
-    "Recall of two": Case(partial(fm.Recall.of, average="micro"), decisions, decided(sk.recall_score)),
-    "F1 of two": Case(partial(fm.F1.of, average=None), decisions, decided(sk.f1_score)),
-    "MeanSquaredError": Case(fm.MeanSquaredError.of, numbers, unless(none, sk.mean_squared_error)),
-    "MeanAbsoluteError": Case(fm.MeanAbsoluteError.of, numbers, unless(none, sk.mean_absolute_error)),
-    "R2": Case(fm.R2.of, numbers, unless(lambda _, targets: len(targets) < 2, sk.r2_score)),
-    "Perplexity": Case(fm.Perplexity.of, logits, perplexity),
+    "Precision of two": Case(fm.Precision.from_predictions, decisions, decided(sk.precision_score)),
+    "Recall of two": Case(partial(fm.Recall.from_predictions, average="micro"), decisions, decided(sk.recall_score)),
+    "F1 of two": Case(partial(fm.F1.from_predictions, average=None), decisions, decided(sk.f1_score)),
+    "MeanSquaredError": Case(fm.MeanSquaredError.from_predictions, numbers, unless(none, sk.mean_squared_error)),
+    "MeanAbsoluteError": Case(fm.MeanAbsoluteError.from_predictions, numbers, unless(none, sk.mean_absolute_error)),
+    "R2": Case(fm.R2.from_predictions, numbers, unless(lambda _, targets: len(targets) < 2, sk.r2_score)),
+    "Perplexity": Case(fm.Perplexity.from_logits, logits, perplexity),
     "ExpectedCalibrationError": Case(
-        partial(fm.ExpectedCalibrationError.of, bins=5), logits, partial(calibration, bins=5)
+        partial(fm.ExpectedCalibrationError.from_logits, bins=5), logits, partial(calibration, bins=5)
     ),
-    "RocAuc": Case(fm.RocAuc.of, binary, unless(lambda _, labels: len(set(labels.tolist())) < 2, sk.roc_auc_score)),
+    "RocAuc": Case(
+        fm.RocAuc.from_scores, binary, unless(lambda _, labels: len(set(labels.tolist())) < 2, sk.roc_auc_score)
+    ),
     "AveragePrecision": Case(
-        fm.AveragePrecision.of, binary, unless(lambda _, labels: not labels.any(), sk.average_precision_score)
+        fm.AveragePrecision.from_scores, binary, unless(lambda _, labels: not labels.any(), sk.average_precision_score)
     ),
-    "Collect": Case(lambda scores, labels, mask: fm.Collect.of(scores, mask), binary, lambda scores, labels: scores),
+    "Collect": Case(
+        lambda scores, labels, mask: fm.Collect.from_values(scores, mask), binary, lambda scores, labels: scores
+    ),
 }
 
 
@@ -163,7 +169,7 @@ def parts_of(arrays: dict[str, np.ndarray], random: np.random.Generator) -> list
 
 def merged(parts: list[Any], random: np.random.Generator) -> Any:
     """In any order and grouping; those that are gathered in order."""
-    if isinstance(parts[0], fg.metrics.Gathered):
+    if isinstance(parts[0], fg.metrics.CollectingMetric):
         return parts[0].merge(*parts[1:])
     while len(parts) > 1:
         a, b = (parts.pop(random.integers(len(parts))) for _ in range(2))
@@ -189,15 +195,15 @@ def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(case: Case, 
 
 
 def test_case_14_accuracy_over_batches_of_different_sizes() -> None:
-    four = fm.Recall.of(np.ones(4, bool), np.ones(4, int), average="micro")
-    two = fm.Recall.of(np.array([True, False]), np.ones(2, int), average="micro")
+    four = fm.Recall.from_predictions(np.ones(4, bool), np.ones(4, int), average="micro")
+    two = fm.Recall.from_predictions(np.array([True, False]), np.ones(2, int), average="micro")
     assert (four.compute(), two.compute()) == (1, 0.5)
     assert four.merge(two).compute() == two.merge(four).compute() == np.float32(5 / 6)
 
 
 def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
-    one = fm.AveragePrecision.of(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
-    two = fm.AveragePrecision.of(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
+    one = fm.AveragePrecision.from_scores(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
+    two = fm.AveragePrecision.from_scores(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
     for both in (one.merge(two), two.merge(one), one.merge(two.empty(), two)):
         assert both.compute() == pytest.approx(5 / 6)
     assert fm.RocAuc(both.mask, both.scores, both.labels).compute() == 0.75
@@ -205,11 +211,12 @@ def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
 
 def some_metrics() -> list[fg.metrics.Metric]:
     preds, labels = jnp.array([[2.0, 1, 0], [0, 3, 1], [1, 1, 0]]), jnp.array([0, 2, 1])
-    classified = [kind.of(preds, labels) for kind in (fm.ConfusionMatrix, fm.Precision, fm.F1, fm.Perplexity)]
-    numeric = [kind.of(preds[0], preds[1]) for kind in (fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2)]
-    sampled = [fm.SampledSet.of({"x": preds}, labels, size=size) for size in (2, 5)]
-    median = fm.Median.of(preds, jax.random.key(1), size=4)
-    return [*classified, *numeric, *sampled, median, fm.ExpectedCalibrationError.of(preds, labels)]
+    classified = [kind.from_predictions(preds, labels) for kind in (fm.ConfusionMatrix, fm.Precision, fm.F1)]
+    classified = [*classified, fm.Perplexity.from_logits(preds, labels)]
+    numeric = [kind.from_predictions(preds[0], preds[1]) for kind in (fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2)]
+    sampled = [fm.SampledSet.from_values({"x": preds}, labels, size=size) for size in (2, 5)]
+    median = fm.Median.from_values(preds, jax.random.key(1), size=4)
+    return [*classified, *numeric, *sampled, median, fm.ExpectedCalibrationError.from_logits(preds, labels)]
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
@@ -224,32 +231,43 @@ def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: 
 
 
 def test_counts_stay_exact_where_float32_does_not() -> None:
-    million = fm.ConfusionMatrix.of(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
-    one = fm.ConfusionMatrix.of(jnp.ones(1, bool), jnp.ones(1, bool))
+    million = fm.ConfusionMatrix.from_predictions(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
+    one = fm.ConfusionMatrix.from_predictions(jnp.ones(1, bool), jnp.ones(1, bool))
     added = jax.jit(lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one))()
     assert float(added.counts.value[1, 1]) + float(added.counts.error[1, 1]) == 2**26 + 65
-    many = counted(jnp.zeros(2**24 + 1, jnp.int32), 2)
+    many = count_indices(jnp.zeros(2**24 + 1, jnp.int32), 2)
     assert float(many.value[0]) + float(many.error[0]) == 2**24 + 1
 
 
 def test_what_is_no_class_is_never_right() -> None:
     preds = jnp.array([[0.0, 1, 2], [0, 1, 2], [NAN, 1, 0], [3, 1, 2]])
     labels = jnp.array([2, -1, 1, 3])
-    recall, precision = fm.Recall.of(preds, labels, average=None), fm.Precision.of(preds, labels, average=None)
+    recall, precision = (
+        fm.Recall.from_predictions(preds, labels, average=None),
+        fm.Precision.from_predictions(preds, labels, average=None),
+    )
     np.testing.assert_array_equal(recall.compute(), [0, 0, 1])  # the first was predicted, but is none
     np.testing.assert_array_equal(precision.compute(), [0, 0, 0.5])
-    assert fm.ConfusionMatrix.of(preds, labels).compute().tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
-    assert fm.Perplexity.of(preds, labels, labels >= 0).compute() != fm.Perplexity.of(preds, labels).compute()
-    assert fm.Perplexity.of(preds[:2], labels[:2]).compute() == math.inf
+    assert fm.ConfusionMatrix.from_predictions(preds, labels).compute().tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert (
+        fm.Perplexity.from_logits(preds, labels, labels >= 0).compute()
+        != fm.Perplexity.from_logits(preds, labels).compute()
+    )
+    assert fm.Perplexity.from_logits(preds[:2], labels[:2]).compute() == math.inf
 
 
 def test_metrics_where_jax_is_told_to_promote_nothing() -> None:
     logits, labels, weight = jnp.eye(3), np.array([0, 1, 0], np.uint8), jnp.array([1, 1, 2])
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        assert fg.metrics.Mean.of(jnp.array([0.0, 4.0, 2.0]), weight=weight).compute() == 2
-        accuracy = fg.metrics.Accuracy.of(logits, labels).compute()
-        assert accuracy == fm.Precision.of(logits, labels, average="micro").compute() == pytest.approx(2 / 3)
-        assert fm.Perplexity.of(logits, labels).compute() > fm.ExpectedCalibrationError.of(logits, labels).compute()
+        assert fg.metrics.Mean.from_values(jnp.array([0.0, 4.0, 2.0]), weight=weight).compute() == 2
+        accuracy = fg.metrics.Accuracy.from_logits(logits, labels).compute()
+        assert (
+            accuracy == fm.Precision.from_predictions(logits, labels, average="micro").compute() == pytest.approx(2 / 3)
+        )
+        assert (
+            fm.Perplexity.from_logits(logits, labels).compute()
+            > fm.ExpectedCalibrationError.from_logits(logits, labels).compute()
+        )
 
 
 def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
@@ -260,10 +278,10 @@ def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
         sk.f1_score(labels[[0, 2]].ravel(), preds[[0, 2]].argmax(-1).ravel(), average="macro"),
     )
     for one in (labels, np.eye(4)[labels]):
-        assert fm.F1.of(preds, one, mask).compute() == pytest.approx(expected)
+        assert fm.F1.from_predictions(preds, one, mask).compute() == pytest.approx(expected)
         full = np.broadcast_to(mask[:, None], (3, 5))
-        assert fm.F1.of(preds, one, full).compute() == pytest.approx(expected)
-    several = jax.vmap(fm.R2.of, in_axes=-1)(preds.astype("f4"), preds.astype("f4") + labels[..., None])
+        assert fm.F1.from_predictions(preds, one, full).compute() == pytest.approx(expected)
+    several = jax.vmap(fm.R2.from_predictions, in_axes=-1)(preds.astype("f4"), preds.astype("f4") + labels[..., None])
     assert jax.vmap(lambda one: one.compute())(several).shape == (4,)
 
 
@@ -277,10 +295,10 @@ def test_nan_and_infinity_are_not_hidden() -> None:
     for kind in kinds:
         assert math.isnan(kind.of(bad, good).merge(kind.of(good, good * 2)).compute())
     for kind in (fm.RocAuc, fm.AveragePrecision):
-        assert math.isnan(kind.of(jnp.array([NAN, 1, 2]), jnp.array([0, 1, 0])).compute())
-        assert kind.of(jnp.array([-math.inf, math.inf]), jnp.array([0, 1])).compute() == 1
-    few = fm.Median.of(jnp.arange(100.0), jax.random.key(0), size=3)
-    assert math.isnan(few.merge(fm.Median.of(NAN, jax.random.key(1), size=3)).compute())
+        assert math.isnan(kind.from_scores(jnp.array([NAN, 1, 2]), jnp.array([0, 1, 0])).compute())
+        assert kind.from_scores(jnp.array([-math.inf, math.inf]), jnp.array([0, 1])).compute() == 1
+    few = fm.Median.from_values(jnp.arange(100.0), jax.random.key(0), size=3)
+    assert math.isnan(few.merge(fm.Median.from_values(NAN, jax.random.key(1), size=3)).compute())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -288,27 +306,45 @@ def test_nan_and_infinity_are_not_hidden() -> None:
     ("make", "words"),
     [
         (
-            lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), average=cast(Any, "binary")),
+            lambda: fm.F1.from_predictions(jnp.ones((4, 3)), jnp.ones(4, int), average=cast(Any, "binary")),
             "F1 with average='binary'; choose",
         ),
-        (lambda: fm.F1.of(jnp.ones(4), jnp.ones(4, int)), r"F1 of logits \[4\] .* end with an axis of classes"),
-        (lambda: fm.F1.of(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
-        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones(4), jnp.ones(4, int)), "a mask is int32: give bools"),
-        (lambda: fg.metrics.Mean.of(jnp.ones(4), jnp.ones(4)), "a mask is float32: .* a weight, Mean.of"),
-        (lambda: fm.R2.of(jnp.ones((4, 1)), jnp.ones(4)), r"R2 of predictions \[4, 1\] and targets \[4\]"),
-        (lambda: fm.RocAuc.of(jnp.ones((4, 2)), jnp.ones(4)), r"RocAuc of scores \[4, 2\]; they must be one number"),
-        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones((4, 1))), r"RocAuc of labels \[4, 1\]; they must be one number"),
-        (lambda: fm.RocAuc.of(jnp.ones(4), jnp.ones(3)), r"begin with axes \[\[3\], \[4\]\]"),
-        (lambda: fm.RocAuc.of(jnp.ones(2), jnp.array([1, 2])).compute(), r"RocAuc of labels \[1, 2\]; .* 0 or 1"),
-        (lambda: fm.Collect.of(jnp.ones(4), jnp.ones((4, 1), bool)), "begin with axes"),
-        (lambda: fm.ExpectedCalibrationError.of(jnp.ones((1, 2)), jnp.ones(1, int), bins=0), "bins=0"),
-        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.arange(3), size=0), "size=0; it must be at least one"),
-        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.arange(4), size=2), r"begin with axes \[\[3\], \[4\]\]"),
-        (lambda: fm.SampledSet.of(jnp.ones(3), jnp.ones(3), size=2), "ids of float32; they must be integers"),
+        (
+            lambda: fm.F1.from_predictions(jnp.ones(4), jnp.ones(4, int)),
+            r"F1 of logits \[4\] .* end with an axis of classes",
+        ),
+        (lambda: fm.F1.from_predictions(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
+        (lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(4), jnp.ones(4, int)), "a mask is int32: give bools"),
+        (
+            lambda: fg.metrics.Mean.from_values(jnp.ones(4), jnp.ones(4)),
+            "a mask is float32: .* a weight, Mean.from_values",
+        ),
+        (
+            lambda: fm.R2.from_predictions(jnp.ones((4, 1)), jnp.ones(4)),
+            r"R2 of predictions \[4, 1\] and targets \[4\]",
+        ),
+        (
+            lambda: fm.RocAuc.from_scores(jnp.ones((4, 2)), jnp.ones(4)),
+            r"RocAuc of scores \[4, 2\]; they must be one number",
+        ),
+        (
+            lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones((4, 1))),
+            r"RocAuc of labels \[4, 1\]; they must be one number",
+        ),
+        (lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(3)), r"begin with axes \[\[3\], \[4\]\]"),
+        (
+            lambda: fm.RocAuc.from_scores(jnp.ones(2), jnp.array([1, 2])).compute(),
+            r"RocAuc of labels \[1, 2\]; .* 0 or 1",
+        ),
+        (lambda: fm.Collect.from_values(jnp.ones(4), jnp.ones((4, 1), bool)), "begin with axes"),
+        (lambda: fm.ExpectedCalibrationError.from_logits(jnp.ones((1, 2)), jnp.ones(1, int), bins=0), "bins=0"),
+        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(3), size=0), "size=0; it must be at least one"),
+        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(4), size=2), r"begin with axes \[\[3\], \[4\]\]"),
+        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.ones(3), size=2), "ids of float32; they must be integers"),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(fg.errors.ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         make()
 
 
@@ -322,20 +358,22 @@ class Measured(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         preds, label, mask = batch["x"] @ self.weight, batch["label"], ctx.mask
-        loss = fg.metrics.Mean.of(optax.softmax_cross_entropy_with_integer_labels(preds, label), mask).compute()
+        loss = fg.metrics.Mean.from_values(
+            optax.softmax_cross_entropy_with_integer_labels(preds, label), mask
+        ).compute()
         best = preds.max(-1)
         metrics = {
-            "confusion": fm.ConfusionMatrix.of(preds, label, mask),
-            "precision": fm.Precision.of(preds, label, mask),
-            "recall": fm.Recall.of(preds, label, mask, average=None),
-            "f1": fm.F1.of(preds[:, 0] > 0, label == 0, mask),
-            "perplexity": fm.Perplexity.of(preds, label, mask),
-            "calibration": fm.ExpectedCalibrationError.of(preds, label, mask, bins=4),
-            "squared": fm.MeanSquaredError.of(best, label, mask),
-            "absolute": fm.MeanAbsoluteError.of(best, label, mask),
-            "r2": fm.R2.of(best, label, mask),
-            "median": fm.Median.of(best, ctx.key(), mask, size=64),
-            "sample": fm.SampledSet.of({"x": batch["x"], "id": batch["id"]}, batch["id"], mask, size=3),
+            "confusion": fm.ConfusionMatrix.from_predictions(preds, label, mask),
+            "precision": fm.Precision.from_predictions(preds, label, mask),
+            "recall": fm.Recall.from_predictions(preds, label, mask, average=None),
+            "f1": fm.F1.from_predictions(preds[:, 0] > 0, label == 0, mask),
+            "perplexity": fm.Perplexity.from_logits(preds, label, mask),
+            "calibration": fm.ExpectedCalibrationError.from_logits(preds, label, mask, bins=4),
+            "squared": fm.MeanSquaredError.from_predictions(best, label, mask),
+            "absolute": fm.MeanAbsoluteError.from_predictions(best, label, mask),
+            "r2": fm.R2.from_predictions(best, label, mask),
+            "median": fm.Median.from_values(best, ctx.key(), mask, size=64),
+            "sample": fm.SampledSet.from_values({"x": batch["x"], "id": batch["id"]}, batch["id"], mask, size=3),
         }
         return fg.Output(loss, metrics=metrics)
 
@@ -343,9 +381,9 @@ class Measured(fg.Module):
         output = self.training_step(batch, ctx)
         scores, positive = batch["x"] @ self.weight[:, 0], batch["label"] == 0
         whole = {
-            "auc": fm.RocAuc.of(scores, positive, ctx.mask),
-            "ap": fm.AveragePrecision.of(scores, positive, ctx.mask),
-            "all": fm.Collect.of({"id": batch["id"], "preds": batch["x"] @ self.weight}, ctx.mask),
+            "auc": fm.RocAuc.from_scores(scores, positive, ctx.mask),
+            "ap": fm.AveragePrecision.from_scores(scores, positive, ctx.mask),
+            "all": fm.Collect.from_values({"id": batch["id"], "preds": batch["x"] @ self.weight}, ctx.mask),
         }
         return output.replace(metrics=output.metrics | whole)
 
@@ -399,7 +437,7 @@ def test_a_tree_of_any_kind_is_collected_by_name() -> None:
     class Trees(Measured):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             tree = (batch["x"], {"label": batch["label"], "ids": [batch["id"]]})
-            return fg.Output(metrics={"all": fm.Collect.of(tree, ctx.mask)})
+            return fg.Output(metrics={"all": fm.Collect.from_values(tree, ctx.mask)})
 
     arrays, kind = measured(11), cast(Any, Trees)
     found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.ArrayData(arrays, 4, remainder="pad"))
@@ -413,7 +451,7 @@ def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> No
 
     class Doubled(Measured):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return fg.Output(metrics={"all": fm.Collect.of(2 * batch)})
+            return fg.Output(metrics={"all": fm.Collect.from_values(2 * batch)})
 
     there: list[int] = []
 
@@ -423,7 +461,7 @@ def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> No
             yield np.full((7, 13), number, np.float32)
 
     kind = cast(Any, Doubled)
-    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.Data(batches(), prefetch=0))
+    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.DataSource(batches(), prefetch=0))
     np.testing.assert_array_equal(found["all"][:, 0], np.repeat(np.arange(12), 7) * 2)
     assert max(there) <= 6, there  # the batch, too, if it was put there
 
@@ -432,7 +470,9 @@ def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> No
 def test_windows_over_several_steps(fuse: int) -> None:
     arrays = measured(11)
     data = fg.ArrayData(arrays, 4, remainder="pad")
-    result = fg.Engine(epochs=2, log_every=fg.EveryEpoch(), fuse=fuse, autoload=False).fit(Measured, data)
+    result = fg.Engine(epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=fuse, autoload=False).fit(
+        Measured, data
+    )
     for name, value in expected(arrays, np.asarray(result.module.weight)).items():
         for found in result.history[f"train/{name}"]:
             np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)

@@ -11,8 +11,8 @@ import pytest
 from fulgurite_evaluators.metrics import Median, SampledSet
 
 MERGE = jax.jit(lambda a, b: a.merge(b))
-OF = jax.jit(SampledSet.of, static_argnames="size")
-MEDIAN = jax.jit(Median.of, static_argnames="size")
+OF = jax.jit(SampledSet.from_values, static_argnames="size")
+MEDIAN = jax.jit(Median.from_values, static_argnames="size")
 
 
 def sample(one: Any) -> list[int]:
@@ -44,7 +44,7 @@ def test_batches_and_masks_do_not_change_the_sample() -> None:
     key = jax.random.key(7)
     priority = np.array([jax.random.bits(jax.random.fold_in(key, int(id))) for id in ids])
     expected = ids[np.argsort(priority)[:5]].tolist()
-    whole = SampledSet.of(10 * ids, ids, size=5, key=key)
+    whole = SampledSet.from_values(10 * ids, ids, size=5, key=key)
     assert sample(whole) == [10 * id for id in expected]
     mask = np.array([True] * 8 + [False] * 4)
     parts = [
@@ -60,17 +60,17 @@ def test_batches_and_masks_do_not_change_the_sample() -> None:
 
 def test_fewer_examples_than_places() -> None:
     values = {"image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2), "score": np.array([0.5, np.nan, 2], np.float16)}
-    found = SampledSet.of(values, np.arange(3), np.array([True, False, True]), size=4).compute()
+    found = SampledSet.from_values(values, np.arange(3), np.array([True, False, True]), size=4).compute()
     assert found["count"] == 2 and found["image"].shape == (4, 2, 2) and found["image"].dtype == np.uint8
     assert np.sort(found["score"]).tolist() == [0, 0, 0.5, 2]
-    assert sample(SampledSet.of(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
-    assert sample(SampledSet.of(np.zeros(0), np.zeros(0, int), size=2)) == []
+    assert sample(SampledSet.from_values(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
+    assert sample(SampledSet.from_values(np.zeros(0), np.zeros(0, int), size=2)) == []
 
 
 def test_every_example_is_as_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)
-    kept = jax.jit(jax.vmap(lambda key: SampledSet.of(ids, ids, size=3, key=key).ids))(keys)
+    kept = jax.jit(jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids))(keys)
     shares = np.bincount(np.asarray(kept).ravel(), minlength=8) / 4000
     np.testing.assert_allclose(shares, 3 / 8, atol=4 * np.sqrt(3 / 8 * 5 / 8 / 4000))
     pairs = np.mean((kept == 0).any(1) & (kept == 1).any(1))
@@ -105,8 +105,10 @@ def test_the_median_of_many_is_near_it_and_so_is_one_of_repeated_values() -> Non
 
 def test_infinite_numbers_have_a_median() -> None:
     infinity = np.float32(np.inf)
-    assert Median.of(np.array([-infinity, 1, infinity]), jax.random.key(0), size=8).compute() == 1
-    assert Median.of(np.array([1, infinity, infinity]), jax.random.key(0), size=8).compute() == infinity
+    assert Median.from_values(np.array([-infinity, 1, infinity]), jax.random.key(0), size=8).compute() == 1
+    assert Median.from_values(np.array([1, infinity, infinity]), jax.random.key(0), size=8).compute() == infinity
     assert np.isnan(
-        jax.tree.map(np.asarray, Median.of(np.array([-infinity, infinity]), jax.random.key(0), size=8)).compute()
+        jax.tree.map(
+            np.asarray, Median.from_values(np.array([-infinity, infinity]), jax.random.key(0), size=8)
+        ).compute()
     )

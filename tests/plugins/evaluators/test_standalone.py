@@ -17,7 +17,7 @@ from evaluated import notes, until
 from fulgurite.command import load_experiment, main as fulgurite
 from fulgurite.errors import CheckpointError
 from fulgurite.experiment import build, main as train
-from fulgurite_evaluators import Evaluated, results
+from fulgurite_evaluators import EvaluationRecord, read_results
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
 EVERY = [10, 20, 30, 40]
@@ -51,7 +51,7 @@ def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
 
 def steps(run: Path, evaluator: str = "slow") -> list[int]:
     """The steps of the results of an evaluator."""
-    return [one.step for one in results(run) if one.evaluator == evaluator]
+    return [one.step for one in read_results(run) if one.evaluator == evaluator]
 
 
 def lines(run: Path, group: str = "slow") -> list[dict]:
@@ -150,7 +150,7 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
     assert "starts" in notes(run) and notes(run).count("starts") == 2
     written = [(one["evaluator"], one["step"]) for one in lines(run)]
     assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(written)
-    found = {one.step: one.metrics["loss"] for one in results(run) if one.evaluator == "slow"}
+    found = {one.step: one.metrics["loss"] for one in read_results(run) if one.evaluator == "slow"}
     assert found[20] - found[40] == pytest.approx(20)
 
 
@@ -160,9 +160,9 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
 def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
     assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 40), ("last", 40)]
-    first = results(trained)
+    first = read_results(trained)
     assert evaluate(trained, "--group", "slow") == 0
-    assert results(trained) == first and len(lines(trained)) == 2
+    assert read_results(trained) == first and len(lines(trained)) == 2
     assert notes(trained).count("restores 40") == 1
 
 
@@ -172,19 +172,19 @@ def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(traine
     commit.write_text(commit.read_text() + "\n")
     assert evaluate(trained, "--group", "slow") == 0
     assert len(lines(trained)) == 4
-    newest = results(trained)
+    newest = read_results(trained)
     assert [(one.evaluator, one.step) for one in newest] == [("last", 40), ("slow", 40)]
     assert {one.commit for one in newest} == {lines(trained)[-1]["commit"]} != {lines(trained)[0]["commit"]}
-    assert all(isinstance(one, Evaluated) for one in newest)
+    assert all(isinstance(one, EvaluationRecord) for one in newest)
 
 
 def test_what_was_found_of_a_checkpoint_that_is_set_aside_counts_no_more(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
-    assert {one.step for one in results(trained)} == {40}
-    fg.RunDirectory(trained).begin(step=20)
-    assert results(trained) == [] and len(lines(trained)) == 2
+    assert {one.step for one in read_results(trained)} == {40}
+    fg.RunDirectory(trained).start_attempt(step=20)
+    assert read_results(trained) == [] and len(lines(trained)) == 2
     shutil.copytree(trained / "superseded" / "2" / "step-40", trained / "checkpoints" / "step-40")
-    assert {one.step for one in results(trained)} == {40}, "training came to the same again"
+    assert {one.step for one in read_results(trained)} == {40}, "training came to the same again"
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsy
         found = {one.pop("evaluator"): one for one in map(json.loads, output.out.splitlines())}
         assert set(found) == {"slow", "last", "sound", "along"} | ({"broken"} if number == 10 else set())
         assert found["slow"]["step"] == number and found["slow"]["metrics"]["scale"] == 2
-        weights = fg.Checkpoint(trained, number)
+        weights = fg.CheckpointRef(trained, number)
         along = experiment.engine.evaluate(
             experiment.model, experiment.engine.evaluators["along"].data, weights=weights
         )
@@ -285,4 +285,4 @@ def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -
     assert capsys.readouterr().err == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
     experiment = build(load_experiment(PROGRAM), [f"run={trained}"])
     with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
-        experiment.engine.evaluate(experiment.model, [], weights=fg.Checkpoint(tmp_path))
+        experiment.engine.evaluate(experiment.model, [], weights=fg.CheckpointRef(tmp_path))

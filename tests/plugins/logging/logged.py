@@ -26,7 +26,7 @@ class Line(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         preds = batch["x"] @ self.weight
         error = (preds - batch["y"]) ** 2
-        return fg.Output(error.mean(), metrics={"error": fg.metrics.Mean.of(error)})
+        return fg.Output(error.mean(), metrics={"error": fg.metrics.Mean.from_values(error)})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-2)
@@ -47,8 +47,8 @@ class Act:
     instance: str | None = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("act", self.trigger, self.action)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("act", self.trigger, self.action)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +56,14 @@ class Growing:
     """At every second step a record whose names change, with values of all kinds, and one of telemetry."""
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("grow", 2, self.grow)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("grow", 2, self.grow)]
 
     def grow(self, run: fg.Run) -> None:
         values = {f"new_{run.step // 8}": run.step / 3, "nan": float("nan"), "array": np.arange(2)}
-        run.emit("scalars", "growing", values)
-        run.emit("text", "growing", {"note": f"step {run.step}, é"})
-        run.emit("scalars", "growing", {"clock": 1.0}, stream="telemetry")
+        run.log_scalars("growing", values)
+        run.log_text("growing", {"note": f"step {run.step}, é"})
+        run.log_scalars("growing", {"clock": 1.0}, stream="telemetry")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,37 +73,39 @@ class Keeper:
     every: int
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
-        assert run.directory is not None
-        plugins, snapshot, folder = run.engine.plugins, run.snapshot(), run.directory.path / "kept"
-        positions = {sink.name: future.result(60) for sink, future in plugins.call("durable", run.step, step=run.step)}
+    def save_checkpoint(self, run: fg.Run) -> None:
+        assert run.run_dir is not None
+        plugins, snapshot, folder = run.engine.plugins, run.snapshot(), run.run_dir.path / "kept"
+        positions = {
+            sink.name: future.result(60) for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+        }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         folder.mkdir(exist_ok=True)
         arrays: dict[str, Any] = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
         np.savez(folder / f"{run.step}.npz", **arrays)
-        rest = {"span": snapshot.span.to_json(), "position": snapshot.position, "positions": positions}
+        rest = {"span": snapshot.step_range.to_json(), "position": snapshot.data_position, "positions": positions}
         (folder / "new").write_text(json.dumps(rest))
         os.replace(folder / "new", folder / f"{run.step}.json")
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
         assert reference.path is not None
         if (step := newest(Path(reference.path))) is None:
             return None
         folder = Path(reference.path) / "kept"
         rest, arrays = json.loads((folder / f"{step}.json").read_text()), np.load(folder / f"{step}.npz")
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(arrays, path, leaf), like)
-        return fg.Snapshot(state, fg.Span.from_json(rest["span"]), rest["position"])
+        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(arrays, path, leaf), template)
+        return fg.Snapshot(state, fg.StepRange.from_json(rest["span"]), rest["position"])
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        assert run.directory is not None
-        positions = json.loads((run.directory.path / "kept" / f"{step}.json").read_text())["positions"]
-        for rewind in run.engine.plugins.implementations("rewind"):
+        assert run.run_dir is not None
+        positions = json.loads((run.run_dir.path / "kept" / f"{step}.json").read_text())["positions"]
+        for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])
 
 

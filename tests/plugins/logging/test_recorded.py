@@ -16,8 +16,8 @@ import optax
 import pytest
 from fulgurite.encoding import loads
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.masking import masked
-from fulgurite_logging import Compilations, Environment, LearningRate, Media, Norms
+from fulgurite.masking import redact_text
+from fulgurite_logging import CompilationMonitor, EnvironmentLogger, LearningRateMonitor, MediaLogger, NormMonitor
 from fulgurite_logging.console import number
 from fulgurite_logging.environment import masked_arguments
 from logged import Act, Line, data
@@ -57,7 +57,7 @@ class Sink:
 
 
 def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
-    notice = Act(fg.At(3), lambda run: run.emit("text", "act", {"notice": "hello"}, stream="telemetry"))
+    notice = Act(fg.At(3), lambda run: run.log_text("act", {"notice": "hello"}, stream="telemetry"))
     result = engine("console", notice).fit(Line, data())
     first, second, third, fourth = capsys.readouterr().out.splitlines()
     loss, error = (result.history[f"train/{name}"] for name in ("loss", "error"))
@@ -71,7 +71,7 @@ def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_a_standard_output_nothing_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    assert engine("console").fit(Line, data()).failed == {}
+    assert engine("console").fit(Line, data()).failures == {}
 
 
 def test_a_closed_pipe_does_not_end_training() -> None:
@@ -79,7 +79,7 @@ def test_a_closed_pipe_does_not_end_training() -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import fulgurite as fg; from logged import Line, data\n"
         "result = fg.Engine(steps=50, log_every=1, plugins=['console'], autoload=False).fit(Line, data())\n"
-        "print(result.failed, int(result.state.step), file=sys.stderr)\n"
+        "print(result.failures, int(result.state.step), file=sys.stderr)\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent)]
     read, write = os.pipe()
@@ -109,7 +109,7 @@ def test_numbers_are_short(value: Any, text: str) -> None:
 
 def test_case_18_steps_a_second() -> None:
     """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log step on in a run."""
-    from fulgurite.accounts import Rate
+    from fulgurite.timing import Rate
 
     rate = Rate()
     assert rate(10, 1000.0) is None
@@ -138,7 +138,7 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MY_SECRET", "canary4")
     monkeypatch.setenv("MY_PROXY", "http://me:canary5@host/x")
     sink = Sink()
-    engine(sink, Environment(variables=("MY_PROXY",))).fit(Tower, data())
+    engine(sink, EnvironmentLogger(variables=("MY_PROXY",))).fit(Tower, data())
     (environment,), (config, table) = sink.of("environment"), sink.of("parameters")
     assert {(one.stream, one.step) for one in (environment, config, table)} == {("telemetry", 0)}
     told = environment.values
@@ -174,7 +174,7 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_secrets_are_masked(text: str, expected: str) -> None:
-    assert masked(text) == expected
+    assert redact_text(text) == expected
 
 
 def test_what_follows_an_option_is_masked() -> None:
@@ -193,7 +193,7 @@ def test_what_follows_an_option_is_masked() -> None:
 
 def test_a_compilation_during_training_says_what_changed() -> None:
     sink, batches = Sink(), [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)]
-    engine(sink, Compilations(), steps=3).fit(Line, batches)
+    engine(sink, CompilationMonitor(), steps=3).fit(Line, batches)
     assert [one.values["notice"] for one in sink.of("compilations")] == [
         "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
         "float32[2]"
@@ -212,12 +212,12 @@ def test_norms_are_those_of_numpy() -> None:
     class Witness:
         @fg.hookimpl
         def step_metrics(self, state: fg.TrainState, grads: Any, updates: Any) -> dict[str, Any]:
-            last = fg.metrics.Last.of
+            last = fg.metrics.LastValue.from_values
             squares = {"gradients": grads.weight, "updates": updates.weight, "parameters": state.module.weight}
             return {name: last(jnp.sum(value**2)) for name, value in squares.items()}
 
     groups = {"top": "layers[1]", "rest": ~fg.select("layers[1]")}
-    result = engine(Norms(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))).fit(
+    result = engine(NormMonitor(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))).fit(
         Tower, data()
     )
     history = result.history
@@ -242,7 +242,7 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
         return jnp.zeros(())
 
     monkeypatch.setattr("fulgurite_logging.norms.norm", counted)
-    result = engine(Norms(of=("gradients",)), steps=7, log_every=3, fuse=fuse).fit(Line, data())
+    result = engine(NormMonitor(of=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse).fit(Line, data())
     jax.effects_barrier()
     assert len(computed) == len(result.history["train/norms/gradients"]) == 3
 
@@ -256,9 +256,9 @@ def test_norms_where_jax_computes_in_double_precision() -> None:
 
 def test_norms_that_cannot_be_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
-        Norms(of=("gradient",))
+        NormMonitor(of=("gradient",))
     with pytest.raises(PathError, match="selects no array"):
-        engine(Norms(groups={"top": "nowhere"})).fit(Line, data())
+        engine(NormMonitor(groups={"top": "nowhere"})).fit(Line, data())
 
     class Bare(fg.GradientUpdate):
         def __call__(self, *given: Any) -> Any:
@@ -267,11 +267,11 @@ def test_norms_that_cannot_be_are_errors() -> None:
 
     class Own:
         @fg.hookimpl
-        def update_rule(self, phases: Any) -> fg.UpdateRule:
-            return Bare(phases["default"])
+        def make_update_rule(self, optimizers: Any) -> fg.UpdateRule:
+            return Bare(optimizers["default"])
 
     with pytest.raises(ConfigurationError, match="the update rule gives no gradients and no updates"):
-        engine(Own(), Norms()).fit(Line, data())
+        engine(Own(), NormMonitor()).fit(Line, data())
 
 
 class Scheduled(Line):
@@ -281,7 +281,7 @@ class Scheduled(Line):
 
 
 def test_the_learning_rate_is_that_of_the_steps_update() -> None:
-    result = engine(LearningRate()).fit(Scheduled, data())
+    result = engine(LearningRateMonitor()).fit(Scheduled, data())
     np.testing.assert_allclose(result.history["train/learning_rate/default"], [0.9, 0.7, 0.5], rtol=1e-6)
 
 
@@ -295,22 +295,24 @@ def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
 
 class Shown(Line):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {"weights": lambda: fg.media.Histogram.of(self.weight, 2)}
+        media = {"weights": lambda: fg.media.Histogram.from_values(self.weight, 2)}
         return super().training_step(batch, ctx).replace(media=media)
 
 
 def test_media_are_shown_at_their_trigger() -> None:
     sink = Sink()
-    engine(sink, Media(every=3)).fit(Shown, data())
+    engine(sink, MediaLogger(every=3)).fit(Shown, data())
     shown = [one for one in sink.records if one.kind == "media"]
     assert [one.step for one in shown] == [3, 6]
     assert [int(one.values["weights"].counts.sum()) for one in shown] == [3, 3]
 
 
-@pytest.mark.parametrize("every", [fg.Period(60), fg.FirstOfProcess(2), fg.AtStart(), fg.Every(3) | fg.AtStart()])
+@pytest.mark.parametrize(
+    "every", [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()]
+)
 def test_media_at_times_at_which_nothing_could_be_shown_are_an_error(every: fg.Trigger) -> None:
     with pytest.raises(ConfigurationError, match="nothing would be shown"):
-        Media(every=every)
+        MediaLogger(every=every)
 
 
 def test_everything_goes_into_one_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import fulgurite as fg
 import pytest
 from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_logging import Csv, JsonLines
+from fulgurite_logging import CSVLogger, JSONLLogger
 from logged import Act, Growing, Keeper, Line, data, newest
 
 FILES = ("records.jsonl", "records.csv")
@@ -24,11 +24,11 @@ STEPS = 24
 
 
 def engine(run: Path | None, *plugins: Any, **settings: Any) -> fg.Engine:
-    return fg.Engine(plugins=plugins, autoload=False, run=run, **{"steps": STEPS, "log_every": 5, **settings})
+    return fg.Engine(plugins=plugins, autoload=False, run_dir=run, **{"steps": STEPS, "log_every": 5, **settings})
 
 
 def sinks() -> list[Any]:
-    return [JsonLines(), Csv(), Growing()]
+    return [JSONLLogger(), CSVLogger(), Growing()]
 
 
 def lines(path: Path) -> list[Any]:
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The exact files of a run that nobody interrupts."""
     run = tmp_path_factory.mktemp("whole")
     result = engine(run, *sinks()).fit(Line, data())
-    assert not result.failed and result.history.steps("train/loss").tolist() == [5, 10, 15, 20, 24]
+    assert not result.failures and result.history.steps("train/loss").tolist() == [5, 10, 15, 20, 24]
     return files(run)
 
 
@@ -71,7 +71,7 @@ def test_a_run_is_needed_to_write_into() -> None:
 
 
 def test_a_trial_writes_nothing(tmp_path: Path) -> None:
-    engine(tmp_path / "run", *sinks(), dev_run=2).fit(Line, data())
+    engine(tmp_path / "run", *sinks(), fast_dev_run=2).fit(Line, data())
     assert not (tmp_path / "run").exists()
 
 
@@ -111,8 +111,8 @@ def worker(run: Path, death: str) -> None:
 
     class Dying(Keeper):
         @fg.hookimpl
-        def save(self, run: fg.Run) -> None:
-            super().save(run)
+        def save_checkpoint(self, run: fg.Run) -> None:
+            super().save_checkpoint(run)
             if how == "kept" and run.step == int(step):
                 die(run)
 
@@ -122,11 +122,11 @@ def worker(run: Path, death: str) -> None:
     if how == "queued":
         gate = threading.Event()
         plugins[0] = Gated(gate, free=20)
-    engine(run, *plugins).fit(Line, data(), resume=fg.Checkpoint(run, optional=True))
+    engine(run, *plugins).fit(Line, data(), resume=fg.CheckpointRef(run, optional=True))
 
 
 @dataclass(eq=False)
-class Gated(JsonLines):
+class Gated(JSONLLogger):
     """Writes all but the first `free` records only once `gate` is open."""
 
     gate: threading.Event = field(default_factory=threading.Event)
@@ -136,7 +136,7 @@ class Gated(JsonLines):
         super().__init__()
         self.gate, self.free = gate, free
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
         backend = super().backend(run, position)
         write, left = backend.write, iter(range(self.free))
 
@@ -155,7 +155,7 @@ def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: 
     sink = Gated(gate)
 
     def ask(run: fg.Run) -> None:
-        futures.append(sink.durable(run.step))
+        futures.append(sink.flush_logger(run.step))
 
     def look(run: fg.Run) -> None:
         seen.append((run.step, (tmp_path / "records.jsonl").stat().st_size, futures[0].done()))
@@ -194,12 +194,12 @@ def test_a_second_fit_goes_on_with_the_files_of_the_first(tmp_path: Path) -> Non
 
 
 def test_records_that_are_gone_are_an_error_on_resume(tmp_path: Path) -> None:
-    engine(tmp_path, JsonLines(), Keeper(6), steps=6, log_every=2).fit(Line, data())
+    engine(tmp_path, JSONLLogger(), Keeper(6), steps=6, log_every=2).fit(Line, data())
     (tmp_path / "records.jsonl").unlink()
     with pytest.raises(
         CheckpointError, match=r"records\.jsonl is not the file that the checkpoint knows: it has 0 bytes"
     ):
-        engine(tmp_path, JsonLines(), Keeper(6)).fit(Line, data(), resume=fg.Checkpoint(tmp_path))
+        engine(tmp_path, JSONLLogger(), Keeper(6)).fit(Line, data(), resume=fg.CheckpointRef(tmp_path))
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -243,24 +243,24 @@ def full(run: Path) -> None:
                 pass
 
     def make_room(one: fg.Run) -> None:
-        futures = one.engine.plugins.call("durable", one.step, step=one.step)
+        futures = one.engine.plugins.call("flush_logger", one.step, step=one.step)
         positions.update({sink.name: future.result(60) for sink, future in futures})
         (run.parent / "filler").unlink()
 
     def shout(one: fg.Run) -> None:
-        one.emit("text", "shout", {"text": "x" * 3000})
+        one.log_text("shout", {"text": "x" * 3000})
 
     positions: dict[str, Any] = {}
     acts = [Act(2, shout, "shout"), Act(fg.At(9), fill, "fill"), Act(fg.At(22), make_room, "room")]
-    result = engine(run, JsonLines(), *acts).fit(Line, data())
+    result = engine(run, JSONLLogger(), *acts).fit(Line, data())
     content = (run / "records.jsonl").read_bytes()
-    told = {"failed": result.failed, "step": int(result.state.step), "positions": positions, "size": len(content)}
+    told = {"failed": result.failures, "step": int(result.state.step), "positions": positions, "size": len(content)}
     print(json.dumps(told | {"whole_lines": content.endswith(b"\n") and all(map(json.loads, content.splitlines()))}))
 
 
 def settle(run: fg.Run) -> None:
     """Waits until the sinks have written everything."""
-    for _, future in run.engine.plugins.call("durable", run.step, step=run.step):
+    for _, future in run.engine.plugins.call("flush_logger", run.step, step=run.step):
         future.result(60)
 
 
@@ -272,8 +272,8 @@ def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="failed and gets no more records") as warned:
         result = engine(tmp_path, *sinks(), Act(fg.At(8), remove)).fit(Line, data())
-    assert len(warned) == 2 and set(result.failed) == {"jsonl", "csv"}
-    assert all("deleted while it was written to" in reason for reason in result.failed.values())
+    assert len(warned) == 2 and set(result.failures) == {"jsonl", "csv"}
+    assert all("deleted while it was written to" in reason for reason in result.failures.values())
     assert int(result.state.step) == STEPS and len(result.history.records) > 5
 
 
@@ -282,7 +282,7 @@ def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
     delete = Act(fg.At(8), lambda one: (settle(one), shutil.rmtree(run)) and None)
     with pytest.warns(UserWarning, match="failed and gets no more records|not marked as complete") as warned:
         result = engine(run, *sinks(), delete).fit(Line, data())
-    assert len(warned) == 3 and set(result.failed) == {"jsonl", "csv", "fulgurite"}
+    assert len(warned) == 3 and set(result.failures) == {"jsonl", "csv", "fulgurite"}
     assert int(result.state.step) == STEPS and not run.exists()
 
 
@@ -291,34 +291,34 @@ def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:
         (tmp_path / "records.jsonl").unlink()
 
     with pytest.raises(FileNotFoundError, match="deleted while") as caught:
-        engine(tmp_path, JsonLines(required=True), Growing(), Act(fg.At(8), remove)).fit(Line, data())
+        engine(tmp_path, JSONLLogger(required=True), Growing(), Act(fg.At(8), remove)).fit(Line, data())
     assert any(note.startswith("plugin 'jsonl' (fulgurite-logging ") for note in caught.value.__notes__)
 
 
 def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
-    sink = JsonLines()
+    sink = JSONLLogger()
     with pytest.warns(UserWarning, match=r"sink 'jsonl' failed.*records\.jsonl"):
-        result = engine(tmp_path, sink, Csv(), steps=4).fit(Line, data())
-    assert set(result.failed) == {"jsonl"}
-    assert sink.durable(4).result(0)["failed"]
+        result = engine(tmp_path, sink, CSVLogger(), steps=4).fit(Line, data())
+    assert set(result.failures) == {"jsonl"}
+    assert sink.flush_logger(4).result(0)["failed"]
 
 
 def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
-        sink.durable(run.step).result(60)
+        sink.flush_logger(run.step).result(60)
         (tmp_path / "telemetry.jsonl").unlink()
 
     def die(run: fg.Run) -> None:
         raise KeyError("dead")
 
-    sink, acts = JsonLines(), [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
+    sink, acts = JSONLLogger(), [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
     with pytest.warns(UserWarning, match="'jsonl' failed"), pytest.raises(KeyError):
         engine(tmp_path, sink, Growing(), Keeper(12), *acts).fit(Line, data())
     before = (tmp_path / "records.jsonl").read_bytes()
     kept = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
     assert kept["position"] == {"records.jsonl": len(before)}
-    engine(tmp_path, JsonLines(), Growing(), Keeper(12)).fit(Line, data(), resume=fg.Checkpoint(tmp_path))
+    engine(tmp_path, JSONLLogger(), Growing(), Keeper(12)).fit(Line, data(), resume=fg.CheckpointRef(tmp_path))
     notices = [one["values"]["notice"] for one in lines(tmp_path / "telemetry.jsonl") if "notice" in one["values"]]
     assert len(notices) == 1 and notices[0].startswith("jsonl failed before the checkpoint of step 12: records are ")
     content = (tmp_path / "records.jsonl").read_bytes()
@@ -328,7 +328,7 @@ def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path
 
 
 def test_the_process_ends_when_the_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fg.Writer, "patience", 0.5)
+    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.5)
     gate = threading.Event()
     try:
         with (
@@ -338,7 +338,7 @@ def test_the_process_ends_when_the_disk_hangs(tmp_path: Path, monkeypatch: pytes
             result = engine(tmp_path, Gated(gate), Growing(), steps=6).fit(Line, data())
     finally:
         gate.set()
-    assert list(result.failed) == ["jsonl"]
+    assert list(result.failures) == ["jsonl"]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Game(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         x, y = self.x, self.y
         losses = {"min": x * x / 2 + x * y, "max": y * y / 2 - x * y}
-        return fg.Output(losses=losses, metrics={"product": fg.metrics.Last.of(x * y)}, preds=x)
+        return fg.Output(losses=losses, metrics={"product": fg.metrics.LastValue.from_values(x * y)}, preds=x)
 
 
 class Apart(fg.Module):
@@ -128,8 +128,8 @@ class Show:
     plugin_name = "media"
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("show", 1, fg.Run.show)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("show", 1, fg.Run.emit_media)]
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
@@ -161,7 +161,7 @@ def game(x: float = 1.0, y: float = 2.0, kind: Any = Game) -> Any:
     return kind(jnp.float32(x), jnp.float32(y))
 
 
-def played(result: fg.Result) -> tuple[float, float]:
+def played(result: fg.FitResult) -> tuple[float, float]:
     return float(result.module.x), float(result.module.y)
 
 

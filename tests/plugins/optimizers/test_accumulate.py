@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, NonFiniteError
-from fulgurite_optimizers import Accumulate, Clip, ClipWeights, Phase, Phases, ReduceOnPlateau
+from fulgurite_optimizers import GradientAccumulation, GradientClip, WeightClip, Phase, MultiOptimizer, ReduceOnPlateau
 from fulgurite_testing import assert_same_bits
 from games import Compiled, Show, engine, game, picture, played, points
 
@@ -36,7 +36,7 @@ class Linear(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         error = (batch @ self.weight - 1) ** 2
         mean = jnp.mean(error, where=ctx.mask)
-        return fg.Output(mean, metrics={"error": fg.metrics.Mean.of(error, ctx.mask), "bare": mean})
+        return fg.Output(mean, metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask), "bare": mean})
 
     def configure_optimizers(self) -> Any:
         return self.optimizer
@@ -52,27 +52,27 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
 
     class Look:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("look", 1, lambda run: seen.append(float(run.state.module.place)), "save")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", 1, lambda run: seen.append(float(run.state.module.place)), "save")]
 
     start = Distance(jnp.float32(0))
-    result = engine(Accumulate(3, "steps"), Look(), steps=5, fuse=fuse).fit(start, ONE)
+    result = engine(GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=fuse).fit(start, ONE)
     np.testing.assert_allclose(seen, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
     assert float(result.module.place) == pytest.approx(0.2)
     assert result.state.opt_state["default"].optimizer.held == 0
     assert result.metrics["train"]["default/updates"] == 1, "the last one came after the window was closed"
-    whole = engine(Accumulate(3, "steps"), steps=6).fit(start, ONE)
+    whole = engine(GradientAccumulation(3, "steps"), steps=6).fit(start, ONE)
     assert float(whole.module.place) == pytest.approx(0.2)
 
 
 def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
     class Stopping:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("stop", fg.At(4), lambda run: fg.Stop("enough"), "decide")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("stop", fg.At(4), lambda run: fg.StopTraining("enough"), "decide")]
 
-    result = engine(Accumulate(3, "steps"), Stopping(), steps=9).fit(Distance(jnp.float32(0)), ONE)
-    assert (result.stopped, float(result.module.place)) == ("enough", pytest.approx(0.2))
+    result = engine(GradientAccumulation(3, "steps"), Stopping(), steps=9).fit(Distance(jnp.float32(0)), ONE)
+    assert (result.stop_reason, float(result.module.place)) == ("enough", pytest.approx(0.2))
 
 
 class Steep(Distance):
@@ -90,10 +90,10 @@ def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
     saved: list[int] = []
     plugin = type("Save", (), {"save": fg.hookimpl(lambda self, run: saved.append(run.step))})()
     with pytest.raises(NonFiniteError, match="step 5: the update of place, of the gradients that were left,"):
-        engine(Accumulate(4, "steps"), plugin, steps=5).fit(Steep(jnp.float32(0)), ONE)
+        engine(GradientAccumulation(4, "steps"), plugin, steps=5).fit(Steep(jnp.float32(0)), ONE)
     assert not saved
     for policy, expected in (("skip", -1), ("ignore", -np.inf)):
-        result = engine(Accumulate(4, "steps"), steps=5, nonfinite=policy).fit(Steep(jnp.float32(0)), ONE)
+        result = engine(GradientAccumulation(4, "steps"), steps=5, nonfinite=policy).fit(Steep(jnp.float32(0)), ONE)
         np.testing.assert_allclose(result.module.place, expected)
 
 
@@ -106,12 +106,12 @@ def test_what_remains_is_an_update_as_those_before() -> None:
         plugin_name = "probe"
 
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"same": 1.0})]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", 1, self.evaluate, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("evaluate", 1, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -119,10 +119,10 @@ def test_what_remains_is_an_update_as_those_before() -> None:
 
     plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)
     start = Distance(jnp.float32(0))
-    result = engine(Evaluating(), Accumulate(3, "steps"), plateau, steps=5).fit(start, ONE)
+    result = engine(Evaluating(), GradientAccumulation(3, "steps"), plateau, steps=5).fit(start, ONE)
     assert float(result.module.place) == pytest.approx(0.1 + 0.05)
     assert seen == pytest.approx([0, 0, 0.1, 0.1, 0.15])
-    held = engine(Accumulate(3, "steps"), ClipWeights("place", limit=0.15), steps=5).fit(start, ONE)
+    held = engine(GradientAccumulation(3, "steps"), WeightClip("place", limit=0.15), steps=5).fit(start, ONE)
     assert float(held.module.place) == pytest.approx(0.15)
 
 
@@ -130,9 +130,9 @@ def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
     """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one alone."""
     data = points(20, 4)
     start = Linear(jnp.ones(8), optax.adam(0.1))
-    result = engine(Accumulate(2, "steps"), Clip(norm=0.5), steps=5).fit(start, data)
+    result = engine(GradientAccumulation(2, "steps"), GradientClip(max_norm=0.5), steps=5).fit(start, data)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
-    batches = list(engine(steps=5).batches(data))
+    batches = list(engine(steps=5).iter_batches(data))
     weight: Any = start.weight
     state = optimizer.init(weight)
     for group in (batches[:2], batches[2:4], batches[4:]):
@@ -149,7 +149,7 @@ def test_microbatches_have_the_gradient_of_the_whole_batch(remainder: Any) -> No
     data = fg.ArrayData(x, 8, remainder=remainder)
     start = Linear(jnp.ones(8), optax.adam(0.1))
     whole = engine(steps=6).fit(start, data)
-    split = engine(Accumulate(4), steps=6).fit(start, data)
+    split = engine(GradientAccumulation(4), steps=6).fit(start, data)
     np.testing.assert_allclose(split.module.weight, whole.module.weight, rtol=1e-5)
     for name in ("loss", "error", "bare"):
         np.testing.assert_allclose(split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5)
@@ -176,7 +176,7 @@ class Centred(fg.Module):
 def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone() -> None:
     """The second batch is 5 and padding: its second microbatch has no example, and the mean of nothing is NaN."""
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5], np.float32), 4, remainder="pad")
-    result = engine(Accumulate(2), steps=2).fit(eqx.nn.make_with_state(Centred), data)
+    result = engine(GradientAccumulation(2), steps=2).fit(eqx.nn.make_with_state(Centred), data)
     assert result.model_state is not None
     assert float(result.model_state.get(result.module.mean)) == 5
 
@@ -187,19 +187,22 @@ def test_running_metrics_are_those_of_whole_batches() -> None:
     class Followed(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             mean = jnp.mean(batch, where=None if ctx.mask is None else ctx.mask[:, None])
-            metrics = {"average": fg.metrics.MovingAverage.of(mean, 0.4), "last": fg.metrics.Last.of(mean)}
+            metrics = {
+                "average": fg.metrics.ExponentialMovingAverage.from_values(mean, 0.4),
+                "last": fg.metrics.LastValue.from_values(mean),
+            }
             return super().training_step(batch, ctx).replace(metrics=metrics)
 
     values = np.repeat(np.arange(6, dtype=np.float32), 4)[:22] + np.tile(np.asarray([-1, 1], np.float32), 11)
     data = fg.ArrayData(np.repeat(values[:, None], 8, 1), 4, remainder="pad")
     start = Followed(jnp.zeros(8), optax.sgd(0.0))
     expected = [0, 0.5, 1.1, 1.86, 2.716, 3.6296]  # 0.4 of the new value from the third step on
-    for plugins in ((), (Accumulate(4),), (Accumulate(2, "steps"),)):
+    for plugins in ((), (GradientAccumulation(4),), (GradientAccumulation(2, "steps"),)):
         result = engine(*plugins, steps=6, log_every=1).fit(start, data)
         np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
         np.testing.assert_allclose(result.history["train/last"], np.arange(6), rtol=1e-6)
     with pytest.raises(ModelError, match="metric 'all' is gathered, which only evaluators do"):
-        engine(Accumulate(2), steps=1).init(Gathering(jnp.zeros(8), optax.sgd(0.0)), points())
+        engine(GradientAccumulation(2), steps=1).init_state(Gathering(jnp.zeros(8), optax.sgd(0.0)), points())
 
 
 class Gathering(Linear):
@@ -207,7 +210,7 @@ class Gathering(Linear):
         return fg.Output(jnp.sum(self.weight), metrics={"all": Every(jnp.ones(len(batch), bool))})
 
 
-class Every(fg.metrics.Gathered):
+class Every(fg.metrics.CollectingMetric):
     def compute(self) -> Any:
         return self.mask.sum()
 
@@ -220,7 +223,9 @@ def test_a_method_called_losses_is_the_modules_own() -> None:
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.losses(self.place))
 
-    assert float(engine(Accumulate(1), steps=2).fit(Helped(jnp.float32(0)), ONE).module.place) == pytest.approx(0.2)
+    assert float(
+        engine(GradientAccumulation(1), steps=2).fit(Helped(jnp.float32(0)), ONE).module.place
+    ) == pytest.approx(0.2)
 
 
 def test_half_precision_is_summed_up_in_single() -> None:
@@ -231,15 +236,15 @@ def test_half_precision_is_summed_up_in_single() -> None:
             return fg.Output((200 * self.place * jnp.mean(batch, dtype=self.place.dtype)).astype(jnp.float32))
 
     batch = [np.ones(512, np.float32)]
-    result = engine(Accumulate(2), steps=1).fit(Half(jnp.float16(0)), batch)
+    result = engine(GradientAccumulation(2), steps=1).fit(Half(jnp.float16(0)), batch)
     assert float(result.module.place) == -20
-    steps = engine(Accumulate(1, "steps"), steps=1).fit(Half(jnp.float16(0)), [np.full(512, 4, np.float32)])
+    steps = engine(GradientAccumulation(1, "steps"), steps=1).fit(Half(jnp.float16(0)), [np.full(512, 4, np.float32)])
     assert steps.metrics["train"]["default/gradient_norm"] == 800
 
 
 def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later() -> None:
-    first, later = engine(Accumulate(4, "steps")), engine(Accumulate(2, "steps"))
-    state = first.init(Distance(jnp.float32(0)), ONE)
+    first, later = engine(GradientAccumulation(4, "steps")), engine(GradientAccumulation(2, "steps"))
+    state = first.init_state(Distance(jnp.float32(0)), ONE)
     for _ in range(3):
         state, _ = first.step(state, ONE[0])
     state, _ = later.step(state, ONE[0])
@@ -248,9 +253,9 @@ def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later()
 
 def test_a_batch_must_be_a_multiple() -> None:
     with pytest.raises(DataError, match=r"shape \[8, 8\] cannot be split into 3 parts"):
-        engine(Accumulate(3), steps=1).init(Linear(jnp.ones(8), optax.sgd(0.1)), points(16, 8))
+        engine(GradientAccumulation(3), steps=1).init_state(Linear(jnp.ones(8), optax.sgd(0.1)), points(16, 8))
     bad: Any = "batches"
-    for make in (lambda: Accumulate(0), lambda: Accumulate(2, bad)):
+    for make in (lambda: GradientAccumulation(0), lambda: GradientAccumulation(2, bad)):
         with pytest.raises(ConfigurationError, match="Accumulate: "):
             make()
 
@@ -269,7 +274,7 @@ class Deep(fg.Module):
 
 def test_microbatches_take_a_fraction_of_the_memory() -> None:
     memory = {}
-    for plugins in ((), (Accumulate(8),)):
+    for plugins in ((), (GradientAccumulation(8),)):
         compiled = Compiled()
         model = Deep(eqx.nn.MLP(8, 8, 32, 6, key=jax.random.key(0)))
         engine(*plugins, compiled, steps=1).fit(model, points(4096, 4096))
@@ -289,13 +294,13 @@ def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() ->
             assert ctx.model_state is not None
             state = ctx.model_state.set(self.index, ctx.model_state.get(self.index) + 1)
             drawn = jax.random.uniform(ctx.key())
-            spread = {"least": fg.metrics.Min.of(drawn), "most": fg.metrics.Max.of(drawn)}
+            spread = {"least": fg.metrics.Min.from_values(drawn), "most": fg.metrics.Max.from_values(drawn)}
             return fg.Output(self.weight, metrics=spread, model_state=state)
 
         def configure_optimizers(self) -> Any:
             return optax.sgd(0.1)
 
-    result = engine(Accumulate(4), steps=2, log_every=1).fit(eqx.nn.make_with_state(Counted), points(16, 16))
+    result = engine(GradientAccumulation(4), steps=2, log_every=1).fit(eqx.nn.make_with_state(Counted), points(16, 16))
     assert result.model_state is not None and int(result.model_state.get(result.module.index)) == 8
     metrics = result.metrics["train"]
     assert metrics["least"] < metrics["most"]
@@ -306,7 +311,9 @@ def test_phases_accumulate_each_for_itself() -> None:
 
     Then x: 1 - ((1 + 2) + (1 + 1.75))/2/2 = -0.4375, y: 1.75 - (1.75 + 0.4375)/4.
     """
-    phases = Phases(min=Phase(optax.sgd(0.5), "x", accumulate=Accumulate(2, "steps")), max=Phase(optax.sgd(0.25), "y"))
+    phases = MultiOptimizer(
+        min=Phase(optax.sgd(0.5), "x", accumulate=GradientAccumulation(2, "steps")), max=Phase(optax.sgd(0.25), "y")
+    )
     result = engine(phases, steps=2, log_every=1).fit(game(), ONE)
     assert played(result) == (-0.4375, 1.203125)
     assert result.history["train/min/updates"].tolist() == [0, 1]
@@ -314,7 +321,9 @@ def test_phases_accumulate_each_for_itself() -> None:
 
 def test_one_microbatch_is_the_plain_step() -> None:
     start = Linear(jnp.ones(8), optax.adam(0.1))
-    plain, one = (engine(*plugins, steps=5).fit(start, points()) for plugins in ((), (Accumulate(1, "steps"),)))
+    plain, one = (
+        engine(*plugins, steps=5).fit(start, points()) for plugins in ((), (GradientAccumulation(1, "steps"),))
+    )
     np.testing.assert_allclose(one.module.weight, plain.module.weight, rtol=1e-6)
     assert_same_bits(one.state.key, plain.state.key)
 
@@ -326,5 +335,5 @@ def test_media_are_those_of_the_first_microbatch_or_of_the_step(how: Any, expect
             return super().training_step(batch, ctx).replace(media={"mean": picture(batch.mean())})
 
     show, batch = Show(), np.array([[1], [2], [3], [6]], np.float32)  # the examples 1 and 3 are a microbatch
-    engine(Accumulate(2, how), show, steps=2).fit(Shown(jnp.ones(1), optax.sgd(0.0)), [batch])
+    engine(GradientAccumulation(2, how), show, steps=2).fit(Shown(jnp.ones(1), optax.sgd(0.0)), [batch])
     assert show.numbers("mean") == [expected] * 2

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.streams import fold_name
-from fulgurite_optimizers import Phase, Phases
+from fulgurite.rng import fold_name
+from fulgurite_optimizers import Phase, MultiOptimizer
 from fulgurite_testing import assert_same_bits
 from games import Pair, engine, fooled, points, told_apart
 
@@ -104,7 +104,9 @@ def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int
             for name, (optimizer, every) in optimizers.items()
         }
         start = Quadratic(params["min"], params["max"])
-        result = engine(Phases(order=order, **phases), steps=100, fuse=fuse).fit(start, batches * 15)
+        result = engine(MultiOptimizer(order=order, **phases), steps=100, steps_per_execution=fuse).fit(
+            start, batches * 15
+        )
         steps = [by_hand(loss, optimizers, simultaneous=order == "simultaneous")]
         steps += [by_two_calls(loss, optimizers)] if order == "alternating" else []
         for step in steps:
@@ -171,7 +173,10 @@ def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: A
     phases: dict[str, Any] = {
         name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
     }
-    one, streams = engine(Phases(order=order, **phases), seed=4, nonfinite="ignore"), fg.Streams(jax.random.key(4))
+    one, streams = (
+        engine(MultiOptimizer(order=order, **phases), seed=4, nonfinite="ignore"),
+        fg.RngStreams(jax.random.key(4)),
+    )
 
     def trained(steps: int) -> dict[str, Any]:
         made = one.fit(model, data, steps=steps).module
@@ -180,7 +185,7 @@ def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: A
     def after(step: Callable[..., Any], steps: int) -> Any:
         params = {name: eqx.filter(getattr(model, name), eqx.is_array) for name in phases}
         states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
-        for number, batch in enumerate(one.batches(data, steps=steps)):
+        for number, batch in enumerate(one.iter_batches(data, steps=steps)):
             key = streams.key("default", "train", number)
             keys = {name: key if one_key else fold_name(key, name) for name in phases}
             params, states = step(params, states, number, batch, keys)

@@ -10,25 +10,28 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_optimizers import Clip, ClipWeights, NonNegative, Phase, Phases, ReduceOnPlateau, UnitNorm
+from fulgurite_optimizers import GradientClip, WeightClip, NonNegative, Phase, MultiOptimizer, ReduceOnPlateau, UnitNorm
 from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apart
 
 
 def test_gradients_are_clipped_for_each_phase() -> None:
     """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by 0.25 * 0.1."""
-    plugins = [Clip(value=0.5, optimizer="min"), Clip(norm=0.1, optimizer="max")]
-    result = engine(*plugins, Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
+    plugins = [GradientClip(max_value=0.5, optimizer="min"), GradientClip(max_norm=0.1, optimizer="max")]
+    result = engine(*plugins, MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(result), (0.75, 1.975), rtol=1e-6)
     assert result.metrics["train"]["min/gradient_norm"] == 3
-    both = engine(Clip(norm=0.1), Phases(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
+    both = engine(GradientClip(max_norm=0.1), MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(both), (0.95, 1.975), rtol=1e-6)
-    for plugins in ([Phases(**sgd(0.5, 0.25))], [Phases(**sgd(0.5, 0.25)), Clip(norm=1.0, optimizer="min")]):
+    for plugins in (
+        [MultiOptimizer(**sgd(0.5, 0.25))],
+        [MultiOptimizer(**sgd(0.5, 0.25)), GradientClip(max_norm=1.0, optimizer="min")],
+    ):
         with pytest.raises(ConfigurationError, match="Clip.*'mim'.*there is no such optimizer. Did you mean 'min'"):
-            engine(Clip(norm=1.0, optimizer="mim"), *plugins, steps=1).init(game(), ONE)
+            engine(GradientClip(max_norm=1.0, optimizer="mim"), *plugins, steps=1).init_state(game(), ONE)
     wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}, {"norm": "1"}, {"value": True}]
     for arguments in wrong:
         with pytest.raises(ConfigurationError, match="clips nothing"):
-            Clip(**arguments)
+            GradientClip(**arguments)
 
 
 class Weights(fg.Module):
@@ -62,18 +65,18 @@ def test_constraints_hold_after_every_update() -> None:
     np.testing.assert_allclose(constrained(UnitNorm("rows"))[0], [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
     assert constrained(UnitNorm("rows"))[1] == other
     assert constrained(NonNegative("other")) == (rows, [0, 2])
-    assert constrained(ClipWeights("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
-    in_order = [NonNegative("rows"), ClipWeights("**", limit=1.0)]
+    assert constrained(WeightClip("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
+    in_order = [NonNegative("rows"), WeightClip("**", limit=1.0)]
     assert constrained(*in_order) == ([[1, 1], [0, 0], [0, 0]], [-0.5, 1])
     counted = Counted(jnp.ones((3, 2)), jnp.ones(2), jnp.arange(-1, 2), jax.random.key(0))
-    kept = engine(NonNegative("**"), ClipWeights("**", limit=0.5), steps=1).fit(counted, ONE).module
+    kept = engine(NonNegative("**"), WeightClip("**", limit=0.5), steps=1).fit(counted, ONE).module
     assert kept.count.tolist() == [-1, 0, 1], "only numbers that are trained are constrained"
     with pytest.raises(ConfigurationError, match=r"UnitNorm: an array \[2\] has no axis 1"):
         constrained(UnitNorm("**", axis=1))
     with pytest.raises(ConfigurationError, match="limit is '1'"):
-        ClipWeights("rows", limit=cast(Any, "1"))
+        WeightClip("rows", limit=cast(Any, "1"))
     with pytest.raises(ConfigurationError, match="limit is 0"):
-        ClipWeights("rows", limit=0)
+        WeightClip("rows", limit=0)
 
 
 def test_spectral_normalization_keeps_its_state() -> None:
@@ -113,7 +116,7 @@ def test_spectral_normalization_keeps_its_state() -> None:
     }
     make = eqx.nn.make_with_state(Normalized)
     start = make(key=jax.random.key(0))
-    result = engine(Phases(**phases), steps=200).fit(start, points())
+    result = engine(MultiOptimizer(**phases), steps=200).fit(start, points())
     weight, layer = np.asarray(result.module.discriminator.layer.weight), result.module.discriminator
     assert np.linalg.norm(weight, 2) > 1.2, "the raw weight has grown"
     assert result.model_state is not None
@@ -138,25 +141,25 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 
     class Test:
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             return [fg.EvaluatorSpec("test", ONE)]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", 2, self.evaluate, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
 
     for fuse in (1, 4):
         plateau = ReduceOnPlateau("test/same", 2, factor=0.5, patience=2)
-        result = engine(Test(), plateau, steps=12, fuse=fuse).fit(Falling(jnp.float32(0)), ONE)
+        result = engine(Test(), plateau, steps=12, steps_per_execution=fuse).fit(Falling(jnp.float32(0)), ONE)
         assert result.history["reduce_on_plateau/scale"].tolist() == [1, 1, 0.5, 0.5, 0.25, 0.25]
         assert float(result.module.x) == -(6 * 1 + 4 * 0.5 + 2 * 0.25)
     with pytest.raises(ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"):
         engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
     bad: Any = "most"
-    clock, number = fg.Period(1.0), cast(Any, 3)
+    clock, number = fg.EverySeconds(1.0), cast(Any, 3)
     for make in (
         lambda: ReduceOnPlateau("loss", 2),
         lambda: ReduceOnPlateau("a/b", 2, mode=bad),
@@ -171,13 +174,13 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     class Test:
         @fg.hookimpl
-        def evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
             metrics = {"each": np.ones(3), "same": 1.0, "less": 1.0}
             return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: metrics)]
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("evaluate", 1, self.evaluate, "evaluate")]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("evaluate", 1, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -193,8 +196,8 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
 
 def test_a_gan_trains_with_all_of_it_fused() -> None:
     phases: dict[str, Any] = {name: Phase(optax.adam(1e-3), name) for name in ("discriminator", "generator")}
-    plugins = [Phases(**phases), Clip(norm=1.0), ClipWeights("discriminator", limit=0.05)]
-    result = engine(*plugins, steps=8, fuse=4).fit(Pair, points())
+    plugins = [MultiOptimizer(**phases), GradientClip(max_norm=1.0), WeightClip("discriminator", limit=0.05)]
+    result = engine(*plugins, steps=8, steps_per_execution=4).fit(Pair, points())
     weights = jax.tree.leaves(eqx.filter(result.module.discriminator, eqx.is_array))
     assert max(float(abs(weight).max()) for weight in weights) <= np.float32(0.05)
     assert np.isfinite(result.history["train/generator/loss"]).all()

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, PathError
-from fulgurite_optimizers import Accumulate, Freeze, Phase, Phases, frozen, partial_update
+from fulgurite_optimizers import GradientAccumulation, Freeze, Phase, MultiOptimizer, freeze, optimize_only
 from fulgurite_testing import assert_same_bits
 from games import ONE, Compiled, engine, game, played, points, sgd
 
@@ -33,14 +33,14 @@ class Two(fg.Module):
 
 class Partial(Two):
     def configure_optimizers(self) -> Any:
-        return partial_update(optax.adamw(1e-2, weight_decay=0.1), "second")
+        return optimize_only(optax.adamw(1e-2, weight_decay=0.1), "second")
 
 
 def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
     """No change, no decay, no gradient, no optimizer memory; the same bits as an optimizer for the rest alone."""
     compiled = {name: Compiled() for name in ("whole", "frozen")}
     whole = engine(compiled["whole"], steps=5).fit(Two, points())
-    result = engine(frozen("first"), compiled["frozen"], steps=5).fit(Two, points())
+    result = engine(freeze("first"), compiled["frozen"], steps=5).fit(Two, points())
     by_phase = engine(steps=5).fit(Partial, points())
     assert_same_bits(result.module.first, Two().first)
     assert float(abs(result.module.second - Two().second).max()) > 0.01
@@ -60,8 +60,10 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
 
     class Look:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("look", 1, lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}))]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [
+                fg.ScheduledAction("look", 1, lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}))
+            ]
 
     notices: list[str] = []
 
@@ -72,7 +74,7 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
 
     plugins = [Freeze("first", until=until), compiled, Look(), Notices()]
     data = points(48)
-    result = engine(*plugins, steps=6, fuse=fuse).fit(Two, data)
+    result = engine(*plugins, steps=6, steps_per_execution=fuse).fit(Two, data)
     for step in (1, 2, 3):
         assert_same_bits(seen[step].module.first, Two().first)
         assert not any(
@@ -82,14 +84,14 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     assert len(compiled.made) == 2
     assert len(notices) == 1 and "select('first') is trained from step 3 on" in notices[0].replace('"', "'")
 
-    rest, both = engine(frozen("first"), steps=3).fit(Two, data), seen[3]
+    rest, both = engine(freeze("first"), steps=3).fit(Two, data), seen[3]
     assert_same_bits(seen[3].module.second, rest.module.second)
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     params: Any = (both.module.first, both.module.second)
     adam = both.opt_state[1][0]
     halves = {name: (getattr(adam, name).first, getattr(adam, name).second) for name in ("mu", "nu")}
     state: Any = (adam._replace(**halves), *both.opt_state[1][1:])
-    for batch in [*engine(epochs=2).batches(data)][3:6]:
+    for batch in [*engine(epochs=2).iter_batches(data)][3:6]:
         grads = jax.grad(lambda p, b=batch: ((jnp.tanh(b @ p[0]) @ p[1] - 1) ** 2).mean())(params)
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
@@ -103,8 +105,8 @@ def test_a_fit_that_goes_on_later_is_not_frozen_again() -> None:
     before = np.asarray(result.module.first)
     again = frozen_first.fit(data=points(), state=result.state, steps=2)
     assert (np.asarray(again.module.first) != before).any()
-    state = frozen_first.init(Two, points())
-    for batch in [*engine(steps=4).batches(points())]:
+    state = frozen_first.init_state(Two, points())
+    for batch in [*engine(steps=4).iter_batches(points())]:
         state, _ = frozen_first.step(state, batch)
     np.testing.assert_allclose(np.asarray(state.module.first), before, rtol=1e-6)
 
@@ -123,30 +125,30 @@ def test_phases_may_be_frozen_too() -> None:
             return {"min/z": module.z**2}
 
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("look", fg.AtStart() | fg.At(1), self.look)]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", fg.AtStart() | fg.At(1), self.look)]
 
         def look(self, run: fg.Run) -> None:
-            chosen = run.rule.at(run.step, run.span).trained(run.state.module)
+            chosen = run.update_rule.for_step(run.step, run.step_range).trainable_mask(run.state.module)
             trained.append((chosen.x, chosen.y, chosen.z))
 
-    result = engine(Phases(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1).fit(start, ONE)
+    result = engine(MultiOptimizer(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1).fit(start, ONE)
     assert played(result) == (1 - 2.75 / 2, 1.75 - (1.75 + 0.375) / 4)
     assert float(result.module.z) == 0
     assert trained == [(False, True, True), (True, True, True)]
-    whole = engine(Phases(**sgd(0.5, 0.25)), frozen("x"), steps=1).fit(game(), ONE)
+    whole = engine(MultiOptimizer(**sgd(0.5, 0.25)), freeze("x"), steps=1).fit(game(), ONE)
     assert played(whole) == (1, 1.75)
 
 
 def test_freezing_that_cannot_be_meant_is_an_error() -> None:
     with pytest.raises(PathError, match="'third' selects no array"):
-        engine(frozen("third"), steps=1).init(Two, points())
-    for until in (fg.EveryEpoch(), fg.Times(2) | fg.At(9), fg.AtEnd()):
+        engine(freeze("third"), steps=1).init_state(Two, points())
+    for until in (fg.EveryEpoch(), fg.EvenlySpaced(2) | fg.At(9), fg.AtEnd()):
         loop = engine(Freeze("first", until=until))
         with pytest.raises(ConfigurationError, match="a loop of engine.step knows of no epochs and no end"):
-            loop.step(loop.init(Two, points()), next(iter(points())))
+            loop.step(loop.init_state(Two, points()), next(iter(points())))
     with pytest.raises(ConfigurationError, match="until is Period"):
-        Freeze("first", until=fg.Period(3))
+        Freeze("first", until=fg.EverySeconds(3))
     with pytest.raises(ConfigurationError, match="until is AtStart"):
         Freeze("first", until=fg.AtStart())
 
@@ -155,9 +157,9 @@ class Halved(fg.Engine):
     """Gives the rule gradients of its own, for the whole module."""
 
     def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
-        grads, output = fg.gradient(self.forward, state.module, batch, ctx)
+        grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
         assert ctx.rule is not None
-        return ctx.rule.apply(state, jax.tree.map(lambda grad: grad / 2, grads), output)
+        return ctx.rule.apply_gradients(state, jax.tree.map(lambda grad: grad / 2, grads), output)
 
 
 class Sum(fg.Module):
@@ -180,16 +182,18 @@ def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
         (sgd, [], (-1.25, -1.25)),
         (sgd, [Freeze("b")], (-1.25, 0)),
         (sgd, [Freeze("b", until=1)], (-1.25, -0.5)),
-        (partial_update(sgd, "a"), [], (-1.25, 0)),
+        (optimize_only(sgd, "a"), [], (-1.25, 0)),
     ]
     for optimizer, plugins, expected in cases:
         made = Halved(steps=2, plugins=plugins, autoload=False).fit(Sum(jnp.zeros(()), jnp.zeros(()), optimizer), ONE)
         assert (float(made.module.a), float(made.module.b)) == expected
     with pytest.raises(ModelError, match=r"PhasedUpdate takes its own gradients: call ctx.rule\(self.forward"):
-        Halved(plugins=[Accumulate(1)], autoload=False).init(Sum(jnp.zeros(()), jnp.zeros(()), sgd), ONE)
+        Halved(plugins=[GradientAccumulation(1)], autoload=False).init_state(
+            Sum(jnp.zeros(()), jnp.zeros(()), sgd), ONE
+        )
 
 
 def test_one_array_for_all_parameters_cannot_be_left_alone_in_part() -> None:
     flat = optax.flatten(optax.adam(0.1))
     with pytest.raises(ConfigurationError, match="is one array for all parameters, as optax.flatten"):
-        engine(Freeze("b", until=1), steps=1).init(Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE)
+        engine(Freeze("b", until=1), steps=1).init_state(Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PathError, PluginError
-from fulgurite_optimizers import Accumulate, Phase, Phases
+from fulgurite_optimizers import GradientAccumulation, Phase, MultiOptimizer
 from games import (
     ONE,
     Apart,
@@ -32,7 +32,7 @@ from games import (
 )
 
 
-def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg.Result:
+def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg.FitResult:
     return engine(*plugins, steps=steps, log_every=1, **settings).fit(game() if model is None else model, ONE)
 
 
@@ -43,14 +43,14 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
 def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
     """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 - 2.3125/4."""
     for steps, expected in ((1, (-0.5, 1.375)), (2, (-0.9375, 0.796875))):
-        assert played(fit(Phases(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)) == expected
+        assert played(fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)) == expected
 
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
     """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 = 1.1875."""
     for steps, expected in ((1, (-0.5, 1.75)), (2, (-1.125, 1.1875))):
-        result = fit(Phases(order="simultaneous", **sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)
+        result = fit(MultiOptimizer(order="simultaneous", **sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)
         assert played(result) == expected
 
 
@@ -59,8 +59,8 @@ def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
 @pytest.mark.parametrize("fuse", [1, 2])
 def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) -> None:
     """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 + 0.5)/4."""
-    phases = Phases(order=order, **sgd(0.5, 0.25, every=2))
-    result = fit(phases, model=game(kind=kind), steps=3, fuse=fuse)
+    phases = MultiOptimizer(order=order, **sgd(0.5, 0.25, every=2))
+    result = fit(phases, model=game(kind=kind), steps=3, steps_per_execution=fuse)
     y = 1.1875 if order == "alternating" else 1.375
     assert played(result) == (-1.25 - (-1.25 + y) / 2, y)
     history = result.history
@@ -77,7 +77,7 @@ def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) ->
 
 def test_a_phase_may_repeat_its_update_in_a_step() -> None:
     """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 = -0.875."""
-    result = fit(Phases(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")), steps=1)
+    result = fit(MultiOptimizer(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")), steps=1)
     assert played(result) == (-1.25, 1.1875)
     assert result.metrics["train"]["min/loss"] == (2.5 - 0.875) / 2
     assert result.metrics["train"]["min/updates"] == 2
@@ -99,13 +99,13 @@ class Mean(fg.Module):
 
 def test_repetitions_may_share_the_batch() -> None:
     """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 - 1)/2."""
-    phases = Phases(
+    phases = MultiOptimizer(
         place=Phase(optax.sgd(0.5), "place", repeat=2, split=True), other=Phase(optax.sgd(0.1), "other", every=1)
     )
     batch = [np.asarray([1, 2, 3, 6], np.float32)]
     result = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), batch)
     assert float(result.module.place) == 2.5
-    part = [fg.Masked(np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False]))]
+    part = [fg.MaskedBatch(np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False]))]
     padded = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), part)
     assert float(padded.module.place) == 1.5, "the second half is padding alone"
     assert padded.metrics["train"]["place/loss"] == 4.5
@@ -116,7 +116,9 @@ def test_repetitions_may_share_the_batch() -> None:
 
 def test_phases_and_repetitions_draw_numbers_of_their_own() -> None:
     def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:
-        phases = Phases(place=Phase(optax.sgd(0.5), "place", repeat=repeat), other=Phase(optax.sgd(0.1), "other"))
+        phases = MultiOptimizer(
+            place=Phase(optax.sgd(0.5), "place", repeat=repeat), other=Phase(optax.sgd(0.1), "other")
+        )
         result = engine(phases, steps=1, seed=seed).fit(Mean(jnp.float32(0), jnp.float32(1)), ONE)
         return result.metrics["train"]["place/drawn"], result.metrics["train"]["other/drawn"]
 
@@ -132,7 +134,7 @@ def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
         return 1 / (count + 1)
 
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
-    result = fit(Phases(min=Phase(optimizer, "x"), max=Phase(optimizer, "y", every=2)), steps=4)
+    result = fit(MultiOptimizer(min=Phase(optimizer, "x"), max=Phase(optimizer, "y", every=2)), steps=4)
     np.testing.assert_allclose(result.history["train/min/learning_rate"], [1, 1 / 2, 1 / 3, 1 / 4])
     np.testing.assert_allclose(result.history["train/max/learning_rate"], [1, 1, 1, 1 / 2])
 
@@ -140,15 +142,15 @@ def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
 def test_phases_may_be_the_modules_own() -> None:
     class Own(Game):
         def configure_optimizers(self) -> Any:
-            return {"min": fg.Phase(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25), lambda m: m.y, every=2)}
+            return {"min": fg.OptimizerSpec(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25), lambda m: m.y, every=2)}
 
-    assert played(fit(Phases(), model=game(kind=Own), steps=2)) == (-1.25, 1.1875)
+    assert played(fit(MultiOptimizer(), model=game(kind=Own), steps=2)) == (-1.25, 1.1875)
 
 
 def test_overlapping_phases_add_up_where_that_is_wanted() -> None:
     """Both gradients at x = 1, y = 2: x by `min` 3/2, by `max` y'x = -2/4."""
     phases = {"min": Phase(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25))}
-    result = fit(Phases(order="simultaneous", overlap=True, **phases), steps=1)
+    result = fit(MultiOptimizer(order="simultaneous", overlap=True, **phases), steps=1)
     assert played(result) == (1 - 1.5 + 0.5, 1.75)
 
 
@@ -159,7 +161,7 @@ def test_terms_of_plugins_are_addressed_by_phase() -> None:
             return {"min/l2": module.x**2, "max/l2": module.y**2}
 
     for kind in (Game, Apart):
-        result = fit(Phases(**sgd(0.5, 0.25)), Decay(), model=game(kind=kind), steps=1)
+        result = fit(MultiOptimizer(**sgd(0.5, 0.25)), Decay(), model=game(kind=kind), steps=1)
         assert played(result) == (1 - 0.5 * (3 + 2), 2 - 0.25 * (2 + 1.5 + 4))
         assert result.metrics["train"]["min/l2"] == 1 and result.metrics["train"]["min/loss"] == 3.5
         assert "loss" not in result.metrics["train"]
@@ -175,7 +177,7 @@ def test_a_single_phase_called_loss_has_the_terms_of_plugins_too() -> None:
         def loss_terms(self, module: Any) -> dict[str, Any]:
             return {"l2": module.x**2}
 
-    result = fit(Phases(loss=Phase(optax.sgd(0.1), "x")), Decay(), model=game(kind=Plain), steps=1)
+    result = fit(MultiOptimizer(loss=Phase(optax.sgd(0.1), "x")), Decay(), model=game(kind=Plain), steps=1)
     assert played(result) == (pytest.approx(1 - 0.1 * (3 + 2)), 2)
 
 
@@ -194,7 +196,10 @@ class ByFunctions(fg.Module):
 
 
 def test_what_losses_gives_is_evaluated_too() -> None:
-    data, plugin = [np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([5.0], np.float32)], Phases(**sgd(0.5, 0.25))
+    data, plugin = (
+        [np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([5.0], np.float32)],
+        MultiOptimizer(**sgd(0.5, 0.25)),
+    )
     module = ByFunctions(jnp.float32(2), jnp.float32(3))
     numbers = engine(plugin).evaluate(module, data)
     assert numbers == {"min": 5.5, "max": 17.25, "max/l2": 9, "max/sum": 5.75, "loss": 31.75}
@@ -210,16 +215,18 @@ def test_case_35_losses_and_optimizers_belong_together() -> None:
     x, y = Phase(optax.sgd(0.1), "x"), Phase(optax.sgd(0.1), "y")
     for kind in (Game, Apart):
         with pytest.raises(ModelError, match="the loss 'max' has no optimizer.*Phases\\(max="):
-            engine(Phases(min=x, mix=y), steps=1).init(game(kind=kind), ONE)
+            engine(MultiOptimizer(min=x, mix=y), steps=1).init_state(game(kind=kind), ONE)
         with pytest.raises(ModelError, match="the optimizer 'third' has no loss; the module gives min, max"):
             third = Phase(optax.sgd(0.1), "z")
-            engine(Phases(min=x, max=y, third=third), steps=1).init(Three(*map(jnp.float32, (1, 2, 3))), ONE)
+            engine(MultiOptimizer(min=x, max=y, third=third), steps=1).init_state(
+                Three(*map(jnp.float32, (1, 2, 3))), ONE
+            )
         with pytest.raises(ModelError, match="the loss 'max' has no optimizer; there are phases for min"):
-            engine(Phases(min=x), steps=1).init(game(kind=kind), ONE)
+            engine(MultiOptimizer(min=x), steps=1).init_state(game(kind=kind), ONE)
     with pytest.raises(ConfigurationError, match="'min' and 'max' both update x: select other arrays"):
-        engine(Phases(min=x, max=Phase(optax.sgd(0.1))), steps=1).init(game(), ONE)
+        engine(MultiOptimizer(min=x, max=Phase(optax.sgd(0.1))), steps=1).init_state(game(), ONE)
     with pytest.raises(PathError, match="'z' selects no array of Game"):
-        engine(Phases(min=x, max=Phase(optax.sgd(0.1), "z")), steps=1).init(game(), ONE)
+        engine(MultiOptimizer(min=x, max=Phase(optax.sgd(0.1), "z")), steps=1).init_state(game(), ONE)
 
 
 class Three(Game):
@@ -258,7 +265,9 @@ def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> 
     ]
     for gives, message in cases:
         with pytest.raises(ModelError, match=message):
-            engine(Phases(**sgd(0.5, 0.25)), steps=1).init(Giving(jnp.float32(1), jnp.float32(2), gives), ONE)
+            engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1).init_state(
+                Giving(jnp.float32(1), jnp.float32(2), gives), ONE
+            )
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm", "updates"])
@@ -268,13 +277,15 @@ def test_names_that_phases_record_themselves_are_taken(name: str) -> None:
             return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={name: self.x})}
 
     with pytest.raises(ModelError, match=f"'max/{name}' is recorded of every phase"):
-        engine(Phases(**sgd(0.5, 0.25)), steps=1).init(game(kind=Named), ONE)
+        engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1).init_state(game(kind=Named), ONE)
 
 
 def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
-    phases = Phases(min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
+    phases = MultiOptimizer(min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
     for order in ("alternating", "simultaneous"):
-        phases = Phases(order=order, min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
+        phases = MultiOptimizer(
+            order=order, min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y")
+        )
         with pytest.warns(UserWarning, match="phase 'min' does not depend on z") as caught:
             engine(phases, steps=3).fit(Three(*map(jnp.float32, (1, 2, 3))), ONE)
         assert len(caught) == 1
@@ -293,37 +304,41 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
         Phase(sgd, accumulate=bad)
     bad = "both"
     with pytest.raises(ConfigurationError, match="order is 'both'"):
-        Phases(order=bad)
+        MultiOptimizer(order=bad)
     bad = sgd
     with pytest.raises(ConfigurationError, match="min is"):
-        Phases(min=bad)
+        MultiOptimizer(min=bad)
     cases = [
-        (Phases(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)), ConfigurationError, "every=1"),
-        (Phases(order="simultaneous", min=Phase(sgd, "x", repeat=2), max=Phase(sgd, "y")), ConfigurationError, "min"),
+        (MultiOptimizer(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)), ConfigurationError, "every=1"),
+        (
+            MultiOptimizer(order="simultaneous", min=Phase(sgd, "x", repeat=2), max=Phase(sgd, "y")),
+            ConfigurationError,
+            "min",
+        ),
     ]
     for phases, kind, message in cases:
         with pytest.raises(kind, match=message):
-            engine(phases, steps=1).init(game(), ONE)
+            engine(phases, steps=1).init_state(game(), ONE)
     whole = Three(jnp.float32(1), jnp.float32(2), jnp.int32(3))
     with pytest.raises(ConfigurationError, match="the phase 'max' selects no array of floating-point numbers"):
-        engine(Phases(min=Phase(sgd, "x"), max=Phase(sgd, "z")), steps=1).init(whole, ONE)
+        engine(MultiOptimizer(min=Phase(sgd, "x"), max=Phase(sgd, "z")), steps=1).init_state(whole, ONE)
     several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
     given = type("Given", (), {"optimizers": fg.hookimpl(lambda self: several)})()
     with pytest.raises(PluginError, match=r"min, max need an update rule.*Phases\(\)"):
-        engine(given, steps=1).init(game(), ONE)
+        engine(given, steps=1).init_state(game(), ONE)
     with pytest.raises(PluginError, match=r"Phase\(..., accumulate=Accumulate\(2\)\)"):
-        engine(given, Accumulate(2), steps=1).init(game(), ONE)
+        engine(given, GradientAccumulation(2), steps=1).init_state(game(), ONE)
 
 
 def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
     class Running(Apart):
         def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
-            last = fg.metrics.Last.of(self.y)
+            last = fg.metrics.LastValue.from_values(self.y)
             return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={"last": last})}
 
-    fit(Phases(**sgd(0.5, 0.25)), model=game(kind=Running))
+    fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=Running))
     with pytest.raises(ModelError, match="'max/last' is carried from step to step"):
-        fit(Phases(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
+        fit(MultiOptimizer(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
 
 
 # --- what it costs -------------------------------------------------------------------------------------------------
@@ -337,7 +352,9 @@ def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
     kinds: list[tuple[Any, Any]] = [(Heads, heads), (HeadsApart, heads), (Pair, gan), (PairApart, gan)]
     for kind, phases in kinds:
         compiled = Compiled()
-        engine(Phases(order="simultaneous", **phases), compiled, steps=1).fit(kind(64, key=jax.random.key(0)), points())
+        engine(MultiOptimizer(order="simultaneous", **phases), compiled, steps=1).fit(
+            kind(64, key=jax.random.key(0)), points()
+        )
         flops[kind] = compiled.flops
     assert flops[Heads] <= 0.8 * flops[HeadsApart], flops
     assert flops[Pair] <= 0.85 * flops[PairApart], flops
@@ -364,7 +381,7 @@ def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
     for kind, plugins in ((Given, [Noise()]), (PairApart, [])):
         compiled = Compiled()
         phases: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
-        engine(Phases(**phases), compiled, *plugins, steps=1).fit(make(kind, 64), points())
+        engine(MultiOptimizer(**phases), compiled, *plugins, steps=1).fit(make(kind, 64), points())
         flops.append(compiled.flops)
     assert flops[0] < 0.95 * flops[1], flops
 
@@ -385,7 +402,7 @@ def test_a_phase_computes_only_what_it_needs() -> None:
                 return {name: loss for name, loss in super().losses(batch, ctx).items() if name in names}
 
         compiled = Compiled()
-        engine(Phases(**only), compiled, steps=1).fit(make(Some, 64), points())
+        engine(MultiOptimizer(**only), compiled, steps=1).fit(make(Some, 64), points())
         flops[names] = compiled.flops
     assert flops["a", "b"] < 1.05 * (flops["a",] + flops["b",]), flops
 
@@ -409,13 +426,13 @@ def test_media_are_those_of_a_phase_that_runs_at_every_step(order: Any) -> None:
         new = x - 0.5 * (x + y)
         y -= 0.25 * (y - (new if order == "alternating" else x))
         x = new
-    engine(Phases(order=order, **sgd(0.5, 0.25)), show, steps=3).fit(game(kind=Shown), ONE)
+    engine(MultiOptimizer(order=order, **sgd(0.5, 0.25)), show, steps=3).fit(game(kind=Shown), ONE)
     np.testing.assert_allclose(show.numbers("x"), expected)
 
 
 def test_a_phase_shows_its_media_at_steps_at_which_it_does_nothing_as_well() -> None:
     """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 + 0.75)."""
     show = Show()
-    engine(Phases(**sgd(0.5, 0.25, every=2)), show, steps=3).fit(game(kind=ShownApart), ONE)
+    engine(MultiOptimizer(**sgd(0.5, 0.25, every=2)), show, steps=3).fit(game(kind=ShownApart), ONE)
     x = (1 - 0.5 * 3) - 0.5 * (1 - 0.5 * 3 + 2)
     np.testing.assert_allclose(show.numbers("max/y"), [2, 2, 2 - 0.25 * (2 - x)])

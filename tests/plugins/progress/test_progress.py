@@ -23,7 +23,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_progress import Progress, display, parameters, summary, times
+from fulgurite_progress import ProgressBar, display, parameter_table, model_summary, timing_table
 from fulgurite_progress.display import activity, intervals
 from fulgurite_progress.line import Line
 from hypothesis import given, strategies as st
@@ -91,7 +91,7 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
     now, traced, err = [0.0], list[int](), StringIO()
     monkeypatch.setattr(display, "FIRST_INTERVAL", 0.05)
     monkeypatch.setattr(display, "monotonic", lambda: now[0])
-    monkeypatch.setattr("fulgurite.accounts.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fulgurite.timing.perf_counter", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", err)
 
     class Slow(Net):
@@ -107,7 +107,7 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
             now[0] += 0.1
             yield BATCHES[0]
 
-    engine(Progress(summary=False, times=False), steps=100).fit(Slow, batches())
+    engine(ProgressBar(summary=False, times=False), steps=100).fit(Slow, batches())
     last = err.getvalue().splitlines()[-1]
     assert (found := re.search(r"(\S+) steps/s", last)) and 9 <= float(found[1]) <= 11
 
@@ -136,9 +136,9 @@ def test_rates_and_times(rate: float, left: int, shown: str):
 
 
 def test_a_run_is_shown_on_standard_error_twice_in_one_process(capsys: pytest.CaptureFixture[str]):
-    trained = engine(Progress(), steps=20)
+    trained = engine(ProgressBar(), steps=20)
     for _ in range(2):
-        trained.fit(Net, fg.Data(BATCHES))
+        trained.fit(Net, fg.DataSource(BATCHES))
         out, err = capsys.readouterr()
         assert out == ""
         assert re.search(r"first +16 +64 B +128 B +float32", err) and re.search(r"second +10 +40 B +80 B", err)
@@ -154,7 +154,7 @@ def test_plain_lines_come_at_growing_intervals():
 
 def test_only_the_first_process_shows_anything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    engine(Progress(), steps=2).fit(Net, fg.Data(BATCHES))
+    engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(BATCHES))
     assert capsys.readouterr().err == ""
 
 
@@ -169,7 +169,7 @@ def test_colors_are_left_out_on_request(variable: str, colored: bool, monkeypatc
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    engine(Progress(), steps=2).fit(Net, fg.Data(BATCHES))
+    engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(BATCHES))
     assert bool(re.search(r"\x1b\[3[0-9]m", sys.stderr.getvalue())) is colored  # type: ignore[attr-defined]
     assert "\x1b[1m" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
@@ -184,7 +184,7 @@ def test_a_terminal_that_can_do_nothing_gets_plain_lines(monkeypatch: pytest.Mon
             threads.extend(one.name for one in threading.enumerate())
             yield batch
 
-    engine(Progress(), steps=10).fit(Net, fg.Data(batches(), prefetch=0))
+    engine(ProgressBar(), steps=10).fit(Net, fg.DataSource(batches(), prefetch=0))
     assert "fulgurite progress" in threads
     text = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in text and f"{LONG} " in text and re.search("step 10/10 .*done", text)
@@ -201,19 +201,19 @@ def test_an_output_that_cannot_be_written_to_is_not_the_end_of_the_run(where: st
     if "closed" in where:
         file.close()
     monkeypatch.setattr(sys, "stderr", file)
-    assert engine(Progress(), steps=20).fit(Net, fg.Data(BATCHES)).state.step == 20
+    assert engine(ProgressBar(), steps=20).fit(Net, fg.DataSource(BATCHES)).state.step == 20
     with suppress(OSError):
         file.close()
 
 
 def test_each_executable_is_reported(capsys: pytest.CaptureFixture[str]):
     batches = [np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)]
-    engine(Progress(times=False), steps=4).fit(Net, fg.Data(batches))
+    engine(ProgressBar(times=False), steps=4).fit(Net, fg.DataSource(batches))
     assert capsys.readouterr().err.count("compiled step") == 2
 
 
 def test_summary_and_times_can_be_left_out(capsys: pytest.CaptureFixture[str]):
-    engine(Progress(summary=False, times=False), steps=4).fit(Net, fg.Data(BATCHES))
+    engine(ProgressBar(summary=False, times=False), steps=4).fit(Net, fg.DataSource(BATCHES))
     err = capsys.readouterr().err
     assert "parameters" not in err and "compiled" not in err and "total" not in err and "step 4/4" in err
 
@@ -222,7 +222,7 @@ def test_summary_and_times_can_be_left_out(capsys: pytest.CaptureFixture[str]):
 class Watching:
     """Notes what the line says while a batch is made, an evaluation runs and a checkpoint is saved."""
 
-    progress: Progress
+    progress: ProgressBar
     seen: list[str] = field(default_factory=list)
     ends: list[int | None] = field(default_factory=list)
 
@@ -238,27 +238,27 @@ class Watching:
             yield batch
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", fg.Data(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("test", fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", fg.At(10), self.evaluate, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", fg.At(10), self.evaluate, "evaluate")]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate("test")
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         self.note()
 
 
 def test_the_line_says_what_is_going_on():
-    progress = Progress()
+    progress = ProgressBar()
     watching = Watching(progress)
-    engine(progress, watching, steps=20).fit(Net, fg.Data(BATCHES))
+    engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES))
     assert watching.seen == ["evaluating test"] * 2 + ["saving"]
-    assert "test/loss" in [*engine(progress, watching, steps=20).fit(Net, fg.Data(BATCHES)).history]
+    assert "test/loss" in [*engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES)).history]
 
 
 def test_what_is_going_on_may_end_while_it_is_looked_at():
@@ -273,7 +273,7 @@ def test_what_is_going_on_may_end_while_it_is_looked_at():
 
 
 def test_the_end_of_a_run_in_epochs_is_that_known_so_far():
-    progress = Progress()
+    progress = ProgressBar()
     watching = Watching(progress)
     sizes = iter([10, 12])
 
@@ -281,7 +281,7 @@ def test_the_end_of_a_run_in_epochs_is_that_known_so_far():
         def __iter__(self) -> Iterator[Any]:
             return iter(BATCHES + BATCHES[: next(sizes, 12) - 10])
 
-    engine(progress, watching, epochs=2).fit(Net, fg.Data(Growing(), prefetch=0))
+    engine(progress, watching, epochs=2).fit(Net, fg.DataSource(Growing(), prefetch=0))
     assert watching.ends == [20, 20, 22]
 
 
@@ -292,7 +292,7 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
         raise error("no more")
 
     with pytest.raises(error):
-        engine(Progress(), steps=20).fit(Net, fg.Data(batches(), prefetch=0))
+        engine(ProgressBar(), steps=20).fit(Net, fg.DataSource(batches(), prefetch=0))
     assert f"ended by {error.__name__}" in capsys.readouterr().err
     assert not [one for one in threading.enumerate() if one.name == "fulgurite progress"]
 
@@ -310,8 +310,8 @@ def batches():
             {act}
         yield BATCHES[0]
 
-result = engine(Progress(refresh=50), steps=1_000).fit(Net, fg.Data(batches(), prefetch=0))
-print("stopped", result.stopped)
+result = engine(ProgressBar(refresh=50), steps=1_000).fit(Net, fg.DataSource(batches(), prefetch=0))
+print("stopped", result.stop_reason)
 """
 
 
@@ -370,7 +370,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def test_times_by_part():
-    accounts = fg.Accounts()
+    accounts = fg.Timings()
     for name, seconds in (
         ("start", 8.0),
         ("data", 1.0),
@@ -382,7 +382,7 @@ def test_times_by_part():
         accounts.add(name, seconds)
     accounts.add("wandb.log_scalars", 6.0)
     accounts.add("wandb.on_fit_end", 1.0)
-    text = text_of(times(accounts))
+    text = text_of(timing_table(accounts))
     for part, seconds in (
         ("starting", "8.00"),
         ("waiting for data", "1.00"),
@@ -402,10 +402,10 @@ def test_a_deep_model_is_summed_up_to_the_rows_there_are():
             super().__init__(key=key)
             self.many = [eqx.nn.MLP(2, 2, 2, 2, key=key) for _ in range(3)]
 
-    state = engine(steps=1).init(Deep, fg.Data(BATCHES))
-    rows = text_of(summary(state, rows=30)).splitlines()
+    state = engine(steps=1).init_state(Deep, fg.DataSource(BATCHES))
+    rows = text_of(model_summary(state, rows=30)).splitlines()
     assert any(row.startswith("many[2].layers[1]") for row in rows)
-    rows = text_of(summary(state, rows=4)).splitlines()
+    rows = text_of(model_summary(state, rows=4)).splitlines()
     assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[1] == "54"
 
 
@@ -421,9 +421,9 @@ def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: 
             self.encoder = Inner(eqx.nn.Linear(10, 10, key=key))
 
         def configure_optimizers(self) -> Any:
-            return {"default": fg.Phase(optax.adam(1e-3), fg.exclude("second", "encoder.first.bias"))}
+            return {"default": fg.OptimizerSpec(optax.adam(1e-3), fg.exclude("second", "encoder.first.bias"))}
 
-    engine(Progress(), steps=1).fit(Outer, fg.Data(BATCHES))
+    engine(ProgressBar(), steps=1).fit(Outer, fg.DataSource(BATCHES))
     rows = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
     assert [row for row in rows if re.match(r"(first|second|encoder|Outer)", row)] == [
         "first 16 64 B 128 B float32",
@@ -434,7 +434,7 @@ def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: 
 
 
 def test_a_table_of_all_arrays():
-    rows = [row.rstrip() for row in text_of(parameters(Net(key=jax.random.key(0)))).splitlines()]
+    rows = [row.rstrip() for row in text_of(parameter_table(Net(key=jax.random.key(0)))).splitlines()]
     assert rows[1:3] == [
         "first.weight   4×3    float32  -                 12   48 B",
         "first.bias     4      float32  -                  4   16 B",
@@ -445,4 +445,4 @@ def test_a_table_of_all_arrays():
 @pytest.mark.parametrize("refresh", [0, -1, 61, "often"])
 def test_a_refresh_that_cannot_be_is_an_error(refresh: Any):
     with pytest.raises(ConfigurationError, match="refresh"):
-        Progress(refresh=refresh)
+        ProgressBar(refresh=refresh)

@@ -13,12 +13,12 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PluginError
-from fulgurite_rng import Rng, Stream
+from fulgurite_rng import Rng, RngStream
 from jaxtyping import Array, Key, UInt32
 from numpy.testing import assert_array_equal
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)} for _ in range(3)]
-NOISE = Stream("noise", train=True, eval=True)
+NOISE = RngStream("noise", train=True, eval=True)
 
 
 def folded(seed: int, *parts: str | int) -> UInt32[np.ndarray, "2"]:
@@ -46,7 +46,7 @@ def joined(shown: Any) -> UInt32[np.ndarray, "*steps 2"]:
     return words[..., 0, :] << 16 | words[..., 1, :]
 
 
-class Kept(fg.metrics.Gathered):
+class Kept(fg.metrics.CollectingMetric):
     values: Any
 
     def compute(self) -> Any:
@@ -67,7 +67,8 @@ class Witness(fg.Module):
 
     def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
         return fg.Output(
-            self.weight**2, metrics={name: fg.metrics.Last.of(halves(ctx.key(name))) for name in self.streams}
+            self.weight**2,
+            metrics={name: fg.metrics.LastValue.from_values(halves(ctx.key(name))) for name in self.streams},
         )
 
     def validation_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
@@ -82,12 +83,12 @@ def witness(*streams: str) -> Any:
     return lambda *, key: Witness(*streams, key=key)
 
 
-def drawn(result: fg.Result, name: str) -> UInt32[np.ndarray, "steps 2"]:
+def drawn(result: fg.FitResult, name: str) -> UInt32[np.ndarray, "steps 2"]:
     """The bits that training drew from stream `name` at each step."""
     return joined(result.history[f"train/{name}"])
 
 
-def trained(*streams: str, steps: int = 9, plugins: list[Any], **options: Any) -> fg.Result:
+def trained(*streams: str, steps: int = 9, plugins: list[Any], **options: Any) -> fg.FitResult:
     return fg.Engine(steps=steps, seed=0, log_every=1, plugins=plugins, **options).fit(witness(*streams), BATCHES)
 
 
@@ -95,16 +96,16 @@ class Drawing:
     """A plugin that declares a stream, keeps a random slice, and draws in the step and shows what."""
 
     @fg.hookimpl
-    def rng_streams(self) -> list[Stream]:
-        return [Stream("drawing", train=True)]
+    def register_rng_streams(self) -> list[RngStream]:
+        return [RngStream("drawing", train=True)]
 
     @fg.hookimpl
-    def plugin_state(self, module: Any, key: Key[Array, ""]) -> Array:
+    def init_plugin_state(self, module: Any, key: Key[Array, ""]) -> Array:
         return jax.random.normal(key)
 
     @fg.hookimpl
-    def step_metrics(self, ctx: fg.Context) -> dict[str, fg.metrics.Last]:
-        return {"dropout": fg.metrics.Last.of(halves(ctx.key("dropout")))}
+    def step_metrics(self, ctx: fg.Context) -> dict[str, fg.metrics.LastValue]:
+        return {"dropout": fg.metrics.LastValue.from_values(halves(ctx.key("dropout")))}
 
 
 # --- the key -----------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Drawing:
 
 def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
     expected = folded(0, "dropout", 7, "train")
-    alone, among_others = Rng(), Rng(Stream("a", train=True), NOISE, Stream("zz", train=True, per_step=False))
+    alone, among_others = Rng(), Rng(RngStream("a", train=True), NOISE, RngStream("zz", train=True, per_step=False))
     for rng in (alone, among_others):
         streams = rng.streams(0)
         assert_array_equal(bits(streams.train_keys(7)["dropout"]), expected)
@@ -123,7 +124,7 @@ def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
 
 
 def test_case_34_it_differs_from_other_steps_streams_phases_and_seeds():
-    streams = Rng(Stream("dropout", init=True, train=True, eval=True)).streams(0)
+    streams = Rng(RngStream("dropout", init=True, train=True, eval=True)).streams(0)
     keys = [
         streams.train_keys(7)["dropout"],
         streams.train_keys(8)["dropout"],
@@ -143,10 +144,10 @@ def test_case_33_n_steps_draw_the_keys_of_n_steps():
 
 
 def test_fused_steps_and_single_steps_draw_the_same_keys():
-    fused = trained("dropout", plugins=[Rng()], fuse=4)
+    fused = trained("dropout", plugins=[Rng()], steps_per_execution=4)
     engine = fg.Engine(steps=9, seed=0, plugins=[Rng()])
-    state = engine.init(witness("dropout"), BATCHES)
-    for step, batch in enumerate(engine.batches(BATCHES)):
+    state = engine.init_state(witness("dropout"), BATCHES)
+    for step, batch in enumerate(engine.iter_batches(BATCHES)):
         state, output = engine.step(state, batch)
         assert_array_equal(joined(output.metrics["dropout"].compute()), folded(0, "dropout", step, "train"))
         assert_array_equal(drawn(fused, "dropout")[step], folded(0, "dropout", step, "train"))
@@ -154,13 +155,13 @@ def test_fused_steps_and_single_steps_draw_the_same_keys():
 
 def test_keys_are_split_for_examples():
     streams = Rng().streams(0)
-    context = fg.Context(streams, jnp.int32(3), training=True, key_step=jnp.int32(3))
+    context = fg.Context(streams, jnp.int32(3), training=True, rng_step=jnp.int32(3))
     expected = jax.random.split(jax.random.wrap_key_data(jnp.asarray(folded(0, "dropout", 3, "train"))), 5)
     assert_array_equal(jax.random.key_data(context.keys("dropout", 5)), jax.random.key_data(expected))
 
 
 def test_a_stream_that_is_not_per_step_draws_one_key():
-    result = trained("fixed", steps=3, plugins=[Rng(Stream("fixed", train=True, per_step=False))])
+    result = trained("fixed", steps=3, plugins=[Rng(RngStream("fixed", train=True, per_step=False))])
     assert_array_equal(drawn(result, "fixed"), [folded(0, "fixed", "train")] * 3)
 
 
@@ -193,16 +194,16 @@ class Evaluations:
     """Runs the evaluation `repeating` and `fresh` every two steps."""
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("repeating", BATCHES), fg.EvaluatorSpec("fresh", BATCHES, fresh=True)]
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        return [fg.EvaluatorSpec("repeating", BATCHES), fg.EvaluatorSpec("fresh", BATCHES, new_rng_each_time=True)]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         def evaluate(run: fg.Run) -> None:
             run.evaluate("repeating")
             run.evaluate("fresh")
 
-        return [fg.Scheduled("evaluate", 2, evaluate, phase="evaluate")]
+        return [fg.ScheduledAction("evaluate", 2, evaluate, stage="evaluate")]
 
 
 def test_evaluation_folds_evaluator_and_batch_and_the_step_only_if_fresh():
@@ -242,7 +243,7 @@ def test_the_defaults():
 
 
 def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
-    before, after = Rng().streams(0), Rng(NOISE, Stream("dropout", train=True, eval=True, per_step=False)).streams(0)
+    before, after = Rng().streams(0), Rng(NOISE, RngStream("dropout", train=True, eval=True, per_step=False)).streams(0)
     assert after.train_keys(3).keys() == {"default", "dropout", "noise"}
     assert after.eval_keys("test", 0).keys() == {"dropout", "noise"}
     assert_array_equal(bits(after.train_keys(3)["default"]), bits(before.train_keys(3)["default"]))
@@ -264,7 +265,7 @@ def test_the_plugin_is_active_as_soon_as_it_is_installed():
 def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
     alone = trained("dropout", steps=3, plugins=[Drawing(), Rng()])
     among_others = trained("dropout", steps=3, plugins=[Rng(NOISE), Evaluations(), Drawing()])
-    assert_array_equal(alone.state.plugins["drawing"], among_others.state.plugins["drawing"])
+    assert_array_equal(alone.state.plugin_states["drawing"], among_others.state.plugin_states["drawing"])
     assert_array_equal(drawn(alone, "drawing/dropout"), drawn(among_others, "drawing/dropout"))
     assert (drawn(alone, "drawing/dropout") != drawn(alone, "dropout")).any(axis=1).all()
 
@@ -281,16 +282,16 @@ def test_a_misspelt_stream_is_an_error_that_names_the_nearest():
 
 def test_a_stream_that_is_not_for_training_is_refused_there():
     with pytest.raises(PluginError, match=r"'noise' is not for training.*train=True"):
-        trained("noise", plugins=[Rng(Stream("noise", eval=True))])
+        trained("noise", plugins=[Rng(RngStream("noise", eval=True))])
 
 
 def test_two_plugins_with_one_stream_are_an_error_that_names_both():
     with pytest.raises(PluginError, match="stream 'drawing' comes from both 'rng' and 'drawing'"):
-        fg.Engine(steps=1, plugins=[Rng(Stream("drawing", train=True)), Drawing()])
+        fg.Engine(steps=1, plugins=[Rng(RngStream("drawing", train=True)), Drawing()])
 
 
 def test_what_cannot_be_a_stream_is_refused():
     with pytest.raises(ConfigurationError, match="two streams called 'noise'"):
-        Rng(NOISE, Stream("noise", train=True))
+        Rng(NOISE, RngStream("noise", train=True))
     with pytest.raises(TypeError):
-        Stream()  # type: ignore[call-arg]
+        RngStream()  # type: ignore[call-arg]

@@ -21,18 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
-from fulgurite.state import source_of
+from fulgurite.training.state import as_model_init
 from fulgurite_sharding import (
-    BySize,
+    ShardBySize,
     DataParallel,
-    Fsdp,
+    FSDP,
     ReplicaError,
     Sharding,
     TensorParallel,
     bytes_per_device,
     check_replicas,
     gather,
-    show,
+    visualize_sharding,
 )
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
@@ -88,8 +88,10 @@ class Net(fg.Module):
         # Sums modulo 2^32 that tell every example's place: the same bits only for the same draws in the same order.
         places = jnp.arange(1, drawn.size + 1, dtype=jnp.uint32).reshape(drawn.shape)
         metrics = {
-            "draws": fg.metrics.Last.of(jnp.sum(drawn * places) % 65521),
-            "order": fg.metrics.Last.of(jnp.sum(batch["index"].astype(jnp.uint32) * places[:, 0]) % 65521),
+            "draws": fg.metrics.LastValue.from_values(jnp.sum(drawn * places) % 65521),
+            "order": fg.metrics.LastValue.from_values(
+                jnp.sum(batch["index"].astype(jnp.uint32) * places[:, 0]) % 65521
+            ),
         }
         loss = jnp.mean((preds.sum(1) - batch["y"]) ** 2, where=ctx.mask)
         return fg.Output(loss, metrics=metrics, preds=preds, model_state=state)
@@ -118,7 +120,7 @@ def stepped(preset: Callable[[], Sharding]) -> tuple[Any, fg.TrainState, fg.Trai
     """Under a preset the transformer's initial state, what became of it, the state after a step, HLO and loss."""
     compilations = Compilations()
     trained = engine(preset(), compilations)
-    before = trained.init(Transformer, TEXT)
+    before = trained.init_state(Transformer, TEXT)
     after, output = trained.step(before, next(iter(TEXT)))
     (compiled,) = compilations.found
     assert output.loss is not None
@@ -134,7 +136,7 @@ def tensor() -> Sharding:
 
 
 def both() -> Sharding:
-    return Fsdp(mesh={"data": -1, "model": 4}, rules=transformer.RULES)
+    return FSDP(mesh={"data": -1, "model": 4}, rules=transformer.RULES)
 
 
 def collectives(hlo: str) -> set[str]:
@@ -149,7 +151,7 @@ def check_data_parallel_adds_up_gradients_and_gathers_no_parameter() -> None:
 
 
 def check_fsdp_gathers_parameters_and_scatters_gradients() -> None:
-    hlo = stepped(Fsdp)[3]
+    hlo = stepped(FSDP)[3]
     # On the CPU a reduce-scatter is an all-reduce of which each device takes its part.
     assert collectives(hlo) in ({"all-gather", "all-reduce"}, {"all-gather", "all-reduce", "reduce-scatter"})
     gathered = sorted(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", hlo))
@@ -165,9 +167,9 @@ def check_fsdp_moves_no_activations() -> None:
         loss=lambda preds, batch: ((preds - batch[1]) ** 2).sum(1),
         optimizer=optax.adam(1e-3),
     )
-    trained = engine(Fsdp(min_size=64), compilations)
+    trained = engine(FSDP(min_size=64), compilations)
     batch = np.ones((64, 64), np.float32), np.ones((64, 16), np.float32)
-    trained.step(trained.init(perceptron, [batch]), batch)
+    trained.step(trained.init_state(perceptron, [batch]), batch)
     hlo = compilations.found[0].as_text()
     assert collectives(hlo) <= {"all-gather", "all-reduce", "reduce-scatter"}
     gathered = sorted(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", hlo))
@@ -181,12 +183,12 @@ def check_tensor_parallel_adds_up_activations_and_gathers_no_parameter() -> None
 
 
 def check_all_presets_compute_one_loss() -> None:
-    losses = [stepped(preset)[4] for preset in (whole, DataParallel, Fsdp, tensor, both)]
+    losses = [stepped(preset)[4] for preset in (whole, DataParallel, FSDP, tensor, both)]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
 def check_fsdp_leaves_each_device_an_eighth() -> None:
-    sizes = [bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state)) for one in (DataParallel, Fsdp)]
+    sizes = [bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state)) for one in (DataParallel, FSDP)]
     assert sizes[1] <= 0.15 * sizes[0], sizes
     assert bytes_per_device(stepped(both)[2].module) <= 0.2 * bytes_per_device(stepped(whole)[2].module)
 
@@ -206,17 +208,17 @@ def check_parameters_lie_as_the_rules_say_and_adam_follows() -> None:
 
 
 def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
-    source, key = source_of(Transformer), jax.random.key(0)
+    source, key = as_model_init(Transformer), jax.random.key(0)
     needed = {}
-    for preset in (DataParallel, Fsdp):
+    for preset in (DataParallel, FSDP):
         program = engine(preset())._program(source, next(iter(TEXT)), None)
         memory = program.initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
         needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
-    assert needed[Fsdp] <= 0.2 * needed[DataParallel], needed
+    assert needed[FSDP] <= 0.2 * needed[DataParallel], needed
 
 
 def check_every_array_is_donated() -> None:
-    for preset in (DataParallel, Fsdp, both):
+    for preset in (DataParallel, FSDP, both):
         _, before, after, hlo, _ = stepped(preset)
         # Scalars and the root key travel packed, and that they are not donated lets them be read while steps run.
         parts = eqx.filter((before.module, before.opt_state), eqx.is_array)
@@ -231,11 +233,11 @@ def check_every_array_is_donated() -> None:
 
 
 def check_shardings_stay_and_nothing_is_compiled_again() -> None:
-    for settings in ({}, {"fuse": 4}):
+    for settings in ({}, {"steps_per_execution": 4}):
         compilations = Compilations()
-        trained = engine(Fsdp(min_size=64), compilations, steps=11, log_every=3, **settings)
+        trained = engine(FSDP(min_size=64), compilations, steps=11, log_every=3, **settings)
         data = regression()
-        first = trained.init(eqx.nn.make_with_state(Net), data)
+        first = trained.init_state(eqx.nn.make_with_state(Net), data)
         places = jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(first, eqx.is_array))
         result = trained.fit(state=first, data=data)
         assert jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(result.state, eqx.is_array)) == places
@@ -247,15 +249,15 @@ def check_shardings_stay_and_nothing_is_compiled_again() -> None:
 
 def check_fused_steps_train_alike() -> None:
     results = [
-        engine(Fsdp(min_size=64), steps=20, **settings).fit(eqx.nn.make_with_state(Net), regression(shuffle=True))
-        for settings in ({}, {"fuse": 8})
+        engine(FSDP(min_size=64), steps=20, **settings).fit(eqx.nn.make_with_state(Net), regression(shuffle=True))
+        for settings in ({}, {"steps_per_execution": 8})
     ]
     np.testing.assert_allclose(*(result.history["train/loss"] for result in results), rtol=1e-6)
     np.testing.assert_allclose(*(gather(result.module.first.weight) for result in results), rtol=1e-4, atol=1e-6)
 
 
 def check_batches_gathered_on_the_devices_are_the_same() -> None:
-    fit = engine(Fsdp(min_size=64), steps=12).fit
+    fit = engine(FSDP(min_size=64), steps=12).fit
     losses = [
         fit(eqx.nn.make_with_state(Net), regression(shuffle=True, on_device=where)).history["train/loss"]
         for where in (False, True)
@@ -312,12 +314,12 @@ def check_what_was_trained_on_other_devices_goes_on() -> None:
     def trained(*plugins: Any, state: Any = None, model: Any = Line) -> fg.TrainState:
         return engine(*plugins, steps=2).fit(None if state else model, data, state=state).state
 
-    module = jax.device_put(engine().init(Line, data).module, jax.devices()[3])
-    states = [trained(state=trained(Fsdp(min_size=1))), trained(Fsdp(), state=trained(Sharding(some(4)), model=module))]
+    module = jax.device_put(engine().init_state(Line, data).module, jax.devices()[3])
+    states = [trained(state=trained(FSDP(min_size=1))), trained(FSDP(), state=trained(Sharding(some(4)), model=module))]
     for state in states:
         np.testing.assert_allclose(state.module.weight, trained(state=trained()).module.weight, rtol=1e-5)
     with jax.default_device(jax.devices()[3]):
-        assert trained(state=trained(Fsdp(min_size=1))).module.weight.devices() == module.weight.devices()
+        assert trained(state=trained(FSDP(min_size=1))).module.weight.devices() == module.weight.devices()
     meshes = [Sharding(some(4)), Sharding({"a": 2, "data": 4})]
     losses = [engine(mesh).evaluate(given, data)["loss"] for mesh in meshes for given in (states[1], module)]
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)
@@ -356,14 +358,14 @@ class Wide(fg.Module):
 
 
 def placed(sharding: Sharding, *plugins: Any) -> fg.TrainState:
-    return engine(sharding, *plugins).init(Wide, regression())
+    return engine(sharding, *plugins).init_state(Wide, regression())
 
 
 def check_the_optimizer_may_be_divided_further() -> None:
-    state = placed(Sharding(optimizer=BySize("data", 1)))
+    state = placed(Sharding(optimizer=ShardBySize("data", 1)))
     assert state.module.matrix.sharding.spec == P()
     assert state.opt_state[1][1].trace.matrix.sharding.spec == P(None, "data")
-    state = placed(Sharding(optimizer=[("**.trace.matrix", P("data"))], parameters=BySize("data", 1)))
+    state = placed(Sharding(optimizer=[("**.trace.matrix", P("data"))], parameters=ShardBySize("data", 1)))
     assert state.module.matrix.sharding.spec == P(None, "data")
     assert state.opt_state[1][1].trace.matrix.sharding.spec == P("data")
     assert state.opt_state[1][1].trace.vector.sharding.spec == P("data")
@@ -372,11 +374,11 @@ def check_the_optimizer_may_be_divided_further() -> None:
 def check_optimizer_state_of_another_shape_goes_by_size() -> None:
     factored = placed(Sharding(rules=[("matrix", P("data"))])).opt_state[1][0]
     assert factored.v_row.matrix.shape == (16,) and factored.v_row.matrix.sharding.spec == P()
-    assert placed(Fsdp(min_size=16)).opt_state[1][0].v_row.matrix.sharding.spec == P("data")
+    assert placed(FSDP(min_size=16)).opt_state[1][0].v_row.matrix.sharding.spec == P("data")
 
 
 def check_a_rule_without_axes_keeps_an_array_whole() -> None:
-    state = placed(Fsdp(min_size=1, rules=[("matrix", P())]))
+    state = placed(FSDP(min_size=1, rules=[("matrix", P())]))
     assert (state.module.matrix.sharding.spec, state.module.vector.sharding.spec) == (P(), P("data"))
 
 
@@ -384,16 +386,16 @@ def check_slices_follow_parameters_or_their_own_rule() -> None:
     @dataclass(frozen=True, eq=False)
     class Average:
         @fg.hookimpl
-        def plugin_state(self, module: Any) -> Any:
+        def init_plugin_state(self, module: Any) -> Any:
             return module
 
     @dataclass(frozen=True, eq=False)
     class Own(Average):
         @fg.hookimpl
-        def slice_sharding(self, own: Any, mesh: Mesh) -> Any:
-            return jax.tree.map(lambda _: NamedSharding(mesh, P()), own)
+        def plugin_state_sharding(self, plugin_state: Any, mesh: Mesh) -> Any:
+            return jax.tree.map(lambda _: NamedSharding(mesh, P()), plugin_state)
 
-    slices = placed(Sharding(rules=[("matrix", P("data"))]), Average(), Own()).plugins
+    slices = placed(Sharding(rules=[("matrix", P("data"))]), Average(), Own()).plugin_states
     assert slices["average"].matrix.sharding.spec == P("data")
     assert slices["own"].matrix.sharding.spec == P()
 
@@ -413,7 +415,7 @@ def check_outputs_lie_as_the_rules_say() -> None:
 
     sharding = Sharding({"data": 4, "model": 2}, outputs=[("preds.hidden", P("data", "model"))])
     trained = engine(sharding, Look())
-    trained.step(trained.init(Wide, regression()), next(iter(regression())))
+    trained.step(trained.init_state(Wide, regression()), next(iter(regression())))
     assert seen["part"] == (8, 12)
 
 
@@ -422,7 +424,7 @@ def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_w
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             preds = batch["x"] @ self.matrix + self.vector
             metrics = {"constant": 2.0, "rows": jnp.float32(len(preds))}
-            media = {"preds": lambda: fg.media.Histogram.of(preds)}
+            media = {"preds": lambda: fg.media.Histogram.from_values(preds)}
             return fg.Output(preds.mean(), preds={"hidden": preds}, metrics=metrics, media=media)
 
     rules = Sharding(outputs=[("preds.hidden", P("data")), ("**", P())])
@@ -446,15 +448,15 @@ def check_rules_and_meshes_that_do_not_fit_are_errors() -> None:
         (Sharding(outputs=[("preds.*", P(None, None, "data"))]), ConfigurationError, ["preds.hidden", "2 dimensions"]),
     ]:
         try:
-            engine(sharding).init(Wide, data)
+            engine(sharding).init_state(Wide, data)
         except (PathError, ConfigurationError) as raised:
             assert error is not None and type(raised) is error, raised
             assert all(word in str(raised) for word in words), raised
         else:
             assert error is None, sharding
     try:
-        engine(TensorParallel([("matrix", P("model"))], size=8)).init(Wide, data)
-        engine(Sharding({"data": 1, "model": 8}, rules=[("odd", P("model"))])).init(
+        engine(TensorParallel([("matrix", P("model"))], size=8)).init_state(Wide, data)
+        engine(Sharding({"data": 1, "model": 8}, rules=[("odd", P("model"))])).init_state(
             lambda key: Odd(jnp.zeros((3, 5))), data
         )
     except ConfigurationError as raised:
@@ -535,7 +537,7 @@ def check_replicas_of_large_integers_that_differ_are_found() -> None:
 
 
 def check_gather_gives_the_whole() -> None:
-    state = placed(Fsdp(min_size=1))
+    state = placed(FSDP(min_size=1))
     assert state.module.matrix.addressable_shards[0].data.shape == (16, 3)
     found = gather(
         {"matrix": state.module.matrix, "key": state.key, "name": "x", "numbers": np.arange(3), "one": np.float32(2)}
@@ -548,10 +550,10 @@ def check_gather_gives_the_whole() -> None:
 
 
 def check_show_prints_a_table() -> None:
-    state = placed(Fsdp(min_size=1))
+    state = placed(FSDP(min_size=1))
     with redirect_stdout(io.StringIO()) as out:
-        show(state.module)
-        show(state.module, visualize="vector")
+        visualize_sharding(state.module)
+        visualize_sharding(state.module, visualize="vector")
     lines = out.getvalue().splitlines()
     assert [re.split(r"\s{2,}", line.strip()) for line in lines[:4]] == [
         ["path", "shape", "spec", "bytes per device"],

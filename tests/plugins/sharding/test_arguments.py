@@ -9,8 +9,16 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError, PluginError
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_sharding import BySize, DataParallel, Fsdp, Sharding, TensorParallel, bytes_per_device, show
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_sharding import (
+    ShardBySize,
+    DataParallel,
+    FSDP,
+    Sharding,
+    TensorParallel,
+    bytes_per_device,
+    visualize_sharding,
+)
 from jax.sharding import PartitionSpec as P
 
 
@@ -44,8 +52,8 @@ def data() -> fg.ArrayData:
         ({"rules": [("**", P("model"))]}, ["rules", "'model'", "There are: data."]),
         ({"outputs": [("preds", P("modl"))], "mesh": {"data": -1, "model": 1}}, ["outputs", "Did you mean 'model'?"]),
         ({"optimizer": [("**", P("x"))]}, ["optimizer", "'x'"]),
-        ({"parameters": BySize("x")}, ["parameters", "'x'"]),
-        ({"parameters": [("**", P())]}, ["parameters is", "BySize"]),
+        ({"parameters": ShardBySize("x")}, ["parameters", "'x'"]),
+        ({"parameters": [("**", P())]}, ["parameters is", "ShardBySize"]),
         ({"optimizer": "data"}, ["optimizer is 'data'"]),
         ({"batch": None}, ["batch is None", "('data',)"]),
         ({"rules": None}, ["rules is None", "such as"]),
@@ -65,8 +73,8 @@ def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: li
 def test_sizes_are_an_axis_and_a_number() -> None:
     wrong: list[dict[str, Any]] = [{"min_size": "2**14"}, {"min_size": None}, {"axis": 0}]
     for given in wrong:
-        with pytest.raises(ConfigurationError, match="BySize"):
-            BySize(**given)
+        with pytest.raises(ConfigurationError, match="ShardBySize"):
+            ShardBySize(**given)
 
 
 def test_rules_and_axes_may_come_from_an_iterator() -> None:
@@ -91,14 +99,14 @@ def test_a_mesh_that_does_not_take_the_devices_is_an_error_of_the_engine() -> No
 
 def test_two_shardings_are_an_error() -> None:
     with pytest.raises(PluginError, match="hook mesh takes one answer"):
-        fg.Engine(steps=1, plugins=[DataParallel(), Fsdp()], autoload=False)
+        fg.Engine(steps=1, plugins=[DataParallel(), FSDP()], autoload=False)
 
 
 @pytest.mark.parametrize(
     "plugin",
     [
         DataParallel(),
-        Fsdp(min_size=1),
+        FSDP(min_size=1),
         TensorParallel([("weight", ["model"])]),  # as plain data
         "data_parallel",
         {"fsdp": {"min_size": 1}},
@@ -118,14 +126,14 @@ def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
 def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
     """Where arrays lie decides no number, so that a checkpoint asks for no plugin that says it."""
 
-    def trained(steps: int, *plugins: Any) -> fg.Result:
-        plugins = (*plugins, Checkpoints(every=3))
-        engine = fg.Engine(steps=steps, log_every=3, plugins=plugins, autoload=False, run=tmp_path / "run")
+    def trained(steps: int, *plugins: Any) -> fg.FitResult:
+        plugins = (*plugins, Checkpointer(every=3))
+        engine = fg.Engine(steps=steps, log_every=3, plugins=plugins, autoload=False, run_dir=tmp_path / "run")
         return engine.fit(Line, data(), resume="auto")
 
     trained(3)
     with pytest.warns(UserWarning, match="may not be exact: mesh was None and is"):
-        trained(6, Fsdp(min_size=1))
+        trained(6, FSDP(min_size=1))
     with pytest.warns(UserWarning, match="mesh was .* and is None"):
         result = trained(9)
     alone = fg.Engine(steps=9, log_every=3, autoload=False).fit(Line, data())
@@ -135,7 +143,7 @@ def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
 def test_bytes_and_table_of_arrays_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
     tree = {"a": jax.numpy.zeros((3, 5)), "b": [jax.numpy.zeros(7, "int8")], "c": None, "d": "text"}
     assert bytes_per_device(tree) == 3 * 5 * 4 + 7
-    show(tree)
+    visualize_sharding(tree)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [
         ["a", "[3,", "5]", "SingleDeviceSharding", "60"],
@@ -143,4 +151,4 @@ def test_bytes_and_table_of_arrays_on_one_device(capsys: pytest.CaptureFixture[s
         ["total", "67"],
     ]
     with pytest.raises(ConfigurationError, match="one or two dimensions"):
-        show({"a": jax.numpy.zeros((2, 2, 2))}, visualize="a")
+        visualize_sharding({"a": jax.numpy.zeros((2, 2, 2))}, visualize="a")

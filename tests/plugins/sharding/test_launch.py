@@ -15,18 +15,18 @@ from pathlib import Path
 import jax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_sharding import Agreement, distributed
+from fulgurite_sharding import CoordinatedSync, initialize_distributed
 from fulgurite_sharding.distributed import Group
 from fulgurite_sharding.launch import launch
 
 PROGRAM = """
 import json, os, signal, sys, time
 import jax
-from fulgurite_sharding import Agreement, distributed
+from fulgurite_sharding import CoordinatedSync, distributed
 
 what = sys.argv[1:]
 mine = jax.process_index()
-agreement = Agreement(every=10, timeout=60)
+agreement = CoordinatedSync(every=10, timeout=60)
 
 def say(**values):
     print(json.dumps(values), flush=True)
@@ -57,7 +57,7 @@ if what == ["agree"]:
     if mine == 1:
         agreement.agree(740, frozenset({"stop:late"}))
     agreement.gather("fit", None)
-    other = Agreement(every=10, timeout=60)  # of another engine, which hears nothing of what the first one said
+    other = CoordinatedSync(every=10, timeout=60)  # of another engine, which hears nothing of what the first one said
     say(next=[sorted(other.agree(step, frozenset())) for step in (0, 10)])
     say(other=[other.decide(lambda: (1, {2: "new"})), other.gather("name", "new")])
 elif what[0] == "fail":
@@ -294,7 +294,7 @@ def test_processes_of_a_cluster_find_each_other(cluster: Callable[[int, int], di
 def test_a_backend_in_use() -> None:
     jax.devices()
     with pytest.raises(ConfigurationError, match="jax is in use already.*distributed\\(\\) before"):
-        distributed("127.0.0.1:4000", 2, 0)
+        initialize_distributed("127.0.0.1:4000", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -331,4 +331,4 @@ def test_the_variable() -> None:
 
 def test_agree_every_is_a_number_of_steps() -> None:
     with pytest.raises(ConfigurationError, match="agree_every is 0"):
-        Agreement(every=0)
+        CoordinatedSync(every=0)

@@ -139,7 +139,7 @@ def test_only_the_first_process_writes_records_and_all_write_the_checkpoint(whol
 @pytest.mark.parametrize("layout", ["", "fsdp"])
 def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layout: str) -> None:
     options = {layout: ""} if layout else {}
-    together(tmp_path / "four", 4, code=0, gradients="", evaluate=20, fuse=4, **options)
+    together(tmp_path / "four", 4, code=0, gradients="", evaluate=20, steps_per_execution=4, **options)
     assert_like_one(tmp_path / "four", single)
     assert_same_end(tmp_path / "four", 4)
 
@@ -218,7 +218,7 @@ def ended_by_sigterm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, the second slowed by 0.2 s a step, saving by the clock, until that one alone gets SIGTERM."""
     out = tmp_path_factory.mktemp("sigterm") / "two"
     with launched(
-        out, steps=100_000, slow=0.2, fuse=8, agree=8, log=100, period=0.3, run=out.parent / "run"
+        out, steps=100_000, slow=0.2, steps_per_execution=8, agree=8, log=100, period=0.3, run=out.parent / "run"
     ) as launcher:
         until(lambda: len(values(out, "saved", 1)) > 1)
         os.kill(pid(out, 1), signal.SIGTERM)
@@ -252,7 +252,7 @@ def test_a_place_in_ones_own_data_needs_the_number_of_processes(ended_by_sigterm
 def test_what_a_process_wishes_for_itself_is_agreed_on(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     """The limit is by process 0's clock, the wish to stop is that of process 1 alone."""
     out = tmp_path / "two"
-    together(out, steps=100_000, slow=0.2, fuse=8, agree=8, log=100, run=tmp_path / "run", **options)
+    together(out, steps=100_000, slow=0.2, steps_per_execution=8, agree=8, log=100, run=tmp_path / "run", **options)
     end = assert_same_end(out)
     assert end["stopped"] == reason
     assert values(out, "saved", 0) == values(out, "saved", 1)

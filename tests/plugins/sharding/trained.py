@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_checkpoint import Checkpoints
-from fulgurite_sharding import DataParallel, Fsdp
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_sharding import DataParallel, FSDP
 
 BATCH, EXAMPLES = 16, 160
 
@@ -78,11 +78,11 @@ class Told:
         return {"norm": optax.global_norm(grads), "first": weighed[0], "second": weighed[1]}
 
     @fg.hookimpl
-    def host_state(self) -> Any:
+    def get_host_state(self) -> Any:
         return {"process": jax.process_index()}
 
     @fg.hookimpl
-    def restore_host_state(self, state: Any, version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         self.say(restored=state["process"])
 
 
@@ -95,8 +95,8 @@ class Due:
     action: Any
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("due", self.trigger, self.action, "decide")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("due", self.trigger, self.action, "decide")]
 
 
 class Evaluating:
@@ -106,12 +106,12 @@ class Evaluating:
         self.every = every
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         return [fg.EvaluatorSpec("test", data(shuffle=False))]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("evaluate", self.every, self.evaluate, "evaluate")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("evaluate", self.every, self.evaluate, "evaluate")]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate("test")
@@ -130,10 +130,10 @@ class Own:
             self.count += 1
             yield {"x": np.full((share, 4), self.count % 7, np.float32), "y": np.zeros((share, 8), np.float32)}
 
-    def state(self) -> Any:
+    def get_state(self) -> Any:
         return {"count": self.count}
 
-    def restore(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.count = state["count"]
 
 
@@ -147,14 +147,16 @@ def main(out: str, **options: str) -> None:
     mine = jax.process_index()
     told = Told(Path(f"{out}-{mine}.jsonl"), gradients="gradients" in options)
     steps, every = int(options.get("steps", 50)), int(options.get("agree", 50))
-    sharding = Fsdp(min_size=64, agree_every=every) if "fsdp" in options else DataParallel(agree_every=every)
+    sharding = FSDP(min_size=64, agree_every=every) if "fsdp" in options else DataParallel(agree_every=every)
     plugins: list[Any] = [told] if "alone" in options else [told, sharding]
     if "save" in options:
-        plugins.append(Checkpoints(every=int(options["save"]), keep=None))
+        plugins.append(Checkpointer(every=int(options["save"]), max_to_keep=None))
     if "period" in options:
-        plugins.append(Checkpoints(every=fg.Period(float(options["period"])), keep=None))
+        plugins.append(Checkpointer(every=fg.EverySeconds(float(options["period"])), max_to_keep=None))
     if "limit" in options:
-        plugins.append(Due("limit", fg.Period(float(options["limit"])), lambda run: fg.Stop("time limit")))
+        plugins.append(
+            Due("limit", fg.EverySeconds(float(options["limit"])), lambda run: fg.StopTraining("time limit"))
+        )
     if "vote" in options and mine == 1:
         plugins.append(Due("vote", int(options["vote"]), lambda run: run.request_stop("enough")))
     elif "vote" in options:
@@ -167,25 +169,25 @@ def main(out: str, **options: str) -> None:
         kill = (lambda run: os.kill(os.getpid(), signal.SIGKILL)) if mine == 1 else lambda run: None
         plugins.append(Due("kill", fg.At(int(options["kill"])), kill))
     slow = float(options.get("slow", 0)) if mine == 1 else 0.0
-    source = fg.Data(Own(slow), prefetch=0) if "own" in options or "slow" in options else data()
+    source = fg.DataSource(Own(slow), prefetch=0) if "own" in options or "slow" in options else data()
     engine = fg.Engine(
         steps=steps,
         plugins=plugins,
         autoload=False,
         log_every=int(options.get("log", 1)),
-        fuse=int(options.get("fuse", 1)),
-        run=options.get("run"),
+        steps_per_execution=int(options.get("fuse", 1)),
+        run_dir=options.get("run"),
     )
     result = engine.fit(Net, source, resume=options.get("resume"))
     leaves = [whole(leaf) for leaf in jax.tree.leaves(result.module)]
     told.say(
         ended=int(result.state.step),
-        stopped=result.stopped,
+        stopped=result.stop_reason,
         processes=jax.process_count(),
         sums=[float(np.abs(leaf).sum(dtype=np.float64)) for leaf in leaves],
         bits=[leaf.tobytes().hex()[:64] for leaf in leaves],
     )
-    if result.stopped == "SIGTERM":
+    if result.stop_reason == "SIGTERM":
         sys.exit(143)
 
 

@@ -62,7 +62,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], fg.Result]]:
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], fg.FitResult]]:
     """Servers with either reader that have watched a run that was killed at step 7 and resumed from step 3; and what
     the run logged over its whole length, as a run tells that nothing happened to."""
     folder = tmp_path_factory.mktemp("shown")
@@ -75,7 +75,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Serve
         for one in servers:
             until(lambda one=one: (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4]))
         arguments = Emitting("config", {"configuration": {"rate": 0.5}})
-        fit(run, Showing(), memory, arguments, steps=12, resume=fg.Checkpoint(run, 3))
+        fit(run, Showing(), memory, arguments, steps=12, resume=fg.CheckpointRef(run, 3))
         for one in servers:
             until(
                 lambda one=one: (

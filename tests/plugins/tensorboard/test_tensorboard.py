@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_tensorboard import EventFile, TensorBoard, read_events
+from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
 from fulgurite_tensorboard.events import started
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -30,8 +30,8 @@ class Line(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         media = {
-            "pictures": lambda: fg.media.Images.of(jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])),
-            "weight": lambda: fg.media.Histogram.of(self.weight, bins=2),
+            "pictures": lambda: fg.media.Images.from_pixels(jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])),
+            "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
             "note": fg.media.Text("a note"),
             "figure": lambda: fg.media.Figure(drawn, self.weight),
         }
@@ -57,14 +57,14 @@ class Showing:
     plugin_name = "media"
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         return [
-            fg.Scheduled("show", self.every, fg.Run.show),
-            fg.Scheduled("evaluate", self.every, self.evaluate, "evaluate"),
+            fg.ScheduledAction("show", self.every, fg.Run.emit_media),
+            fg.ScheduledAction("evaluate", self.every, self.evaluate, "evaluate"),
         ]
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         return [fg.EvaluatorSpec("test", BATCHES[:2])]
 
     def evaluate(self, run: fg.Run) -> None:
@@ -74,9 +74,9 @@ class Showing:
 BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
 
 
-def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.Result:
-    engine = fg.Engine(steps=steps, run=run, log_every=2, plugins=[TensorBoard(), *plugins], autoload=False)
-    return engine.fit(Line, fg.Data(BATCHES), **arguments)
+def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitResult:
+    engine = fg.Engine(steps=steps, run_dir=run, log_every=2, plugins=[TensorBoardLogger(), *plugins], autoload=False)
+    return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
 
 
 def events(run: Path, split: str) -> list[Any]:
@@ -138,9 +138,9 @@ def test_what_a_plugin_tells(tmp_path: Path):
     class Telling:
         @fg.hookimpl
         def on_fit_start(self, run: fg.Run) -> None:
-            run.emit("scalars", "../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")})
-            run.emit("media", "shown", {"picture": fg.media.Image.of(jnp.ones((2, 3)))})
-            run.emit("config", "setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
+            run.log_scalars("../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")})
+            run.log_media("shown", {"picture": fg.media.Image.from_pixels(jnp.ones((2, 3)))})
+            run.log_config("setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
 
     fit(tmp_path, Telling(), steps=1)
     told = scalars(tmp_path, "%2E.%2Fup")
@@ -161,8 +161,8 @@ class Emitting:
     values: dict[str, Any]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("emit", 1, lambda run: run.emit(self.kind, "told", self.values))]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("emit", 1, lambda run: getattr(run, f"log_{self.kind}")("told", self.values))]
 
 
 def by_pyplot(values: Any) -> Figure:
@@ -191,7 +191,7 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     told = sorted(str(one.message) for one in warned)
     assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
     assert "NoneType and no matplotlib" in told[1] and "type Unknown" in told[2]
-    assert not result.failed and not pyplot.get_fignums()
+    assert not result.failures and not pyplot.get_fignums()
     tags = [(event.step, value.tag) for event in events(tmp_path, "told") for value in event.summary.value]
     assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
 
@@ -202,16 +202,16 @@ def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
     @dataclass(frozen=True)
     class Telling:
         @fg.hookimpl
-        def schedule(self) -> list[fg.Scheduled]:
-            return [fg.Scheduled("tell", 1, self.tell)]
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("tell", 1, self.tell)]
 
         def tell(self, run: fg.Run) -> None:
             for number, source in enumerate(sources):
-                run.emit("scalars", source, {"number": number})
+                run.log_scalars(source, {"number": number})
 
     memory = Memory()
     fit(tmp_path, Telling(), memory, steps=4)
-    assert not fit(tmp_path, Telling(), memory, steps=4, resume=fg.Checkpoint(tmp_path, 3)).failed
+    assert not fit(tmp_path, Telling(), memory, steps=4, resume=fg.CheckpointRef(tmp_path, 3)).failures
     splits = {path.name for path in (tmp_path / "tensorboard").iterdir()} - {"train"}
     found = [scalars(tmp_path, split) for split in splits if not split.startswith("telemetry=")]
     expected = [[(step, "number", number) for step in (1, 2, 3, 4)] for number in range(len(sources))]
@@ -219,7 +219,7 @@ def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
 
 
 def test_texts_that_are_none_are_shown_as_such(tmp_path: Path):
-    assert not fit(tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1).failed
+    assert not fit(tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1).failures
     values = {value.tag: value for event in events(tmp_path, "told") for value in event.summary.value}
     assert values["list/text_summary"].tensor.string_val[0] == b"['a', 1]"
     assert values["name/text_summary"].tensor.string_val[0] == b"caf\\udce9"
@@ -232,18 +232,20 @@ class Memory:
     kept: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("save", 3, fg.Run.save, "save")]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("save", 3, fg.Run.save, "save")]
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
-        positions = {one.name: future.result() for one, future in run.engine.plugins.call("durable", 0, step=run.step)}
+    def save_checkpoint(self, run: fg.Run) -> None:
+        positions = {
+            one.name: future.result() for one, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
+        }
         snapshot = run.snapshot()
         state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
-        self.kept[run.step] = (state, snapshot.span, snapshot.position, positions)
+        self.kept[run.step] = (state, snapshot.step_range, snapshot.data_position, positions)
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
         state, span, position, _ = self.kept[int(reference.step)]
         return fg.Snapshot(
             jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state), span, position
@@ -251,7 +253,7 @@ class Memory:
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        for rewind in run.engine.plugins.implementations("rewind"):
+        for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=self.kept[step][3][rewind.plugin.name])
 
 
@@ -264,8 +266,8 @@ class Kill:
     step: int
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("kill", fg.At(self.step), self.kill)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("kill", fg.At(self.step), self.kill)]
 
     def kill(self, run: fg.Run) -> None:
         raise Killed
@@ -277,7 +279,7 @@ def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
     run, memory = tmp_path / "run", Memory()
     for step, resumed in ((5, None), (7, 3), (None, 6)):
         kill = [] if step is None else [Kill(step)]
-        arguments = {} if resumed is None else {"resume": fg.Checkpoint(run, resumed)}
+        arguments = {} if resumed is None else {"resume": fg.CheckpointRef(run, resumed)}
         try:
             fit(run, Showing(), memory, *kill, steps=10, **arguments)
         except Killed:
@@ -298,7 +300,7 @@ def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
     memory = Memory()
     fit(tmp_path, memory, steps=6)
     for _ in range(2):
-        fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+        fit(tmp_path, memory, steps=6, resume=fg.CheckpointRef(tmp_path, 3))
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4, 6]
     names = sorted(path.name for path in (tmp_path / "tensorboard" / "train").iterdir())
     assert names == [
@@ -319,9 +321,9 @@ def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):
 
 
 def test_a_fit_from_the_state_of_the_one_before_goes_on_behind_it(tmp_path: Path):
-    engine = fg.Engine(steps=4, run=tmp_path, log_every=2, plugins=[TensorBoard(), Showing()], autoload=False)
-    result = engine.fit(Line, fg.Data(BATCHES))
-    result = engine.fit(data=fg.Data(BATCHES), state=result.state)
+    engine = fg.Engine(steps=4, run_dir=tmp_path, log_every=2, plugins=[TensorBoardLogger(), Showing()], autoload=False)
+    result = engine.fit(Line, fg.DataSource(BATCHES))
+    result = engine.fit(data=fg.DataSource(BATCHES), state=result.state)
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4, 6, 8]
     assert sorted({step for step, *_ in scalars(tmp_path, "test")}) == [4, 8]
 
@@ -330,7 +332,7 @@ def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
     memory = Memory()
     fit(tmp_path, memory, steps=6)
     change(next((tmp_path / "tensorboard" / "train").iterdir()))
-    fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+    fit(tmp_path, memory, steps=6, resume=fg.CheckpointRef(tmp_path, 3))
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,7 @@ def test_a_position_that_is_none_is_an_error(position: Any, tmp_path: Path):
     fit(tmp_path, memory, steps=3)
     memory.kept[3] = (*memory.kept[3][:3], {"tensorboard": position})
     with pytest.raises(CheckpointError, match="position of the TensorBoard log"):
-        fit(tmp_path, memory, steps=6, resume=fg.Checkpoint(tmp_path, 3))
+        fit(tmp_path, memory, steps=6, resume=fg.CheckpointRef(tmp_path, 3))
 
 
 def test_a_flipped_bit_is_seen(tmp_path: Path):
@@ -377,12 +379,12 @@ def test_a_flipped_bit_is_seen(tmp_path: Path):
 
 
 def test_without_a_run_directory_it_says_so():
-    engine = fg.Engine(steps=2, plugins=[TensorBoard()], autoload=False)
+    engine = fg.Engine(steps=2, plugins=[TensorBoardLogger()], autoload=False)
     with pytest.raises(ConfigurationError, match="Engine\\(run="):
-        engine.fit(Line, fg.Data(BATCHES))
+        engine.fit(Line, fg.DataSource(BATCHES))
 
 
 def test_a_trial_writes_nothing(tmp_path: Path):
-    engine = fg.Engine(dev_run=2, run=tmp_path / "run", plugins=[TensorBoard()], autoload=False)
-    engine.fit(Line, fg.Data(BATCHES))
+    engine = fg.Engine(fast_dev_run=2, run_dir=tmp_path / "run", plugins=[TensorBoardLogger()], autoload=False)
+    engine.fit(Line, fg.DataSource(BATCHES))
     assert not (tmp_path / "run").exists()

@@ -27,33 +27,33 @@ class Sound:
             raise ConfigurationError(f"Sound: decay is {self.decay!r}; it is a number from 0 to 1")
 
     @fg.hookimpl
-    def plugin_state(self, module: Any) -> Any:
+    def init_plugin_state(self, module: Any) -> Any:
         return {"steps": jnp.zeros(()), "drawn": jnp.zeros(())}
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any, ctx: fg.Context) -> Any:
-        drawn = self.decay * own["drawn"] + (1 - self.decay) * jax.random.uniform(ctx.key())
-        return module, {"steps": own["steps"] + 1, "drawn": drawn}
+    def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
+        drawn = self.decay * plugin_state["drawn"] + (1 - self.decay) * jax.random.uniform(ctx.key())
+        return module, {"steps": plugin_state["steps"] + 1, "drawn": drawn}
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("look", 3, self.look)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("look", 3, self.look)]
 
     def look(self, run: fg.Run) -> None:
         self.looked += 1
-        run.emit("scalars", "sound", {"looked": self.looked})
+        run.log_scalars("sound", {"looked": self.looked})
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        if not run.resumed:
+        if not run.is_resumed:
             self.looked = 0
 
     @fg.hookimpl
-    def host_state(self) -> int:
+    def get_host_state(self) -> int:
         return self.looked
 
     @fg.hookimpl
-    def restore_host_state(self, state: int) -> None:
+    def set_host_state(self, state: int) -> None:
         self.looked = state
 
 
@@ -73,7 +73,7 @@ class Misspelt:
 
 class WrongAnswer:
     @fg.hookimpl
-    def schedule(self) -> Any:
+    def register_actions(self) -> Any:
         return {"every": 3}
 
 
@@ -126,7 +126,7 @@ class Captures:
 
     @fg.hookimpl
     def step_metrics(self, output: fg.Output) -> dict[str, Any]:
-        return {"sum": fg.metrics.Last.of(jnp.sum(self.weights) * jnp.asarray(output.loss))}
+        return {"sum": fg.metrics.LastValue.from_values(jnp.sum(self.weights) * jnp.asarray(output.loss))}
 
 
 class FailsAsSink:
@@ -137,33 +137,33 @@ class FailsAsSink:
 
 class TakesOverStream:
     @fg.hookimpl
-    def rng_streams(self) -> list[fg.Stream]:
-        return [fg.Stream("default", train=True, per_step=False)]
+    def register_rng_streams(self) -> list[fg.RngStream]:
+        return [fg.RngStream("default", train=True, per_step=False)]
 
 
 class ChangesWeights:
     """In silence, by an action."""
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("shrink", 2, self.shrink)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("shrink", 2, self.shrink)]
 
-    def shrink(self, run: fg.Run) -> fg.Replace:
+    def shrink(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
         smaller = jax.tree.map(lambda one: one * 0.5 if isinstance(one, jax.Array) else one, state.module)
-        return fg.Replace(state.replace(module=smaller))
+        return fg.ReplaceState(state.replace(module=smaller))
 
 
 class TellsTheTime:
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("tell", 2, lambda run: run.emit("scalars", "clock", {"wall": time.time_ns()}))]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("tell", 2, lambda run: run.log_scalars("clock", {"wall": time.time_ns()}))]
 
 
 class Draws:
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("draw", 2, lambda run: run.emit("scalars", "drawn", {"number": random.random()}))]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("draw", 2, lambda run: run.log_scalars("drawn", {"number": random.random()}))]
 
 
 class Forgets:
@@ -172,21 +172,21 @@ class Forgets:
     looked = 0
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("look", 3, self.look)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("look", 3, self.look)]
 
     def look(self, run: fg.Run) -> None:
         self.looked += 1
-        run.emit("scalars", "forgets", {"looked": self.looked})
+        run.log_scalars("forgets", {"looked": self.looked})
 
 
 class WritesOn:
     """Appends to its file whatever a resumed run goes on from."""
 
     @fg.hookimpl
-    def open_log(self, run: fg.Run) -> None:
-        assert run.directory is not None
-        self.file = (run.directory.path / "losses.txt").open("a")
+    def open_logger(self, run: fg.Run) -> None:
+        assert run.run_dir is not None
+        self.file = (run.run_dir.path / "losses.txt").open("a")
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -194,19 +194,19 @@ class WritesOn:
             self.file.write(f"{record.step} {record.values}\n")
 
     @fg.hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         self.file.close()
 
 
 @dataclass(eq=False)
-class TellsAnOldPlace(fg.FileSink):
+class TellsAnOldPlace(fg.FileLogger):
     """Cuts its file back, and says that it is as long as before until something is written."""
 
     plugin_name = "old"
 
     def backend(self, run: fg.Run, position: Any) -> Any:
-        assert run.directory is not None
-        return OldPlace(run.directory.path / "losses.txt", position or 0)
+        assert run.run_dir is not None
+        return OldPlace(run.run_dir.path / "losses.txt", position or 0)
 
 
 class OldPlace:
@@ -239,14 +239,14 @@ class Locked:
 
 
 @dataclass(eq=False)
-class WritesADatabase(fg.FileSink):
+class WritesADatabase(fg.FileLogger):
     """Sound, though the bytes of its file tell how often it was opened."""
 
     plugin_name = "database"
 
     def backend(self, run: fg.Run, position: Any) -> Any:
-        assert run.directory is not None
-        return Database(run.directory.path / "losses.db", position or 0)
+        assert run.run_dir is not None
+        return Database(run.run_dir.path / "losses.db", position or 0)
 
 
 class Database:
@@ -273,11 +273,11 @@ class Database:
 
 class NoJson:
     @fg.hookimpl
-    def host_state(self) -> Any:
+    def get_host_state(self) -> Any:
         return {"best": np.float32(1)}
 
     @fg.hookimpl
-    def restore_host_state(self, state: Any) -> None: ...
+    def set_host_state(self, state: Any) -> None: ...
 
 
 class RestoresNothing:
@@ -288,27 +288,31 @@ class RestoresNothing:
         self.seen = 1
 
     @fg.hookimpl
-    def host_state(self) -> Any:
+    def get_host_state(self) -> Any:
         return self.seen
 
     @fg.hookimpl
-    def restore_host_state(self, state: Any) -> None: ...
+    def set_host_state(self, state: Any) -> None: ...
 
 
 class AsksForFuse:
     """Looks at how many steps are in a dispatch."""
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("tell", 2, lambda run: run.emit("scalars", "fuse", {"steps": run.engine.fuse}))]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [
+            fg.ScheduledAction(
+                "tell", 2, lambda run: run.log_scalars("fuse", {"steps": run.engine.steps_per_execution})
+            )
+        ]
 
 
 class ReadsByAsarray:
     newest: Any = None
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        return [fg.Scheduled("read", 1, self.read)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("read", 1, self.read)]
 
     def read(self, run: fg.Run) -> None:
         np.asarray(jax.tree.leaves(run.state.module)[0])
@@ -324,7 +328,7 @@ class ReadsByFloat:
 
 class NeverCloses:
     @fg.hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         threading.Event().wait()
 
 
@@ -342,6 +346,6 @@ class WritesFromAll:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        assert run.directory is not None
-        with (run.directory.path / "mine.txt").open("x") as file:
+        assert run.run_dir is not None
+        with (run.run_dir.path / "mine.txt").open("x") as file:
             file.write("mine")

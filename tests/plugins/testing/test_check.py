@@ -38,12 +38,16 @@ BROKEN = [
         broken.TellsAnOldPlace,
         "losses.txt in the run's directory is not the same after a run was resumed from step 5",
     ),
-    ("host_state", broken.NoJson, "host_state gives what is no JSON"),
-    ("host_state", broken.RestoresNothing, "host_state gave 1; after restore_host_state into a new instance it gives"),
-    ("fuse", broken.AsksForFuse, "with fuse=8 the run is not the one with fuse=1"),
+    ("get_host_state", broken.NoJson, "get_host_state gives what is no JSON"),
+    (
+        "get_host_state",
+        broken.RestoresNothing,
+        "get_host_state gave 1; after set_host_state into a new instance it gives",
+    ),
+    ("fuse", broken.AsksForFuse, "with steps_per_execution=8 the run is not the one with steps_per_execution=1"),
     ("no_sync", broken.ReadsByAsarray, "action read waits for the device"),
     ("no_sync", broken.ReadsByFloat, "log_scalars waits for the device"),
-    ("closes", broken.NeverCloses, "close_log is not done after 0.5 s"),
+    ("closes", broken.NeverCloses, "close_logger is not done after 0.5 s"),
     ("closes", broken.LeavesThread, "the thread 'left-behind' still runs"),
 ]
 

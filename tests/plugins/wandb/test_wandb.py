@@ -32,9 +32,9 @@ class Line(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         media = {
-            "pictures": lambda: fg.media.Images.of(jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])),
-            "picture": lambda: fg.media.Image.of(jnp.ones((2, 3))),
-            "weight": lambda: fg.media.Histogram.of(self.weight, bins=2),
+            "pictures": lambda: fg.media.Images.from_pixels(jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])),
+            "picture": lambda: fg.media.Image.from_pixels(jnp.ones((2, 3))),
+            "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
             "note": fg.media.Text("a note"),
         }
         return fg.Output(((batch @ self.weight - 1) ** 2).mean(), media=media)
@@ -52,22 +52,22 @@ class Telling:
     plugin_name = "media"
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
-        show = fg.Scheduled("show", self.show, fg.Run.show)
-        return [show, fg.Scheduled("tell", fg.Every(1), self.tell)]
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        show = fg.ScheduledAction("show", self.show, fg.Run.emit_media)
+        return [show, fg.ScheduledAction("tell", fg.Every(1), self.tell)]
 
     def tell(self, run: fg.Run) -> None:
         for step, kind, source, values in self.told:
             if step == run.step:
-                run.emit(kind, source, values)  # type: ignore[arg-type]
+                getattr(run, f"log_{kind}")(source, values)  # type: ignore[arg-type]
 
 
 BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
 
 
-def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.Result:
-    engine = fg.Engine(steps=steps, run=run, log_every=2, plugins=plugins, autoload=False)
-    return engine.fit(Line, fg.Data(BATCHES), **arguments)
+def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitResult:
+    engine = fg.Engine(steps=steps, run_dir=run, log_every=2, plugins=plugins, autoload=False)
+    return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
 
 
 def offline(**arguments: Any) -> WandbLogger:
@@ -157,15 +157,15 @@ class Slow:  # Pillow is half imported until wandb wants it
 class Model(fg.Module):
     weight: jax.Array
     def training_step(self, batch, ctx):
-        return fg.Output(self.weight * 1.0, media={"picture": lambda: fg.media.Image.of(jnp.ones((2, 3)))})
+        return fg.Output(self.weight * 1.0, media={"picture": lambda: fg.media.Image.from_pixels(jnp.ones((2, 3)))})
     def configure_optimizers(self):
         return optax.sgd(1.0)
 
 class Show:  # as the thread of another sink does
     plugin_name = "media"
     @fg.hookimpl
-    def schedule(self):
-        return [fg.Scheduled("show", 2, self.show)]
+    def register_actions(self):
+        return [fg.ScheduledAction("show", 2, self.show)]
     def show(self, run):
         threading.Thread(target=lambda: __import__("PIL.Image")).start()
         half.wait()
@@ -173,7 +173,7 @@ class Show:  # as the thread of another sink does
 
 sys.meta_path.insert(0, Slow())
 plugins = [WandbLogger("tests", mode="offline"), Show()]
-fg.Engine(steps=2, run=sys.argv[1], plugins=plugins, autoload=False).fit(Model(jnp.zeros(())), [np.zeros(1)])
+fg.Engine(steps=2, run_dir=sys.argv[1], plugins=plugins, autoload=False).fit(Model(jnp.zeros(())), [np.zeros(1)])
 """
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
         result = fit(tmp_path, offline(), Telling(*[(step, "media", "told", media) for step in (1, 2)]), steps=2)
     told = sorted(str(one.message) for one in warned)
     assert len(told) == 2 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
-    assert "type Unknown" in told[1] and not result.failed and not pyplot.get_fignums()
+    assert "type Unknown" in told[1] and not result.failures and not pyplot.get_fignums()
     row = dict(rows(files(tmp_path)[0]))[2]
     kinds = [row[f"told/{name}/_type"] for name in ("own", "figure", "fine")]
     assert kinds == ["table-file", "image-file", "histogram"] and "train/loss" in row
@@ -228,7 +228,7 @@ def test_what_is_left_of_a_lost_network_can_be_sent_later(tmp_path: Path, monkey
             result = fit(tmp_path, offline(timeout=0.1), told, steps=2)
     finally:
         gate.set()
-    assert f"`wandb sync {tmp_path / 'wandb'}" in result.failed["wandb"]
+    assert f"`wandb sync {tmp_path / 'wandb'}" in result.failures["wandb"]
 
 
 def test_best_values_are_in_the_summary(tmp_path: Path):
@@ -243,7 +243,7 @@ def test_best_values_are_in_the_summary(tmp_path: Path):
         for item in record.summary.update
     }
     assert summary["best/test/accuracy"] == 0.7 and summary["best/train/loss"] == history["train/loss"].min()
-    assert logger.host_state() == {
+    assert logger.get_host_state() == {
         "id": logger.id,
         "best": {"test/accuracy": 0.7, "train/loss": history["train/loss"].min()},
     }
@@ -258,19 +258,21 @@ class Memory:
         self.another = False
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         snapshot = run.snapshot()
         state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
-        self.kept = fg.Snapshot(state, fg.Span(0, 12), snapshot.position, host=snapshot.host)
-        self.positions = {one.name: future.result() for one, future in run.engine.plugins.call("durable", 0, step=0)}
+        self.kept = fg.Snapshot(state, fg.StepRange(0, 12), snapshot.data_position, host_states=snapshot.host_states)
+        self.positions = {
+            one.name: future.result() for one, future in run.engine.plugins.call("flush_logger", 0, step=0)
+        }
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
         return self.kept
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        for rewind in () if self.another else run.engine.plugins.implementations("rewind"):
+        for rewind in () if self.another else run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=self.positions[rewind.plugin.name])
 
 
@@ -285,7 +287,7 @@ def resumed_with(tmp_path: Path, steps_there: int, records: list[fg.Record] | No
         lines = [{"kind": r.kind, "source": r.source, "step": r.step, "values": r.values} for r in history.records]
         (tmp_path / "records.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
     second = offline()
-    fit(tmp_path, second, memory, steps=12, resume=fg.Checkpoint(tmp_path, optional=True))
+    fit(tmp_path, second, memory, steps=12, resume=fg.CheckpointRef(tmp_path, optional=True))
     assert second.id == first.id and len(files(tmp_path)) == 2
     return [(step, exact(row)) for file in files(tmp_path) for step, row in rows(file)]
 
@@ -319,22 +321,28 @@ def test_without_records_the_gap_is_told(tmp_path: Path):
 def test_what_an_online_attempt_has_here_is_not_sent_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "http://127.0.0.1:9"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fg.Writer, "patience", 0.1)  # wandb gets what a connection may take besides
+    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.1)  # wandb gets what a connection may take besides
     memory, first = Memory(), offline()
     fit(tmp_path, first, memory)
     folder = files(tmp_path)[0].parent
     folder.rename(folder.with_name(folder.name.removeprefix("offline-")))  # as wandb calls one that is online
     with pytest.warns(UserWarning, match="goes on offline"):
-        fit(tmp_path, WandbLogger("tests", timeout=3), memory, steps=12, resume=fg.Checkpoint(tmp_path, optional=True))
+        fit(
+            tmp_path,
+            WandbLogger("tests", timeout=3),
+            memory,
+            steps=12,
+            resume=fg.CheckpointRef(tmp_path, optional=True),
+        )
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [10, 12]
 
 
 def test_a_fit_from_the_state_of_the_one_before_goes_on_with_its_run(tmp_path: Path):
     logger = offline()
-    engine = fg.Engine(steps=4, run=tmp_path, log_every=2, plugins=[logger], autoload=False)
-    result = engine.fit(Line, fg.Data(BATCHES))
+    engine = fg.Engine(steps=4, run_dir=tmp_path, log_every=2, plugins=[logger], autoload=False)
+    result = engine.fit(Line, fg.DataSource(BATCHES))
     identity = logger.id
-    engine.fit(data=fg.Data(BATCHES), state=result.state)
+    engine.fit(data=fg.DataSource(BATCHES), state=result.state)
     assert logger.id == identity
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [2, 4, 6, 8]
 
@@ -343,7 +351,7 @@ def test_a_run_that_begins_with_the_checkpoint_of_another_is_a_run_of_its_own(tm
     memory, first, second = Memory(), offline(), offline()
     fit(tmp_path / "a", first, memory)
     memory.another = True
-    fit(tmp_path / "b", second, memory, steps=12, resume=fg.Checkpoint(tmp_path / "a"))
+    fit(tmp_path / "b", second, memory, steps=12, resume=fg.CheckpointRef(tmp_path / "a"))
     assert second.id != first.id
     assert [step for file in files(tmp_path / "b") for step, _ in rows(file)] == [10, 12]
 

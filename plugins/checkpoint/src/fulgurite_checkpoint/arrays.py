@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.paths import Path as TreePath, from_keys, parse
+from fulgurite.tree.paths import Path as TreePath, from_keys, parse
 
 from fulgurite_checkpoint.format import Damaged
 
 Spec = tuple[tuple[int, ...], str]
 
 
-def named(state: "fg.TrainState") -> dict[str, Any]:
+def flatten_state(state: "fg.TrainState") -> dict[str, Any]:
     """The arrays of a state, or what stands for them, by path.
 
     An array of an `eqx.nn.State` has no name of its own, only a place among the others: it is called after the layer
@@ -31,13 +31,13 @@ def named(state: "fg.TrainState") -> dict[str, Any]:
     return found
 
 
-def filled(state: "fg.TrainState", arrays: Mapping[str, Any]) -> "fg.TrainState":
+def unflatten_state(state: "fg.TrainState", arrays: Mapping[str, Any]) -> "fg.TrainState":
     """The state with these arrays in their places."""
     owners = _owners(state)
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: arrays.get(_name(from_keys(keys), owners), leaf), state)
 
 
-def spec_of(array: Any) -> Spec:
+def get_spec(array: Any) -> Spec:
     """Shape and dtype, as they are kept in the index."""
     return tuple(array.shape), str(array.dtype)
 
@@ -53,10 +53,10 @@ def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
     # Orbax takes no array without elements; its shape is in the index.
     some = {name: array for name, array in arrays.items() if array.size}
     with context:
-        return ocp.save_async(_given(path), some)
+        return ocp.save_async(_open_arrays(path), some)
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Raises a `CheckpointError` for a local folder below which Orbax loses what it writes: it takes the path for a
     pattern and merges what that matches, and TensorStore takes neither backslashes nor names that are no UTF-8."""
     text = str(path.absolute()) if isinstance(path, Path) else ""
@@ -80,7 +80,7 @@ def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
     try:
         with context:
             some = {name: spec for name, spec in specs.items() if spec.size}
-            read: dict[str, jax.Array] = ocp.load(_given(path), some) if some else {}  # type: ignore[assignment]
+            read: dict[str, jax.Array] = ocp.load(_open_arrays(path), some) if some else {}  # type: ignore[assignment]
     except Exception as error:
         raise Damaged(f"{path} cannot be read: {error.__cause__ or error}") from error
     empty = {name: spec for name, spec in specs.items() if not spec.size}
@@ -94,19 +94,19 @@ def compare(wanted: Mapping[str, Any], saved: Mapping[str, Spec], where: Path) -
     rows = []
     for name in sorted({*wanted, *saved}):
         kept = saved.get(name)
-        asked = spec_of(wanted[name]) if name in wanted else None
+        asked = get_spec(wanted[name]) if name in wanted else None
         if kept != asked:
-            rows.append(f"  {name}: saved {_written(kept)}, wanted {_written(asked)}")
+            rows.append(f"  {name}: saved {_format_spec(kept)}, wanted {_format_spec(asked)}")
     if rows:
         more = f"\n  and {len(rows) - 20} more" if len(rows) > 20 else ""
         raise CheckpointError(
             f"{where} does not fit the model, optimizer and plugins:\n" + "\n".join(rows[:20]) + more + "\n"
             "Make them as they were, or begin in another run directory with what fits, by "
-            "fit(init_from=fg.Checkpoint(path, map={...}))"
+            "fit(init_from=fg.CheckpointRef(path, map={...}))"
         )
 
 
-def mapped(
+def apply_mapping(
     wanted: Mapping[str, Any], saved: Mapping[str, Spec], mapping: Mapping[str, str], strict: bool, where: Path
 ) -> dict[str, str]:
     """The names of arrays in a state, each with its name in the checkpoint, for a map of paths to paths.
@@ -116,7 +116,7 @@ def mapped(
     """
     taken: dict[str, str] = {}
     for target, source in mapping.items():
-        new, old = _below(target, wanted), _below(source, saved)
+        new, old = _names_below(target, wanted), _names_below(source, saved)
         field = target == source and target in fg.TrainState.__dataclass_fields__
         if not (new and old) and not (field and new.keys() == old.keys()):
             side, path, names = ("the new state", target, wanted) if not new else (str(where), source, saved)
@@ -133,7 +133,7 @@ def mapped(
     return taken
 
 
-def _below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
+def _names_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
     start = parse(prefix)
     paths = {name: parse(name) for name in names}
     return {path[len(start) :]: name for name, path in paths.items() if path[: len(start)] == start}
@@ -165,11 +165,11 @@ def _is_index(node: Any) -> bool:
     return isinstance(node, eqx.nn.StateIndex)
 
 
-def _given(path: Path) -> Any:
+def _open_arrays(path: Path) -> Any:
     from etils import epath
 
     return epath.Path(path.absolute() if isinstance(path, Path) else path)
 
 
-def _written(spec: Spec | None) -> str:
+def _format_spec(spec: Spec | None) -> str:
     return "nothing" if spec is None else f"{spec[1]}{list(spec[0])}"

@@ -13,14 +13,14 @@ from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.inspecting import dtype_of, loaded, values, wide
+from fulgurite_checkpoint.inspecting import parse_dtype, load_arrays, load_values, as_wide_dtype
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import publish
 
 PARTS = ("module", "model_state")
 
 
-def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
+def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
     """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float or
     complex array of module and model state, summed in double precision; of other arrays there, and of step and key,
     those of the newest. Gives their steps."""
@@ -28,17 +28,17 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():
         raise CheckpointError(f"{out} already exists: choose another path")
-    arrays.check_place(out)
-    root = format.place(run)
-    found = format.entries(root)[-last:]
+    arrays.check_writable(out)
+    root = format.resolve_root(run)
+    found = format.list_entries(root)[-last:]
     if len(found) < last:
         raise CheckpointError(f"{root} has {len(found)} checkpoints, not {last}")
-    kept = [restoring.read(entry, "full") for entry in found]
+    kept = [restoring.read_checkpoint(entry, "full") for entry in found]
     newest = kept[-1]
     specs = {name: spec for name, spec in newest.saved.items() if _is_weight(name)}
     for one in kept:
         arrays.compare(
-            {name: jax.ShapeDtypeStruct(shape, dtype_of(dtype)) for name, (shape, dtype) in specs.items()},
+            {name: jax.ShapeDtypeStruct(shape, parse_dtype(dtype)) for name, (shape, dtype) in specs.items()},
             {name: spec for name, spec in one.saved.items() if _is_weight(name)},
             one.path,
         )
@@ -47,21 +47,21 @@ def average(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
 
 
 def _means(kept: list[Read], names: list[str]) -> dict[str, Any]:
-    newest = loaded(kept[-1], names)
+    newest = load_arrays(kept[-1], names)
     floats = [name for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.inexact)]
-    sums = {name: np.asarray(newest[name]).astype(wide(newest[name].dtype)) for name in floats}
+    sums = {name: np.asarray(newest[name]).astype(as_wide_dtype(newest[name].dtype)) for name in floats}
     for one in kept[:-1]:
-        for name, array in values(one, floats).items():
-            sums[name] += array.astype(wide(array.dtype))
+        for name, array in load_values(one, floats).items():
+            sums[name] += array.astype(as_wide_dtype(array.dtype))
     return newest | {name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()}
 
 
 def _write(out: Path, newest: Read, means: dict[str, Any]) -> None:
     step = newest.commit.step
-    path = format.folder_of(out) / f"saving-step-{step}"
+    path = format.get_checkpoint_folder(out) / f"saving-step-{step}"
     path.mkdir(parents=True)
     arrays.save(path / "arrays", {name: jnp.asarray(array) for name, array in means.items()}).result()
-    index = newest.index | {"arrays": {name: arrays.spec_of(array) for name, array in means.items()}, "pending": []}
+    index = newest.index | {"arrays": {name: arrays.get_spec(array) for name, array in means.items()}, "pending": []}
     texts = {"manifest.json": newest.manifest, "index.json": index, "host-0.json": {"host": {}, "position": None}}
     for name, content in texts.items():
         format.write(path / name, dumps(content).encode())

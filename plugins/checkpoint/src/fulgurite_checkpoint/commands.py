@@ -18,7 +18,7 @@ def runs(arguments: list[str]) -> int:
     parser.add_argument("directory", metavar="DIR", nargs="?", default=".", type=Path)
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    return _done(lambda: listing.print_table(listing.runs_in(options.directory), listing.RUN_COLUMNS, options.json))
+    return _done(lambda: listing.print_table(listing.list_runs(options.directory), listing.RUN_COLUMNS, options.json))
 
 
 def checkpoints(arguments: list[str]) -> int:
@@ -48,7 +48,7 @@ def checkpoints(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     return _done(
         lambda: listing.print_table(
-            listing.checkpoints_of(options.run, "full" if options.full else "size"),
+            listing.list_checkpoints(options.run, "full" if options.full else "size"),
             listing.CHECKPOINT_COLUMNS,
             options.json,
         )
@@ -63,7 +63,7 @@ def _show(arguments: list[str]) -> int:
 
     def show() -> int:
         kept = inspecting.open_checkpoint(options.checkpoint)
-        print(dumps(inspecting.content(kept)) if options.json else inspecting.shown(kept))
+        print(dumps(inspecting.describe_checkpoint(kept)) if options.json else inspecting.format_checkpoint(kept))
         return 0
 
     return _done(show)
@@ -77,7 +77,7 @@ def _diff(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     def diff() -> int:
-        rows = inspecting.compared(*map(inspecting.open_checkpoint, options.checkpoints))
+        rows = inspecting.compare_checkpoints(*map(inspecting.open_checkpoint, options.checkpoints))
         print("\n".join(rows) or "no difference")
         return int(bool(rows))
 
@@ -95,7 +95,7 @@ def _average(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     def average() -> int:
-        steps = averaging.average(options.run, options.last, options.out)
+        steps = averaging.average_checkpoints(options.run, options.last, options.out)
         print(f"{options.out}: the mean of the steps {', '.join(map(str, steps))}")
         return 0
 

@@ -87,7 +87,7 @@ class Entry:
         return float(value) if usable else None  # type: ignore[arg-type]
 
 
-def place(path: str | os.PathLike[str]) -> Path:
+def resolve_root(path: str | os.PathLike[str]) -> Path:
     """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`, which has the same
     methods. A `ConfigurationError` for other schemes."""
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
@@ -109,7 +109,7 @@ def place(path: str | os.PathLike[str]) -> Path:
     return epath.Path(text)  # type: ignore[return-value]
 
 
-def folder_of(root: Path) -> Path:
+def get_checkpoint_folder(root: Path) -> Path:
     """Where the checkpoints of the run at `root` are."""
     folder = root / "checkpoints"
     if is_link(folder):
@@ -117,10 +117,10 @@ def folder_of(root: Path) -> Path:
     return folder
 
 
-def entries(root: Path) -> list[Entry]:
+def list_entries(root: Path) -> list[Entry]:
     """The checkpoints of the run at `root`, oldest first, damaged ones included. Links and other names are passed
     over."""
-    folder, found = folder_of(root), []
+    folder, found = get_checkpoint_folder(root), []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(path.name)
         if commit := complete_saving(path):
@@ -145,7 +145,7 @@ def complete_saving(path: Path) -> Commit | None:
         return None
 
 
-def best_of(found: list[Entry], metric: str, mode: str) -> Entry | None:
+def find_best(found: list[Entry], metric: str, mode: str) -> Entry | None:
     """The first of the complete checkpoints that no later one beats; those without the metric, or with NaN, are not
     considered."""
     best: tuple[float, Entry] | None = None
@@ -197,12 +197,12 @@ def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | Non
         raw = _read(hashes)
         if _digest(raw) != digest:
             raise Damaged(f"{hashes} is not as it was written")
-        for name, kept in _parsed(raw, hashes).items():
+        for name, kept in _parse_commit(raw, hashes).items():
             if names is not None and not names.fullmatch(name):
                 continue
             if name not in there:
                 raise Damaged(f"{path} lacks {name}")
-            size = size_of(there[name])
+            size = get_size(there[name])
             if not isinstance(kept, list) or len(kept) != 2:
                 raise Damaged(f"{hashes} holds what no file of ours does: {kept!r}")
             if size != kept[0]:
@@ -244,7 +244,7 @@ def checksum(path: Path) -> tuple[int, int]:
     return size, crc
 
 
-def size_of(path: Path) -> int:
+def get_size(path: Path) -> int:
     """The bytes of a file."""
     found: Any = path.stat()
     return found.st_size if isinstance(path, Path) else found.length
@@ -252,7 +252,7 @@ def size_of(path: Path) -> int:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file of ours. `Damaged` if it is missing, too large or no JSON."""
-    return _parsed(_read(path), path)
+    return _parse_commit(_read(path), path)
 
 
 def write(path: Path, raw: bytes) -> None:
@@ -295,7 +295,7 @@ def _read(path: Path) -> bytes:
     return raw
 
 
-def _parsed(raw: bytes, path: Path) -> dict[str, Any]:
+def _parse_commit(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         kept = loads(raw)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -7,49 +7,49 @@ from typing import Any
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.resume import of_path
+from fulgurite.fit.start import as_checkpoint_ref
 
 from fulgurite_checkpoint import arrays, format, restoring
-from fulgurite_checkpoint.listing import number, plain, size
+from fulgurite_checkpoint.listing import format_number, strip_control_characters, format_size
 from fulgurite_checkpoint.restoring import Read
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Read:
     """The checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is whole; its small files, verified."""
-    reference = of_path(path)
-    root = format.place(reference.path or "")
+    reference = as_checkpoint_ref(path)
+    root = format.resolve_root(reference.path or "")
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if reference.step != "latest":
-        return restoring.read(restoring.chosen(root, reference.step, None), "size")
-    kept = restoring.newest(root, lambda entry: restoring.read(entry, "size"))
+        return restoring.read_checkpoint(restoring.find_checkpoint(root, reference.step, None), "size")
+    kept = restoring.find_newest(root, lambda entry: restoring.read_checkpoint(entry, "size"))
     if kept is None:
         raise CheckpointError(f"there is no checkpoint in {root}")
     return kept
 
 
-def content(kept: Read) -> dict[str, Any]:
+def describe_checkpoint(kept: Read) -> dict[str, Any]:
     """All of it but the values of the arrays, as JSON."""
     rows = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in kept.saved.items()}
     commit = {name: getattr(kept.commit, name) for name in ("step", "attempt", "wall", "metrics", "timers")}
     return commit | {"span": kept.index["span"], "arrays": rows, "manifest": kept.manifest}
 
 
-def shown(kept: Read) -> str:
+def format_checkpoint(kept: Read) -> str:
     """The same for people: arrays by path with dtype, shape and size, then the rest as indented JSON."""
-    told = content(kept)
+    told = describe_checkpoint(kept)
     rows = [
         (name, f"{dtype}[{','.join(map(str, shape))}]", _bytes(shape, dtype))
         for name, (shape, dtype) in kept.saved.items()
     ]
     wide, wider = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
-    lines = [f"{name:{wide}}  {spec:{wider}}  {size(count):>8}" for name, spec, count in rows]
-    total = f"{len(rows)} arrays, {size(sum(count for *_, count in rows))}"
+    lines = [f"{name:{wide}}  {spec:{wider}}  {format_size(count):>8}" for name, spec, count in rows]
+    total = f"{len(rows)} arrays, {format_size(sum(count for *_, count in rows))}"
     del told["arrays"]
-    return plain("\n".join([str(kept.path), "", *lines, total, "", json.dumps(told, indent=2)]))
+    return strip_control_characters("\n".join([str(kept.path), "", *lines, total, "", json.dumps(told, indent=2)]))
 
 
-def compared(first: Read, second: Read) -> list[str]:
+def compare_checkpoints(first: Read, second: Read) -> list[str]:
     """A line for each difference: arrays that are there once, other shapes and dtypes, other values, and what the runs
     are made of."""
     rows, same = [], []
@@ -58,45 +58,47 @@ def compared(first: Read, second: Read) -> list[str]:
         if one == two:
             same.append(name)
         else:
-            rows.append(f"{name}: {_written(one)} | {_written(two)}")
-    left, right = values(first, same), values(second, same)
+            rows.append(f"{name}: {_format_spec(one)} | {_format_spec(two)}")
+    left, right = load_values(first, same), load_values(second, same)
     for name in same:
         if left[name].tobytes() != right[name].tobytes():
-            rows.append(f"{name}: {_distance(left[name], right[name])}")
-    return [plain(row) for row in rows + restoring.differences(first.manifest, second.manifest)]
+            rows.append(f"{name}: {_describe_difference(left[name], right[name])}")
+    return [
+        strip_control_characters(row) for row in rows + restoring.describe_differences(first.manifest, second.manifest)
+    ]
 
 
-def values(kept: Read, names: list[str]) -> dict[str, np.ndarray]:
+def load_values(kept: Read, names: list[str]) -> dict[str, np.ndarray]:
     """Arrays of a checkpoint as NumPy arrays, verified; keys as their data."""
-    read = loaded(kept, names)
+    read = load_arrays(kept, names)
     return {name: np.asarray(jax.random.key_data(one) if _is_key(one.dtype) else one) for name, one in read.items()}
 
 
-def loaded(kept: Read, names: list[str]) -> dict[str, jax.Array]:
+def load_arrays(kept: Read, names: list[str]) -> dict[str, jax.Array]:
     """Arrays of a checkpoint, verified."""
     format.verify(kept.path, kept.commit, "full")
-    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], dtype_of(kept.saved[name][1])) for name in names}
+    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], parse_dtype(kept.saved[name][1])) for name in names}
     return arrays.load(kept.path / "arrays", specs)
 
 
-def _distance(left: np.ndarray, right: np.ndarray) -> str:
+def _describe_difference(left: np.ndarray, right: np.ndarray) -> str:
     if left.dtype.kind in "biu":
         return f"{np.count_nonzero(left != right)} of {left.size} differ"
-    first, second = left.astype(wide(left.dtype)), right.astype(wide(right.dtype))
+    first, second = left.astype(as_wide_dtype(left.dtype)), right.astype(as_wide_dtype(right.dtype))
     with np.errstate(invalid="ignore"):
         apart = np.abs(first - second)
     apart = apart[~np.isnan(apart)]
     odd = np.count_nonzero(np.isnan(first) != np.isnan(second))
     nan = f", and {odd} of {left.size} are NaN on one side" if odd else ""
-    return f"differs by up to {number(float(np.max(apart, initial=0.0)))}{nan}"
+    return f"differs by up to {format_number(float(np.max(apart, initial=0.0)))}{nan}"
 
 
-def wide(dtype: Any) -> Any:
+def as_wide_dtype(dtype: Any) -> Any:
     """The dtype in which numbers of another are added up and compared."""
     return np.complex128 if jax.numpy.issubdtype(dtype, jax.numpy.complexfloating) else np.float64
 
 
-def dtype_of(name: str) -> Any:
+def parse_dtype(name: str) -> Any:
     """The dtype that an index calls so."""
     if name.startswith("key<"):
         for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
@@ -114,9 +116,9 @@ def _is_key(dtype: Any) -> bool:
 
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
     key = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
-    each = key.get(dtype) or dtype_of(dtype).itemsize
+    each = key.get(dtype) or parse_dtype(dtype).itemsize
     return each * int(np.prod(shape, dtype=np.int64))
 
 
-def _written(spec: Any) -> str:
+def _format_spec(spec: Any) -> str:
     return "not there" if spec is None else f"{spec[1]}{list(spec[0])}"

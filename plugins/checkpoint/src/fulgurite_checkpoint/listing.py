@@ -54,7 +54,7 @@ class CheckpointRow:
     damage: str | None
 
 
-def runs_in(directory: Path) -> list[RunRow]:
+def list_runs(directory: Path) -> list[RunRow]:
     """The runs in a directory, by name; the directory itself, if it is one."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no directory {directory}")
@@ -62,14 +62,14 @@ def runs_in(directory: Path) -> list[RunRow]:
     return [_run(path) for path in found]
 
 
-def checkpoints_of(run: str, verify: Verify = "size") -> list[CheckpointRow]:
+def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
     """The checkpoints of a run, oldest first, damaged ones included."""
-    root = format.place(run)
+    root = format.resolve_root(run)
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if not _is_run(root):
         raise CheckpointError(f"{root} is no run: give the directory that holds checkpoints/")
-    found = format.entries(root)
+    found = format.list_entries(root)
     best = _best(found)
     latest = max((entry.step for entry in found if entry.commit), default=None)
     return [_checkpoint(entry, verify, latest, best and best[2]) for entry in found]
@@ -80,24 +80,24 @@ def print_table(rows: Sequence[Any], columns: Columns, as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
-    lines = [list(columns)] + [[plain(show(row)) for show in columns.values()] for row in rows]
+    lines = [list(columns)] + [[strip_control_characters(show(row)) for show in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     return 0
 
 
-def plain(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """A text from a file, with nothing in it that a terminal would obey."""
     return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A number in short, nothing for None."""
     return "" if value is None else f"{value:.6g}"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes in short."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
@@ -111,23 +111,23 @@ RUN_COLUMNS: Columns = {
     "state": lambda row: row.state,
     "heartbeat": lambda row: "" if row.heartbeat is None else f"{row.heartbeat:.0f} s ago",
     "attempts": lambda row: str(row.attempts),
-    "step": lambda row: number(row.step),
-    "best": lambda row: "" if row.best is None else f"{row.best[0]} {number(row.best[1])} at {row.best[2]}",
+    "step": lambda row: format_number(row.step),
+    "best": lambda row: "" if row.best is None else f"{row.best[0]} {format_number(row.best[1])} at {row.best[2]}",
     "note": lambda row: row.note,
 }
 CHECKPOINT_COLUMNS: Columns = {
     "step": lambda row: str(row.step),
-    "size": lambda row: size(row.bytes),
+    "size": lambda row: format_size(row.bytes),
     "saved": lambda row: "" if row.saved is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved)),
-    "metrics": lambda row: _shortened(row.metrics),
+    "metrics": lambda row: _shorten_metrics(row.metrics),
     "": lambda row: ", ".join([*row.marks, *([f"damaged: {row.damage}"] if row.damage else [])]),
 }
 
 
-def _shortened(metrics: dict[str, float]) -> str:
+def _shorten_metrics(metrics: dict[str, float]) -> str:
     """The first few, those of evaluations if there are any; JSON has them all."""
     evaluated = {name: value for name, value in metrics.items() if not name.startswith("train/")} or metrics
-    few = [f"{name} {number(value)}" for name, value in list(evaluated.items())[:3]]
+    few = [f"{name} {format_number(value)}" for name, value in list(evaluated.items())[:3]]
     return "  ".join(few + ["..."] * (len(evaluated) > 3))
 
 
@@ -138,7 +138,7 @@ def _is_run(path: Path) -> bool:
 def _run(path: Path) -> RunRow:
     directory = fg.RunDirectory(path)
     try:
-        found = format.entries(path)
+        found = format.list_entries(path)
         attempts, owned = directory.attempts, directory.owner
     except CheckpointError as error:
         return RunRow(path.name, "unreadable", note=str(error))
@@ -160,7 +160,7 @@ def _run(path: Path) -> RunRow:
 def _best(found: list[Entry]) -> tuple[str, float, int] | None:
     """The metric by which the run chooses the best, its value and its step."""
     chosen = [entry.commit.best for entry in found if entry.commit and entry.commit.best]
-    if not chosen or (entry := format.best_of([one for one in found if one.commit], *chosen[-1])) is None:
+    if not chosen or (entry := format.find_best([one for one in found if one.commit], *chosen[-1])) is None:
         return None
     value = entry.value(chosen[-1][0])
     return None if value is None else (chosen[-1][0], value, entry.step)
@@ -169,7 +169,7 @@ def _best(found: list[Entry]) -> tuple[str, float, int] | None:
 def _checkpoint(entry: Entry, verify: Verify, latest: int | None, best: int | None) -> CheckpointRow:
     damage, count = entry.damage, 0
     try:
-        count = sum(format.size_of(file) for _, file in format.files(entry.path))
+        count = sum(format.get_size(file) for _, file in format.files(entry.path))
         if entry.commit is not None:
             format.verify(entry.path, entry.commit, verify)
     except (Damaged, OSError) as error:

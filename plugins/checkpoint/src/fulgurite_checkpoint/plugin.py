@@ -12,9 +12,9 @@ from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite.triggers import as_trigger
 
 from fulgurite_checkpoint import arrays, format, restoring
-from fulgurite_checkpoint.format import Entry, Verify, place
+from fulgurite_checkpoint.format import Entry, Verify, resolve_root
 from fulgurite_checkpoint.restoring import Read
-from fulgurite_checkpoint.retention import Policy, later_than, recover, supersede
+from fulgurite_checkpoint.retention import RetentionPolicy, list_later, recover, supersede
 from fulgurite_checkpoint.saving import Saver
 
 
@@ -28,7 +28,7 @@ class _Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoints:
+class Checkpointer:
     """Saves everything that a run needs to resume exactly, and restores it.
 
     Arguments:
@@ -53,12 +53,12 @@ class Checkpoints:
 
     every: int | fg.Trigger
     directory: str | os.PathLike[str] | None = None
-    keep: int | None = 3
-    keep_every: int | None = None
-    best: str | None = None
+    max_to_keep: int | None = 3
+    keep_period: int | None = None
+    monitor: str | None = None
     mode: Literal["max", "min"] = "max"
     on_exception: bool = True
-    background: bool = True
+    async_save: bool = True
     verify: Verify = "full"
     on_missing_plugin: Literal["error", "warn", "ignore"] = "error"
     resume_data: Literal["exact", "replay", "restart"] = "exact"
@@ -71,10 +71,10 @@ class Checkpoints:
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"Checkpoints: {name} is {value!r}; it must be a positive integer or None")
         if self.directory is not None:
-            place(self.directory)
-        if self.best is not None and not (isinstance(self.best, str) and all(self.best.partition("/"))):
+            resolve_root(self.directory)
+        if self.monitor is not None and not (isinstance(self.monitor, str) and all(self.monitor.partition("/"))):
             raise ConfigurationError(
-                f"Checkpoints: best is {self.best!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
+                f"Checkpoints: best is {self.monitor!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
             )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
@@ -83,25 +83,27 @@ class Checkpoints:
                 )
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """Saves, after everything else of a step."""
-        return [fg.Scheduled("save", self.every, fg.Run.save, "save")]
+        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         """Notes at which step metrics were measured."""
         if self._fit.saver is not None:
-            self._fit.saver.measure(record)
+            self._fit.saver.note_metrics(record)
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState, engine: fg.Engine) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+    ) -> fg.Snapshot | None:
         """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
-        own = reference.path is None or (engine.run is not None and engine.run.is_at(reference.path))
-        root = self._root(engine) if own else place(reference.path or "")
+        own = reference.path is None or (engine.run_dir is not None and engine.run_dir.is_at(reference.path))
+        root = self._root(engine) if own else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:
                 return None
-            raise ConfigurationError("resume names no run: give a path, or Engine(run=...)")
+            raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
 
@@ -110,27 +112,29 @@ class Checkpoints:
         verify = self.verify if alone or first or self.verify == "none" else "size"
 
         def use(entry: Entry) -> tuple[Read, fg.Snapshot]:
-            kept = restoring.read(entry, verify)
+            kept = restoring.read_checkpoint(entry, verify)
             if reference.map is not None:
-                return kept, restoring.part(kept, like, reference, verify)
-            return kept, restoring.whole(kept, like, engine, verify, self.on_missing_plugin)
+                return kept, restoring.restore_part(kept, template, reference, verify)
+            return kept, restoring.restore_whole(kept, template, engine, verify, self.on_missing_plugin)
 
         step = reference.step
         if step == "latest" and not alone:
-            step = engine.consensus.decide(lambda: restoring.newest(root, lambda entry: _checked(entry, verify)))
-        best = None if self.best is None else (self.best, self.mode)
+            step = engine.consensus.broadcast(
+                lambda: restoring.find_newest(root, lambda entry: _check_entry(entry, verify))
+            )
+        best = None if self.monitor is None else (self.monitor, self.mode)
         if step == "latest":
-            found = restoring.newest(root, use)
+            found = restoring.find_newest(root, use)
         else:
-            found = None if step is None else use(restoring.chosen(root, step, best))
+            found = None if step is None else use(restoring.find_checkpoint(root, step, best))
         if found is None:
             return None
         kept, snapshot = found
         if reference.map is None:
             self._fit.read, self._fit.own = kept, own
-            later = own and bool(later_than(root, kept.commit.step))
-            snapshot = replace(snapshot, newest=not later)
-        return replace(snapshot, position=None) if self.resume_data == "restart" else snapshot
+            later = own and bool(list_later(root, kept.commit.step))
+            snapshot = replace(snapshot, is_latest=not later)
+        return replace(snapshot, data_position=None) if self.resume_data == "restart" else snapshot
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
@@ -139,25 +143,25 @@ class Checkpoints:
         if kept is None:
             return
         if self.resume_data != "restart":
-            restoring.check_processes(kept, run.feed)
+            restoring.check_processes(kept, run.data_iterator)
         if self._fit.own:
             self._set_aside(run, step)
         positions = kept.positions if self._fit.own else {}
-        for hook in run.engine.plugins.implementations("rewind"):
+        for hook in run.engine.plugins.implementations("rewind_logger"):
             if hook.plugin.name in positions:
                 hook(step, position=positions[hook.plugin.name])
-        if rows := restoring.differences(kept.manifest, run.manifest):
+        if rows := restoring.describe_differences(kept.manifest, run.manifest):
             warnings.warn(f"resuming from {kept.path} may not be exact: {'; '.join(rows)}", stacklevel=2)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Prepares the place, and refuses data that cannot go on."""
-        if run.engine.dev_run is not None:
+        if run.engine.fast_dev_run is not None:
             return
         root = self._root(run.engine)
         if root is None:
             raise ConfigurationError(
-                "Checkpoints has no place to write to: give Engine(run=...), --run, or Checkpoints(directory=...)"
+                "Checkpoints has no place to write to: give Engine(run_dir=...), --run, or Checkpointer(directory=...)"
             )
         self._check_data(run)
         read, own = self._fit.read, self._fit.own
@@ -168,29 +172,29 @@ class Checkpoints:
             told = f"{root} held checkpoints that this run does not resume from: they are now in {target} now"
             warnings.warn(told, stacklevel=2)
         timers = read.commit.timers if read and own else {}
-        policy = Policy(self.keep, self.keep_every, self.best, self.mode)
+        policy = RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode)
         # What was measured at this step before, which is saved anew if nothing comes after it.
         measured = read.commit.metrics if read and read.commit.step == run.step else {}
         measured = {source: (run.step, values) for source, values in measured.items()}
         before = (read.commit.step, read.manifest) if read else None
-        self._fit.saver = Saver(root, policy, self.background, timers, measured, before)
+        self._fit.saver = Saver(root, policy, self.async_save, timers, measured, before)
         if read and own:
             _note_sinks(run, read)
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         """Saves; at the end of a run, and where it stops, returns when the checkpoint is complete."""
         if self._fit.saver is not None:
-            self._fit.saver.save(run, wait=run.stopped is not None or run.step == run.span.end)
+            self._fit.saver.save(run, wait=run.stop_reason is not None or run.step == run.step_range.stop)
 
     @fg.hookimpl
-    def on_fit_end(self, result: fg.Result) -> None:
+    def on_fit_end(self, result: fg.FitResult) -> None:
         """Lets go of everything; says so if there is no best checkpoint after all."""
         saver = self._fit.saver
         self._close()
-        if saver is not None and self.best is not None and result.stopped is None and jax.process_index() == 0:
+        if saver is not None and self.monitor is not None and result.stop_reason is None and jax.process_index() == 0:
             try:
-                restoring.chosen(saver.root, "best", (self.best, self.mode))
+                restoring.find_checkpoint(saver.root, "best", (self.monitor, self.mode))
             except CheckpointError as error:
                 warnings.warn(str(error), stacklevel=2)
 
@@ -214,34 +218,34 @@ class Checkpoints:
 
     def _root(self, engine: fg.Engine) -> Path | None:
         if self.directory is not None:
-            root = place(self.directory)
+            root = resolve_root(self.directory)
             return root.absolute() if isinstance(root, Path) else root  # the program may change its working directory
-        return None if engine.run is None else engine.run.path
+        return None if engine.run_dir is None else engine.run_dir.path
 
     def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
         """Moves what is later than `step`, or everything, out of the way, where the engine does not, which knows the
         run's directory alone; gives where to."""
-        root, directory = self._root(run.engine), run.directory
+        root, directory = self._root(run.engine), run.run_dir
         if root is None or jax.process_index() or (directory is not None and directory.is_at(root)):
             return None
         try:
-            return None if run.engine.dev_run is not None else supersede(root, step)
+            return None if run.engine.fast_dev_run is not None else supersede(root, step)
         except OSError as error:
             raise CheckpointError(f"later checkpoints in {root} cannot be moved to superseded/: {error}") from error
 
     def _check_data(self, run: fg.Run) -> None:
-        if self.resume_data == "restart" or run.feed.exact:
+        if self.resume_data == "restart" or run.data_iterator.exact:
             return
-        if not run.feed.resumable:
+        if not run.data_iterator.resumable:
             raise ConfigurationError(
                 "no run could go on in the middle of this data: it is an iterator, which can be gone through once, or "
-                "has state() and restore() and is cut off by Engine(limit=). Pass what can be iterated again, without "
-                "a limit, or choose Checkpoints(resume_data='restart') (not exact)"
+                "has get_state() and set_state() and is cut off by Engine(limit_train_batches=). Pass what can be iterated again, without "
+                "a limit, or choose Checkpointer(resume_data='restart') (not exact)"
             )
         if self.resume_data == "exact":
             raise ConfigurationError(
-                "the data has no state() and restore(), so that a resumed run could see other batches than an "
-                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose Checkpoints(resume_data="
+                "the data has no get_state() and set_state(), so that a resumed run could see other batches than an "
+                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose Checkpointer(resume_data="
                 "'replay') (the batches already seen are read again and skipped) or 'restart' (not exact)"
             )
 
@@ -253,8 +257,8 @@ class Checkpoints:
 
 def _prepare(root: Path, step: int) -> None:
     """Makes the folder for checkpoints and ends what an earlier process left in it; an error if that cannot be done."""
-    folder = format.folder_of(root)
-    arrays.check_place(folder)
+    folder = format.get_checkpoint_folder(root)
+    arrays.check_writable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):
@@ -268,14 +272,14 @@ def _prepare(root: Path, step: int) -> None:
 
 def _note_sinks(run: fg.Run, kept: Read) -> None:
     """Sinks may come and go; whose records have a gap is said."""
-    now = {hook.plugin.name for hook in run.engine.plugins.implementations("durable")}
+    now = {hook.plugin.name for hook in run.engine.plugins.implementations("flush_logger")}
     for name in sorted(now ^ kept.positions.keys()):
         gap = "was not active when the checkpoint was saved: it may lack earlier records" if name in now else "is gone"
-        run.emit("text", "checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry")
+        run.log_text("checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry")
 
 
-def _checked(entry: Entry, verify: Verify) -> int:
-    kept = restoring.read(entry, verify)
+def _check_entry(entry: Entry, verify: Verify) -> int:
+    kept = restoring.read_checkpoint(entry, verify)
     if verify != "none":
         format.verify(kept.path, kept.commit, verify)
     return entry.step

@@ -12,9 +12,9 @@ import fulgurite as fg
 import jax
 from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError, PathError
-from fulgurite.feed import Feed
-from fulgurite.manifest import manifest_of
-from fulgurite.paths import Path as TreePath
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.manifest import build_manifest
+from fulgurite.tree.paths import Path as TreePath
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit, Damaged, Entry, Verify
@@ -46,13 +46,13 @@ class Read:
         return self.commit.positions[min(jax.process_index(), len(self.commit.positions) - 1)]
 
 
-def newest(root: Path, use: Callable[[Entry], T]) -> T | None:
+def find_newest(root: Path, use: Callable[[Entry], T]) -> T | None:
     """What `use` makes of the newest checkpoint of the run at `root` that is not damaged; None if there is none at all.
 
     For each one that is damaged there is a warning, which names the one that is taken instead. If all are, that is an
     error.
     """
-    found = format.entries(root)
+    found = format.list_entries(root)
     damaged: list[str] = []
     for entry in reversed(found):
         try:
@@ -70,15 +70,17 @@ def newest(root: Path, use: Callable[[Entry], T]) -> T | None:
     return None
 
 
-def chosen(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
+def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
     """The checkpoint of a step, or the best by a metric: that of the reader, else that of the run."""
-    found = format.entries(root)
+    found = format.list_entries(root)
     complete = [entry for entry in found if entry.commit]
     if step == "best":
         metric, mode = best or (complete[-1].commit.best if complete and complete[-1].commit else None) or (None, "max")
         if metric is None:
-            raise CheckpointError(f"the best checkpoint of {root} by which metric? Give Checkpoints(best='test/loss')")
-        if (entry := format.best_of(complete, metric, mode)) is not None:
+            raise CheckpointError(
+                f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
+            )
+        if (entry := format.find_best(complete, metric, mode)) is not None:
             return entry
         have = sorted(
             {
@@ -102,7 +104,7 @@ def chosen(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
 
 
-def check_processes(kept: Read, feed: Feed) -> None:
+def check_processes(kept: Read, feed: BatchIterator) -> None:
     """Raises `CheckpointError` if the place in the data is that of one process among another number of them."""
     then, now = len(kept.commit.hashes), jax.process_count()
     if then != now and not feed.shared:
@@ -112,7 +114,7 @@ def check_processes(kept: Read, feed: Feed) -> None:
         )
 
 
-def read(entry: Entry, verify: Verify) -> Read:
+def read_checkpoint(entry: Entry, verify: Verify) -> Read:
     """The small files of a checkpoint, verified."""
     if entry.commit is None:
         raise Damaged(entry.damage or f"{entry.path} has no COMMIT")
@@ -126,12 +128,12 @@ def read(entry: Entry, verify: Verify) -> Read:
         _texts(*manifest["model"], *index["arrays"], *index["pending"])
         without_state = partial(
             fg.Snapshot,
-            span=fg.Span.from_json(index["span"]),
-            position=host["position"],
-            pending=tuple(index["pending"]),
-            host=dict(host["host"]),
+            step_range=fg.StepRange.from_json(index["span"]),
+            data_position=host["position"],
+            pending_actions=tuple(index["pending"]),
+            host_states=dict(host["host"]),
             metrics=dict(index["metrics"]),
-            asked=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
+            requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
         )
         saved = {name: (tuple(map(int, shape)), str(dtype)) for name, (shape, dtype) in index["arrays"].items()}
         return Read(path, commit, manifest, index, saved, without_state)
@@ -141,33 +143,35 @@ def read(entry: Entry, verify: Verify) -> Read:
         raise Damaged(f"{path} holds what no checkpoint of ours does: {type(error).__name__}: {error}") from error
 
 
-def whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
+def restore_whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
     """The snapshot in a checkpoint, for an engine whose states are like `like`."""
-    slices = check_plugins(kept, manifest_of(engine, "")["plugins"], missing)
-    wanted = {name: leaf for name, leaf in arrays.named(like).items() if not name.startswith(tuple(slices.added))}
+    slices = check_plugins(kept, build_manifest(engine, "")["plugins"], missing)
+    wanted = {
+        name: leaf for name, leaf in arrays.flatten_state(like).items() if not name.startswith(tuple(slices.added))
+    }
     saved = {name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))}
     arrays.compare(wanted, saved, kept.path)
-    return kept.without_state(arrays.filled(like, _loaded(kept, wanted, verify)))
+    return kept.without_state(arrays.unflatten_state(like, _load_checked(kept, wanted, verify)))
 
 
-def part(kept: Read, like: fg.TrainState, reference: fg.Checkpoint, verify: Verify) -> fg.Snapshot:
+def restore_part(kept: Read, like: fg.TrainState, reference: fg.CheckpointRef, verify: Verify) -> fg.Snapshot:
     """`like` with the arrays that the reference's map names."""
-    wanted, saved = arrays.named(like), kept.saved
-    taken = arrays.mapped(wanted, saved, reference.map or {}, reference.strict, kept.path)
+    wanted, saved = arrays.flatten_state(like), kept.saved
+    taken = arrays.apply_mapping(wanted, saved, reference.map or {}, reference.strict, kept.path)
     arrays.compare({new: wanted[new] for new in taken}, {new: saved[old] for new, old in taken.items()}, kept.path)
-    loaded = _loaded(kept, {old: wanted[new] for new, old in taken.items()}, verify)
-    return kept.without_state(arrays.filled(like, {new: loaded[old] for new, old in taken.items()}))
+    loaded = _load_checked(kept, {old: wanted[new] for new, old in taken.items()}, verify)
+    return kept.without_state(arrays.unflatten_state(like, {new: loaded[old] for new, old in taken.items()}))
 
 
 @dataclass(frozen=True)
-class Slices:
+class PluginStateChanges:
     """The paths below which there are arrays of plugins that are there on one side alone."""
 
     added: list[str]
     gone: list[str]
 
 
-def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Slices:
+def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> PluginStateChanges:
     """Compares the plugins of a checkpoint with those that are `active`, as in a manifest.
 
     One that owns state or takes part in the step must be on both sides; otherwise that is an error or, if `missing`
@@ -192,11 +196,11 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Sli
     if told and missing == "error":
         raise CheckpointError(
             f"{kept.path} was saved with other plugins:\n  " + "\n  ".join(told) + "\n"
-            "To resume anyway, without exactness: Checkpoints(on_missing_plugin='warn')"
+            "To resume anyway, without exactness: Checkpointer(on_missing_plugin='warn')"
         )
     if told and missing == "warn":
         warnings.warn(f"{kept.path} was saved with other plugins: {'; '.join(told)}", stacklevel=2)
-    return Slices(list(map(_slice, added)), list(map(_slice, gone)))
+    return PluginStateChanges(list(map(_slice, added)), list(map(_slice, gone)))
 
 
 def _source(plugin: dict[str, Any]) -> str:
@@ -204,7 +208,7 @@ def _source(plugin: dict[str, Any]) -> str:
     return "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
 
 
-def differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
+def describe_differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
     """What makes a resumed run differ from an uninterrupted one, as far as the manifests tell."""
     rows = []
     for part in ("configuration", "settings", "versions", "devices"):
@@ -227,7 +231,7 @@ def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _loaded(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax.Array]:
+def _load_checked(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax.Array]:
     try:
         if verify != "none":
             format.verify(kept.path, kept.commit, verify)

@@ -10,17 +10,17 @@ from fulgurite_checkpoint.format import (
     STEP,
     Commit,
     Entry,
-    best_of,
+    find_best,
     complete_saving,
-    entries,
-    folder_of,
+    list_entries,
+    get_checkpoint_folder,
     is_link,
     sync,
 )
 
 
 @dataclass(frozen=True)
-class Policy:
+class RetentionPolicy:
     """Keeps the newest `keep` checkpoints (all if None), those whose step is a multiple of `keep_every`, and the best
     by the metric `best`."""
 
@@ -29,11 +29,11 @@ class Policy:
     best: str | None
     mode: str
 
-    def superfluous(self, found: list[Entry]) -> list[Entry]:
+    def select_superfluous(self, found: list[Entry]) -> list[Entry]:
         """Those of the complete checkpoints that need not stay, oldest first."""
         complete = [entry for entry in found if entry.commit]
         newest = complete if self.keep is None else complete[-self.keep :]
-        best = best_of(complete, self.best, self.mode) if self.best else None
+        best = find_best(complete, self.best, self.mode) if self.best else None
         stays = {entry.step for entry in newest} | ({best.step} if best else set())
         if self.keep_every is not None:
             stays |= {entry.step for entry in complete if entry.step % self.keep_every == 0}
@@ -41,7 +41,7 @@ class Policy:
 
     def apply(self, root: Path) -> None:
         """Removes what need not stay of the run at `root`."""
-        for entry in () if self.keep is None else self.superfluous(entries(root)):  # each commit is read
+        for entry in () if self.keep is None else self.select_superfluous(list_entries(root)):  # each commit is read
             remove(entry.path)
 
 
@@ -66,7 +66,7 @@ def publish(path: Path, commit: Commit) -> None:
 def recover(root: Path, step: int) -> None:
     """Ends what an earlier process of the run at `root` was in the middle of. Only for the run's own process, which
     goes on from `step`."""
-    folder = folder_of(root)
+    folder = get_checkpoint_folder(root)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if not LEFT.fullmatch(path.name) or is_link(path) or not path.is_dir():
             continue
@@ -77,16 +77,16 @@ def recover(root: Path, step: int) -> None:
             clear(path)
 
 
-def later_than(root: Path, step: int | None) -> list[Entry]:
+def list_later(root: Path, step: int | None) -> list[Entry]:
     """What a run that goes on from `step`, or from nothing, leaves behind, the newest first."""
-    found = [entry for entry in reversed(entries(root)) if step is None or entry.step > step]
+    found = [entry for entry in reversed(list_entries(root)) if step is None or entry.step > step]
     return [entry for entry in found if (entry.path / "COMMIT").exists()]
 
 
 def supersede(root: Path, step: int | None) -> Path | None:
     """Moves what is later than `step`, or everything, out of the way of the run at `root`, the newest first; where
     to, if there was anything."""
-    if not (later := later_than(root, step)):
+    if not (later := list_later(root, step)):
         return None
     folder = root / "superseded"
     if is_link(folder):

@@ -16,7 +16,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.retention import Policy, clear, publish
+from fulgurite_checkpoint.retention import RetentionPolicy, clear, publish
 
 FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
@@ -29,7 +29,7 @@ class SaveError(CheckpointError):
         result: what `fit` would have returned at that step.
     """
 
-    def __init__(self, message: str, result: fg.Result) -> None:
+    def __init__(self, message: str, result: fg.FitResult) -> None:
         super().__init__(message)
         self.result = result
 
@@ -43,11 +43,11 @@ class Saver:
     """
 
     root: Path
-    policy: Policy
+    policy: RetentionPolicy
     background: bool
     timers: dict[str, float]
-    measured: dict[str, tuple[int, dict[str, Any]]]
-    before: tuple[int, dict[str, Any]] | None = None
+    metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
+    previous_best: tuple[int, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
@@ -55,17 +55,17 @@ class Saver:
         self._saved: Any = None
         self._failures, self._told = 0, False
 
-    def measure(self, record: fg.Record) -> None:
+    def note_metrics(self, record: fg.Record) -> None:
         """Notes metrics with the step at which they were measured."""
-        at, values = self.measured.get(record.source, (None, {}))
-        self.measured[record.source] = record.step, (values if at == record.step else {}) | record.values
+        at, values = self.metrics_by_source.get(record.source, (None, {}))
+        self.metrics_by_source[record.source] = record.step, (values if at == record.step else {}) | record.values
 
     def save(self, run: fg.Run, *, wait: bool) -> None:
         """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and if not in the
         background, returns when the checkpoint is complete."""
         snapshot = run.snapshot()
         # Of one step there may be two states: before and after what was pending, or an action, at that step.
-        content = run.step, run.emitted, snapshot.pending, id(snapshot.state.step)
+        content = run.step, run.num_records, snapshot.pending_actions, id(snapshot.state.step)
         while True:
             self.settle(run)
             if content != self._saved:
@@ -85,7 +85,7 @@ class Saver:
         try:
             future.result()
         except Exception as error:
-            self._failed(run, content[0], error)
+            self._note_failure(run, content[0], error)
         else:
             self._saved, self._failures = content, 0
             self._kept = keep  # its id is in the content
@@ -98,35 +98,37 @@ class Saver:
 
     def _manifest(self, run: fg.Run) -> dict[str, Any]:
         """What made the state: of one that is saved anew with no step taken, what made it before."""
-        if self.before is None or self.before[0] != run.step:
+        if self.previous_best is None or self.previous_best[0] != run.step:
             return run.manifest
         settings = {name: run.manifest["settings"][name] for name in ("steps", "epochs")}
-        kept = {**run.manifest, **self.before[1], "plugins": run.manifest["plugins"]}
+        kept = {**run.manifest, **self.previous_best[1], "plugins": run.manifest["plugins"]}
         return {**kept, "settings": {**kept["settings"], **settings}}
 
     def _begin(self, run: fg.Run, snapshot: fg.Snapshot, content: Any) -> None:
         plugins, step = run.engine.plugins, run.step
         plugins.call("on_save", step, run=run, step=step)
         timers = dict(self.timers)
-        for name, seconds in run.accounts.seconds.items():
+        for name, seconds in run.timings.seconds.items():
             timers[name] = timers.get(name, 0.0) + seconds
-        measured = {source: values for source, (at, values) in self.measured.items() if at == step}
+        measured = {source: values for source, (at, values) in self.metrics_by_source.items() if at == step}
         self._check_best(measured)
-        found = arrays.named(snapshot.state)
-        path = format.folder_of(self.root) / f"saving-step-{step}"
+        found = arrays.flatten_state(snapshot.state)
+        path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
         texts = {
             "manifest.json": dumps(self._manifest(run)),
             "index.json": dumps(
                 {
-                    "arrays": {name: arrays.spec_of(array) for name, array in found.items()},
-                    "span": snapshot.span.to_json(),
-                    "pending": snapshot.pending,
+                    "arrays": {name: arrays.get_spec(array) for name, array in found.items()},
+                    "span": snapshot.step_range.to_json(),
+                    "pending": snapshot.pending_actions,
                     "metrics": snapshot.metrics,
                 }
             ),
         }
-        host = {"host": snapshot.host, "position": snapshot.position}
-        texts = (texts if jax.process_index() == 0 else {}) | {f"host-{jax.process_index()}.json": _written(host)}
+        host = {"host": snapshot.host_states, "position": snapshot.data_position}
+        texts = (texts if jax.process_index() == 0 else {}) | {
+            f"host-{jax.process_index()}.json": _format_host_state(host)
+        }
         best = None if self.policy.best is None else (self.policy.best, self.policy.mode)
         commit = Commit(step, run.attempt, [], [], measured, best, timers, time.time())
         response, sinks = None, {}
@@ -134,12 +136,12 @@ class Saver:
             if jax.process_index() == 0:
                 clear(path)
                 path.mkdir(parents=True)
-                sinks = _durable(run)
+                sinks = _flush_sinks(run)
             response = arrays.save(path / "arrays", found)
         except Exception as error:
             response = Future()
             response.set_exception(error)
-        held = (lambda: None) if run.directory is None else run.directory.check_held
+        held = (lambda: None) if run.run_dir is None else run.run_dir.assert_locked
         consensus = run.engine.consensus
         job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, held, consensus)
         self._saving = (content, snapshot.state.step), job
@@ -153,7 +155,7 @@ class Saver:
             gap = f"the best checkpoint is that by {self.policy.best!r}, which {source!r} does not measure"
             warnings.warn(f"{gap}. {did_you_mean(name, there)}", stacklevel=2)
 
-    def _failed(self, run: fg.Run, step: int, error: Exception) -> None:
+    def _note_failure(self, run: fg.Run, step: int, error: Exception) -> None:
         self._failures += 1
         reason = _reason(step, error)
         if self._failures == FAILURES:
@@ -164,22 +166,22 @@ class Saver:
                 _result(run, reason),
             ) from error
         warnings.warn(f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2)
-        run.emit("text", "checkpoints", {"notice": reason}, stream="telemetry")
+        run.log_text("checkpoints", {"notice": reason}, stream="telemetry")
 
 
 def _reason(step: int, error: BaseException) -> str:
     return f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
 
 
-def _result(run: fg.Run, reason: str) -> fg.Result:
+def _result(run: fg.Run, reason: str) -> fg.FitResult:
     """What was trained, also without a checkpoint of it."""
-    state, failed, stopped = run.state, {"checkpoints": reason}, run.stopped or "the checkpoints cannot be written"
-    return fg.Result(
-        state.module, state.model_state, state, run.history, run.metrics, run.accounts, stopped, failed, [reason]
+    state, failed, stopped = run.state, {"checkpoints": reason}, run.stop_reason or "the checkpoints cannot be written"
+    return fg.FitResult(
+        state.module, state.model_state, state, run.history, run.metrics, run.timings, stopped, failed, [reason]
     )
 
 
-def _written(host: dict[str, Any]) -> str:
+def _format_host_state(host: dict[str, Any]) -> str:
     """The JSON of what belongs to the host; what is none names its plugin."""
     try:
         return dumps(host)
@@ -188,14 +190,14 @@ def _written(host: dict[str, Any]) -> str:
             try:
                 dumps(kept)
             except ConfigurationError as cause:
-                raise ConfigurationError(f"plugin {name!r}, hook host_state: {cause}") from error
+                raise ConfigurationError(f"plugin {name!r}, hook get_host_state: {cause}") from error
         raise
 
 
-def _durable(run: fg.Run) -> dict[str, Callable[[], Any]]:
+def _flush_sinks(run: fg.Run) -> dict[str, Callable[[], Any]]:
     """Has every sink make its records durable; by name, what waits for its position."""
     asked: dict[str, Callable[[], Any]] = {}
-    for hook in run.engine.plugins.implementations("durable"):
+    for hook in run.engine.plugins.implementations("flush_logger"):
         try:
             future = hook(run.step, step=run.step)
         except Exception as error:
@@ -229,9 +231,9 @@ def _finish(
     response: Any,
     sinks: dict[str, Callable[[], Any]],
     commit: Commit,
-    policy: Policy,
+    policy: RetentionPolicy,
     held: Callable[[], None],
-    consensus: fg.Consensus,
+    consensus: fg.ProcessSync,
 ) -> None:
     """Everything after the arrays have left the device; `COMMIT` only when all of it is on the disk, and only if this
     process still has the run, as `held` tells.
@@ -263,10 +265,10 @@ def _finish(
 class _Shared:
     """A block that all processes enter. `values` are what each of them made there; if one fails, all do."""
 
-    def __init__(self, consensus: fg.Consensus, name: str) -> None:
+    def __init__(self, consensus: fg.ProcessSync, name: str) -> None:
         self.value: Any = None
         self.values: list[Any] = []
-        self._gather = partial(consensus.gather, name)
+        self._gather = partial(consensus.all_gather, name)
 
     def __enter__(self) -> "_Shared":
         return self

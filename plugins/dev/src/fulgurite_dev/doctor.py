@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, entry_points
 from pathlib import Path
 
-from fulgurite.discovery import installed
+from fulgurite.plugins.selection import find_installed
 from fulgurite.errors import FulguriteError, PluginError
-from fulgurite.plugins import PluginManager
+from fulgurite.plugins.manager import PluginManager
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands", "fulgurite.distributed")
@@ -45,7 +45,7 @@ def told() -> Iterator[str]:
     except RuntimeError as error:
         yield f"devices: none ({error})"
     cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    yield f"compilation cache: {cache or 'none; Engine(compilation_cache=DIR) keeps compiled steps'}"
+    yield f"compilation cache: {cache or 'none; Engine(compilation_cache_dir=DIR) keeps compiled steps'}"
 
 
 def problems(directories: list[Path]) -> Iterator[str]:
@@ -58,7 +58,7 @@ def problems(directories: list[Path]) -> Iterator[str]:
         yield f"jax finds no device: {error}"
     for one in ours():
         yield from unmet(one)
-    for name, entries in installed().items():
+    for name, entries in find_installed().items():
         if len(entries) > 1:
             yield f"the plugin name {name!r} is claimed by {' and '.join(entry.distribution for entry in entries)}"
         for entry in entries:
@@ -66,7 +66,7 @@ def problems(directories: list[Path]) -> Iterator[str]:
                 entry.load()
             except PluginError as error:
                 yield str(error)
-    for name in sorted({entry.name for entry in entry_points(group="fulgurite.autoload")} - installed().keys()):
+    for name in sorted({entry.name for entry in entry_points(group="fulgurite.autoload")} - find_installed().keys()):
         yield f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins: it is never loaded"
     yield from autoloading()
     for group in GROUPS:

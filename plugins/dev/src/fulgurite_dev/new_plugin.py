@@ -7,7 +7,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from string import Template
 
-from fulgurite.discovery import installed
+from fulgurite.plugins.selection import find_installed
 from fulgurite.errors import ConfigurationError
 
 KINDS = ("sink", "traced", "evaluator")
@@ -50,7 +50,7 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         raise ConfigurationError(
             f"of the name {name!r} the class {cls} would be made, which means something else: use a longer name"
         )
-    for other in installed().get(module, ()):
+    for other in find_installed().get(module, ()):
         raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")
     if any(one.name == f"fulgurite-{name}" for one in distributions()):
         raise ConfigurationError(f"fulgurite-{name} is installed and would be replaced: choose another name")

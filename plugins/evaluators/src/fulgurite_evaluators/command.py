@@ -81,11 +81,11 @@ def _once(experiment: fg.Experiment, run: fg.RunDirectory, step: int | str, as_j
     engine = experiment.engine
     if not engine.evaluators:
         raise ConfigurationError("the program has no evaluator: add Evaluator('test', data) to its plugins")
-    state = engine.restored(experiment.model, fg.Checkpoint(run.path, step))  # type: ignore[arg-type]
+    state = engine.load_weights(experiment.model, fg.CheckpointRef(run.path, step))  # type: ignore[arg-type]
     at, failed = int(state.step), False
     for name in engine.evaluators:
         try:
-            metrics = engine.evaluated(name, state, lambda: False)
+            metrics = engine.run_evaluator(name, state, lambda: False)
         except Exception:
             print(f"{name}  step {at}  failed:\n{traceback.format_exc()}", file=sys.stderr)
             failed = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
-from fulgurite.data import part_of
+from fulgurite.data.sources import get_split
 from fulgurite.errors import ConfigurationError
 from fulgurite.triggers import as_trigger, is_exact
 
@@ -36,7 +36,7 @@ class Evaluator:
         weights: `current`, or the name of a module that another plugin derives from the state, such as `averaged`.
         fresh: whether each evaluation draws different random numbers; by default all draw the same.
         required: whether an exception ends training; if not, the evaluator is left out from then on, with one notice
-            and an entry in `result.failed`.
+            and an entry in `result.failures`.
         group: the name of the process that runs a standalone evaluator; None for `default`.
         call: `call(state, step)` returns the metrics, instead of an evaluation of the module over `data`; see
             `evaluate`.
@@ -46,15 +46,15 @@ class Evaluator:
 
     name: str
     data: Any = None
-    run: fg.Trigger | int | Standalone = field(default_factory=fg.AtEnd)
-    limit: int | None = None
+    every: fg.Trigger | int | Standalone = field(default_factory=fg.AtEnd)
+    num_batches: int | None = None
     metrics: Functions | None = None
     losses: Functions | None = None
-    weights: str = "current"
-    fresh: bool = False
+    module_view: str = "current"
+    new_rng_each_time: bool = False
     required: bool = True
     group: str | None = None
-    call: Callable[[fg.TrainState, int], dict[str, Any]] | None = None
+    fn: Callable[[fg.TrainState, int], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         where = f"Evaluator({self.name!r})"
@@ -62,8 +62,8 @@ class Evaluator:
             raise ConfigurationError(
                 f"{where}: a name is letters, digits and . _ - (it names files), and not 'train', which is training's"
             )
-        if not isinstance(self.run, Standalone):
-            self.run = as_trigger(self.run)
+        if not isinstance(self.every, Standalone):
+            self.every = as_trigger(self.every)
             if self.group is not None:
                 raise ConfigurationError(
                     f"{where} runs during training, so its group {self.group!r} has no meaning: give it "
@@ -73,14 +73,14 @@ class Evaluator:
             self.group = "default"
         elif not isinstance(self.group, str) or not _NAME.fullmatch(self.group):
             raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
-        if self.data is None and self.call is None and not self._custom:
+        if self.data is None and self.fn is None and not self._custom:
             raise ConfigurationError(f"{where} has nothing to evaluate: give it data, or call=")
-        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
-            raise ConfigurationError(f"{where}: limit is {self.limit!r}; it is a number of batches, at least one")
-        if self.call is not None and not callable(self.call):
-            raise ConfigurationError(f"{where}: call is {self.call!r}; give a function of the state and the step")
-        if not isinstance(self.weights, str):
-            raise ConfigurationError(f"{where}: weights is {self.weights!r}; it is 'current' or the name of others")
+        if self.num_batches is not None and (type(self.num_batches) is not int or self.num_batches < 1):
+            raise ConfigurationError(f"{where}: limit is {self.num_batches!r}; it is a number of batches, at least one")
+        if self.fn is not None and not callable(self.fn):
+            raise ConfigurationError(f"{where}: call is {self.fn!r}; give a function of the state and the step")
+        if not isinstance(self.module_view, str):
+            raise ConfigurationError(f"{where}: weights is {self.module_view!r}; it is 'current' or the name of others")
 
     @property
     def instance(self) -> str:
@@ -94,36 +94,36 @@ class Evaluator:
         `state.module` has the chosen weights and is in inference mode. Copy the state's arrays only to keep them for
         longer than the call.
         """
-        return self._standard(state) if self.call is None else self.call(state, step)
+        return self._standard(state) if self.fn is None else self.fn(state, step)
 
     @fg.hookimpl
-    def evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
         """What is evaluated, for the engine."""
         return [
             fg.EvaluatorSpec(
                 self.name,
-                self.data if self.data is None else part_of(self.data, "evaluations", self.name),
-                self.limit,
-                self.weights,
+                self.data if self.data is None else get_split(self.data, "evaluations", self.name),
+                self.num_batches,
+                self.module_view,
                 self.metrics,
                 self.losses,
-                self.fresh,
-                exact=isinstance(self.run, fg.Trigger) and is_exact(self.run),
-                required=self.required,
+                self.new_rng_each_time,
+                exact=isinstance(self.every, fg.Trigger) and is_exact(self.every),
+                raise_on_error=self.required,
                 custom=self._evaluated if self._custom else None,
             )
         ]
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """When it is evaluated; never along training if it is standalone."""
-        if isinstance(self.run, Standalone):
+        if isinstance(self.every, Standalone):
             return []
-        return [fg.Scheduled("evaluate", self.run, self._run, "evaluate")]
+        return [fg.ScheduledAction("evaluate", self.every, self._run, "evaluate")]
 
     @property
     def _custom(self) -> bool:
-        return self.call is not None or type(self).evaluate is not Evaluator.evaluate
+        return self.fn is not None or type(self).evaluate is not Evaluator.evaluate
 
     def _run(self, run: fg.Run) -> None:
         run.evaluate(self.name)

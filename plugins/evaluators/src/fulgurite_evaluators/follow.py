@@ -13,7 +13,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.lock import Lock, owner_of
 
 from fulgurite_evaluators.evaluator import Evaluator
-from fulgurite_evaluators.results import FOLDER, Evaluated, Results, commit_of
+from fulgurite_evaluators.results import FOLDER, EvaluationRecord, Results, commit_of
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
 
 Tell = Callable[[str], None]
@@ -44,7 +44,7 @@ class Follower:
         if group not in (groups := standalone(experiment.engine)):
             raise ConfigurationError(
                 f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A standalone one is "
-                f"Evaluator(..., run=EveryCheckpoint(), group={group!r})"
+                f"Evaluator(..., every=EveryCheckpoint(), group={group!r})"
             )
         self._evaluators = groups[group]
         self._failed: set[tuple[str, int, str]] = set()
@@ -70,7 +70,7 @@ class Follower:
 
     def _newest(self) -> tuple[int, str] | None:
         """Step and hash of the newest checkpoint. One that goes away meanwhile is none."""
-        for step, path in reversed(self._run.committed()):
+        for step, path in reversed(self._run.list_checkpoints()):
             if (commit := commit_of(path)) is not None:
                 return step, commit
         return None
@@ -90,7 +90,7 @@ class Follower:
         engine = self._experiment.engine
         path = self._run.step_directory(step)
         try:
-            state = engine.restored(self._experiment.model, fg.Checkpoint(self._run.path, step))
+            state = engine.load_weights(self._experiment.model, fg.CheckpointRef(self._run.path, step))
         except Exception:
             if commit_of(path) == commit:
                 self._fail(step, commit, due, "cannot be restored")
@@ -99,11 +99,11 @@ class Follower:
             return
         for name in due:
             try:
-                metrics = engine.evaluated(name, state, lambda: False)
+                metrics = engine.run_evaluator(name, state, lambda: False)
             except Exception:
                 self._fail(step, commit, [name], "failed")
                 continue
-            results.append(Evaluated(name, step, commit, metrics))
+            results.append(EvaluationRecord(name, step, commit, metrics))
             self._tell(line(name, step, metrics))
 
     def _fail(self, step: int, commit: str, names: list[str], what: str) -> None:
@@ -148,8 +148,8 @@ def standalone(engine: fg.Engine) -> dict[str, dict[str, Standalone]]:
     groups: dict[str, dict[str, Standalone]] = {}
     for registered in engine.plugins.plugins.values():
         one = registered.plugin
-        if isinstance(one, Evaluator) and isinstance(one.run, Standalone) and one.group is not None:
-            groups.setdefault(one.group, {})[one.name] = one.run
+        if isinstance(one, Evaluator) and isinstance(one.every, Standalone) and one.group is not None:
+            groups.setdefault(one.group, {})[one.name] = one.every
     return groups
 
 

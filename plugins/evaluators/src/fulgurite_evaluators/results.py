@@ -16,7 +16,7 @@ FOLDER = "evaluations"
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationRecord:
     """A result of a standalone evaluator.
 
     Attributes:
@@ -54,7 +54,7 @@ class Results:
         os.fsync(self._file)
         sync_folder(self._path.parent)
 
-    def append(self, one: Evaluated) -> None:
+    def append(self, one: EvaluationRecord) -> None:
         """Writes a result down, durably; raises `OSError` if that fails."""
         line = dumps({"evaluator": one.evaluator, "step": one.step, "commit": one.commit, "metrics": one.metrics})
         data = f"{line}\n".encode()
@@ -69,7 +69,7 @@ class Results:
         os.close(self._file)
 
 
-def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
+def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationRecord]:
     """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
 
     If a step was evaluated again on a different checkpoint, the newer result counts; results of checkpoints that a
@@ -81,7 +81,7 @@ def results(run: str | os.PathLike[str] | RunDirectory) -> list[Evaluated]:
     run = run if isinstance(run, RunDirectory) else RunDirectory(run)
     found = [one for file in sorted((run.path / FOLDER).glob("*.jsonl")) for one in _read(file)[0]]
     aside = {commit_of(checkpoint) for checkpoint in run.folder("superseded").glob("*/step-*")}
-    aside -= {commit_of(checkpoint) for _, checkpoint in run.committed()}
+    aside -= {commit_of(checkpoint) for _, checkpoint in run.list_checkpoints()}
     newest = {(one.evaluator, one.step): one for one in found if one.commit not in aside}
     return [newest[key] for key in sorted(newest)]
 
@@ -94,14 +94,14 @@ def commit_of(checkpoint: Path) -> str | None:
         return None
 
 
-def _read(path: Path) -> tuple[list[Evaluated], int]:
+def _read(path: Path) -> tuple[list[EvaluationRecord], int]:
     """The results in a file, and how many bytes of it are whole lines."""
     data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
     whole = data.rfind(b"\n") + 1
     found = []
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            one = Evaluated(**loads(line))
+            one = EvaluationRecord(**loads(line))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}, line {number} is no result of an evaluator: {error}; remove it") from error
         found.append(one)

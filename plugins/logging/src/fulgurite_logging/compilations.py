@@ -5,11 +5,11 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.paths import leaves_with_paths
+from fulgurite.tree.paths import leaves_with_paths
 
 
 @dataclass(eq=False)
-class Compilations:
+class CompilationMonitor:
     """Reports each executable that a fit compiles to the sinks, as telemetry: its cost and memory as XLA estimates them
     and, if it is not the first of its name, what changed in the batch."""
 
@@ -23,7 +23,7 @@ class Compilations:
         self._specs[name] = spec
         if run is None:
             return
-        run.emit("scalars", f"compilation/{name}", _cost(compiled), stream="telemetry")
+        run.log_scalars(f"compilation/{name}", _cost(compiled), stream="telemetry")
         if before is not None:
             changes = [
                 f"{path} from {before.get(path, 'nothing')} to {spec.get(path, 'nothing')}"
@@ -31,7 +31,7 @@ class Compilations:
                 if before.get(path) != spec.get(path)
             ]
             what = f"the batch changed: {'; '.join(changes)}" if changes else "for another program of the same batches"
-            run.emit("text", "compilations", {"notice": f"{name} was compiled again, {what}"}, stream="telemetry")
+            run.log_text("compilations", {"notice": f"{name} was compiled again, {what}"}, stream="telemetry")
 
 
 def _cost(compiled: jax.stages.Compiled) -> dict[str, float]:

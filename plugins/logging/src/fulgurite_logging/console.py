@@ -9,7 +9,7 @@ import fulgurite as fg
 
 
 @dataclass(eq=False)
-class Console:
+class ConsoleLogger:
     """Prints a line for each record of exact scalars, and every notice, to standard output.
 
     Attributes:
@@ -20,13 +20,13 @@ class Console:
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     required: bool = False
     plugin_name: ClassVar[str] = "console"
-    _writer: fg.Writer | None = field(default=None, init=False, repr=False)
+    _writer: fg.BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @fg.hookimpl
-    def open_log(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.Run) -> None:
         """Begins a thread that prints, so that training does not wait for a terminal."""
         shown = sys.stdout is not None  # which it is where the process was started without one
-        self._writer = fg.Writer(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
+        self._writer = fg.BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -40,7 +40,7 @@ class Console:
         self.log_scalars(record)
 
     @fg.hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         """Waits until everything is printed."""
         if self._writer is not None:
             self._writer.close()

@@ -13,8 +13,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.masking import MASK, NAME, masked
-from fulgurite.paths import leaves_with_paths, parse, shape_summary, total_size
+from fulgurite.masking import MASK, NAME, redact_text
+from fulgurite.tree.paths import leaves_with_paths, parse, shape_summary, total_size
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -36,7 +36,7 @@ _OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Environment:
+class EnvironmentLogger:
     """Reports the environment and the parameters to the sinks at the start of a fit, as telemetry.
 
     It makes two records of kind `config`: `environment` (versions, plugins, devices, processes, command, variables) and
@@ -53,9 +53,9 @@ class Environment:
     def on_fit_start(self, run: fg.Run) -> None:
         """Emits the records."""
         state = run.state
-        run.emit("config", "environment", self.environment(run), stream="telemetry")
-        run.emit("config", "parameters", parameters(state), stream="telemetry")
-        run.emit("text", "parameters", {"table": shape_summary(state.module)}, stream="telemetry")
+        run.log_config("environment", self.environment(run), stream="telemetry")
+        run.log_config("parameters", parameters(state), stream="telemetry")
+        run.log_text("parameters", {"table": shape_summary(state.module)}, stream="telemetry")
 
     def environment(self, run: fg.Run) -> dict[str, Any]:
         """Where the run runs, as JSON."""
@@ -71,7 +71,7 @@ class Environment:
             "python": platform.python_version(),
             "seed": run.engine.seed,
             "variables": {
-                name: masked(f"{name}={value}").removeprefix(f"{name}=")
+                name: redact_text(f"{name}={value}").removeprefix(f"{name}=")
                 for name, value in sorted(os.environ.items())
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
             },
@@ -102,6 +102,6 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments of a command, each `masked`, and those behind an option such as `--api-key` as well."""
     hidden = [bool(_OPTION.fullmatch(before)) for before in ("", *arguments)]
     return [
-        MASK if secret and not argument.startswith("--") else masked(argument)
+        MASK if secret and not argument.startswith("--") else redact_text(argument)
         for secret, argument in zip(hidden, arguments, strict=False)
     ]

@@ -13,7 +13,7 @@ EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 
 
 @dataclass(eq=False)
-class JsonLines(fg.FileSink):
+class JSONLLogger(fg.FileLogger):
     """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend only on the
@@ -23,9 +23,9 @@ class JsonLines(fg.FileSink):
 
     plugin_name = "jsonl"
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
-        assert run.directory is not None
-        return Lines(run.directory.path, position)
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+        assert run.run_dir is not None
+        return Lines(run.run_dir.path, position)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
@@ -52,7 +52,7 @@ class Lines:
     def write(self, record: fg.Record) -> None:
         line = {"kind": record.kind, "source": record.source, "step": record.step, "values": record.values}
         if record.stream == "telemetry":
-            line |= {"attempt": record.attempt, "wall": record.wall}
+            line |= {"attempt": record.attempt, "wall": record.wall_time}
         file = self._exact if record.stream == "exact" else self._telemetry
         file.append(encoding.dumps(line, sort_keys=True) + "\n")
 

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
-from fulgurite.paths import Selector
+from fulgurite.tree.paths import Selector
 from jaxtyping import Array, Float, PyTree
 
 KINDS = ("gradients", "updates", "parameters")
 
 
 @dataclass(frozen=True)
-class Norms:
+class NormMonitor:
     """Logs Euclidean norms, only at log steps: at other steps nothing is computed.
 
     `norms/gradients` is that of the gradients as the optimizer receives them, `norms/updates` of what it returned,
@@ -57,12 +57,12 @@ class Norms:
             return whole | parts
 
         like = jax.eval_shape(norms)
-        values = jax.lax.cond(ctx.due("log"), norms, lambda: {name: jnp.float32(jnp.nan) for name in like})
-        return {name: fg.metrics.Last.of(value) for name, value in values.items()}
+        values = jax.lax.cond(ctx.is_due("log"), norms, lambda: {name: jnp.float32(jnp.nan) for name in like})
+        return {name: fg.metrics.LastValue.from_values(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
-class LearningRate:
+class LearningRateMonitor:
     """Logs the learning rate of the step's update as `learning_rate/OPTIMIZER`, of optimizers that expose it:
     `optax.inject_hyperparams(optax.adam)(learning_rate=...)`, with a number or a schedule. None that does is an error.
     """
@@ -79,7 +79,7 @@ class LearningRate:
                 value for value in named if jnp.isscalar(value) or (isinstance(value, jax.Array) and value.ndim == 0)
             ]
             for number, value in enumerate(found, 1):
-                rates[name if len(found) == 1 else f"{name}/{number}"] = fg.metrics.Last.of(value)
+                rates[name if len(found) == 1 else f"{name}/{number}"] = fg.metrics.LastValue.from_values(value)
         if not rates:
             raise ConfigurationError(
                 "learning_rate: no optimizer exposes its learning rate. Write "

@@ -8,7 +8,7 @@ from fulgurite.triggers import Or, as_trigger, is_exact
 
 
 @dataclass(frozen=True)
-class Media:
+class MediaLogger:
     """Passes the `fg.Output(media=...)` of steps to the sinks that show media. At other steps none of it is computed.
 
     Attributes:
@@ -28,6 +28,6 @@ class Media:
                 )
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """The action `media.show`, on which the steps' media depend."""
-        return [fg.Scheduled("show", self.every, fg.Run.show)]
+        return [fg.ScheduledAction("show", self.every, fg.Run.emit_media)]

@@ -18,7 +18,7 @@ EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 
 
 @dataclass(eq=False)
-class Csv(fg.FileSink):
+class CSVLogger(fg.FileLogger):
     """Writes scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run continues where its
@@ -29,9 +29,9 @@ class Csv(fg.FileSink):
 
     plugin_name = "csv"
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
-        assert run.directory is not None
-        return Tables(run.directory.path, position)
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+        assert run.run_dir is not None
+        return Tables(run.run_dir.path, position)
 
 
 class Tables:
@@ -46,7 +46,7 @@ class Tables:
     def write(self, record: fg.Record) -> None:
         cells: dict[str, Any] = {"step": record.step}
         if record.stream == "telemetry":
-            cells |= {"attempt": record.attempt, "wall": record.wall}
+            cells |= {"attempt": record.attempt, "wall": record.wall_time}
         cells |= {_flat(f"{record.source}/{name}"): record.values[name] for name in sorted(record.values)}
         (self._exact if record.stream == "exact" else self._telemetry).append(cells)
 

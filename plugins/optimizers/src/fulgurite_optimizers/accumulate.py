@@ -6,13 +6,13 @@ from typing import Literal
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, PluginError
 
-from fulgurite_optimizers.finishing import Finishing
+from fulgurite_optimizers.finishing import FinalizeMixin
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.update import PhasedUpdate
 
 
 @dataclass(frozen=True)
-class Accumulate(Finishing):
+class GradientAccumulation(FinalizeMixin):
     """Takes the mean gradient of `n` parts for one update.
 
     As a plugin it is for modules with one optimizer; with several, each has its own: `Phase(..., accumulate=...)`.
@@ -28,22 +28,24 @@ class Accumulate(Finishing):
     """
 
     n: int
-    how: Literal["microbatch", "steps"] = "microbatch"
+    mode: Literal["microbatch", "steps"] = "microbatch"
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
             raise ConfigurationError(f"Accumulate: n is {self.n!r}; it must be a positive integer")
-        if self.how not in ("microbatch", "steps"):
-            raise ConfigurationError(f"Accumulate: how is {self.how!r}; choose 'microbatch' or 'steps'")
+        if self.mode not in ("microbatch", "steps"):
+            raise ConfigurationError(f"Accumulate: how is {self.mode!r}; choose 'microbatch' or 'steps'")
 
     @fg.hookimpl
-    def update_rule(self, phases: dict[str, fg.Phase]) -> fg.UpdateRule:
+    def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
         """The rule for one optimizer."""
-        (name, phase), *others = phases.items()
+        (name, phase), *others = optimizers.items()
         if others or isinstance(phase, Phase):
             raise PluginError(
-                f"Accumulate is a plugin for one optimizer, but there are phases ({', '.join(phases)}): add Phases() "
-                f"in its place and give it to each of them, Phase(..., accumulate=Accumulate({self.n}))"
+                f"Accumulate is a plugin for one optimizer, but there are phases ({', '.join(optimizers)}): add MultiOptimizer() "
+                f"in its place and give it to each of them, Phase(..., accumulate=GradientAccumulation({self.n}))"
             )
-        accumulating = Phase(phase.optimizer, phase.params, before=phase.before, accumulate=self)
+        accumulating = Phase(
+            phase.optimizer, phase.params, gradient_transform=phase.gradient_transform, accumulate=self
+        )
         return PhasedUpdate({name: accumulating}, simultaneous=False, functions=False)

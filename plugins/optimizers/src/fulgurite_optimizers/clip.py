@@ -9,7 +9,7 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Clip:
+class GradientClip:
     """Clips the gradients before an optimizer.
 
     Attributes:
@@ -18,13 +18,13 @@ class Clip:
         optimizer: the name of a phase; all phases by default.
     """
 
-    norm: float | None = None
-    value: float | None = None
+    max_norm: float | None = None
+    max_value: float | None = None
     optimizer: str | None = None
     _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        limits = [limit for limit in (self.norm, self.value) if limit is not None]
+        limits = [limit for limit in (self.max_norm, self.max_value) if limit is not None]
         numbers = all(isinstance(limit, int | float) and type(limit) is not bool for limit in limits)
         if not limits or not numbers or not all(limit > 0 for limit in limits):
             raise ConfigurationError(f"{self} clips nothing: give norm=1.0, or value=, a positive number")
@@ -35,8 +35,8 @@ class Clip:
         self._asked.add(optimizer)
         if self.optimizer not in (None, optimizer):
             return None
-        by_value = [] if self.value is None else [optax.clip(self.value)]
-        return optax.chain(*by_value, *([] if self.norm is None else [optax.clip_by_global_norm(self.norm)]))
+        by_value = [] if self.max_value is None else [optax.clip(self.max_value)]
+        return optax.chain(*by_value, *([] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm)]))
 
     @fg.hookimpl
     def wrap_update_rule(self, rule: Any) -> None:

@@ -10,7 +10,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.paths import Selector
+from fulgurite.tree.paths import Selector
 from jaxtyping import Array, Float
 
 
@@ -29,17 +29,17 @@ class Constraint:
             object.__setattr__(self, "where", fg.select(self.where))
 
     @fg.hookimpl
-    def after_update(self, module: Any, own: Any) -> tuple[Any, Any]:
+    def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
         """The module with weights as they must be."""
         assert isinstance(self.where, Selector)
 
         def changed(leaf: Any, yes: bool) -> Any:
-            return self.constrained(leaf) if yes and eqx.is_inexact_array(leaf) else leaf
+            return self(leaf) if yes and eqx.is_inexact_array(leaf) else leaf
 
-        return jax.tree.map(changed, module, self.where(module)), own
+        return jax.tree.map(changed, module, self.where(module)), plugin_state
 
     @abstractmethod
-    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """The allowed weight that replaces `weight`."""
 
 
@@ -50,7 +50,7 @@ class UnitNorm(Constraint):
 
     axis: int | tuple[int, ...] = -1
 
-    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         try:
             norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
         except (TypeError, ValueError) as error:
@@ -63,12 +63,12 @@ class UnitNorm(Constraint):
 class NonNegative(Constraint):
     """Sets negative numbers to zero."""
 
-    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(weight, 0)
 
 
 @dataclass(frozen=True)
-class ClipWeights(Constraint):
+class WeightClip(Constraint):
     """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et al., 2017)."""
 
     limit: float = 0.01
@@ -78,5 +78,5 @@ class ClipWeights(Constraint):
         if not isinstance(self.limit, int | float) or not self.limit > 0:
             raise ConfigurationError(f"ClipWeights: limit is {self.limit!r}; it must be positive")
 
-    def constrained(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.clip(weight, -self.limit, self.limit)

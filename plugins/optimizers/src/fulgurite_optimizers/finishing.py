@@ -7,25 +7,25 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import NonFiniteError
-from fulgurite.paths import leaves_with_paths
-from fulgurite.placing import everywhere
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.placing import replicated_sharding
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.constraints import Constraint
 from fulgurite_optimizers.steps import StepsState
 
 
-class Finishing:
+class FinalizeMixin:
     """The base of plugins whose update rule may have something left to do at the end of training."""
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """At the end, before it is evaluated."""
-        return [fg.Scheduled("finish", fg.AtEnd(), finish, "evaluate", before=("evaluate",))]
+        return [fg.ScheduledAction("finish", fg.AtEnd(), finalize_updates, "evaluate", before=("evaluate",))]
 
 
-def finish(run: fg.Run) -> fg.Replace | None:
-    """Puts `run.rule.finish` of the state in the place of the state, with weights as constraints will have them, if any
+def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
+    """Puts `run.update_rule.finish` of the state in the place of the state, with weights as constraints will have them, if any
     phase holds gradients of steps. What is not finite is an error as it is in a step, or is left out."""
     nodes = jax.tree.leaves(run.state.opt_state, is_leaf=lambda node: isinstance(node, StepsState))
     if not any(isinstance(node, StepsState) for node in nodes):
@@ -34,7 +34,7 @@ def finish(run: fg.Run) -> fg.Replace | None:
     changing = [hook.plugin.plugin for hook in run.engine.plugins.implementations("after_update")]
 
     def finished(arrays: Any) -> Any:
-        state = run.rule.finish(eqx.combine(arrays, static))
+        state = run.update_rule.finalize(eqx.combine(arrays, static))
         module = state.module
         for constraint in [plugin for plugin in changing if isinstance(plugin, Constraint)]:
             module, _ = constraint.after_update(module, None)
@@ -42,13 +42,13 @@ def finish(run: fg.Run) -> fg.Replace | None:
         return eqx.filter(state.replace(module=module), eqx.is_array), _finite(module) | ~_finite(whole)
 
     places = jax.tree.map(lambda array: array.sharding, arrays)
-    made, fine = jax.jit(finished, out_shardings=(places, everywhere(run.engine.mesh)))(arrays)
-    if run.engine.nonfinite != "ignore" and not fine.all():
-        if run.engine.nonfinite == "skip":
+    made, fine = jax.jit(finished, out_shardings=(places, replicated_sharding(run.engine.mesh)))(arrays)
+    if run.engine.on_nonfinite != "ignore" and not fine.all():
+        if run.engine.on_nonfinite == "skip":
             return None
         path, _ = _floating(run.state.module)[fine.argmin()]
         raise NonFiniteError(run.step, f"the update of {path}, of the gradients that were left,")
-    return fg.Replace(eqx.combine(made, static))
+    return fg.ReplaceState(eqx.combine(made, static))
 
 
 def _finite(module: PyTree) -> Bool[Array, " arrays"]:

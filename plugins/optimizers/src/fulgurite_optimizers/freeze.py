@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.paths import Selector, leaves_with_paths
-from fulgurite.triggers import Endless, Or
-from fulgurite.update import Forward
+from fulgurite.tree.paths import Selector, leaves_with_paths
+from fulgurite.triggers import UnboundedRange, Or
+from fulgurite.training.update import Forward
 from jaxtyping import PyTree
 
-from fulgurite_optimizers.wrapped import Wrapped
+from fulgurite_optimizers.wrapped import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,33 @@ class Freeze:
         """Hides what is frozen from the rule."""
         assert isinstance(self.where, Selector)
         self.where(module)
-        return FrozenUpdate(rule, self) if self.until is None else ThawingUpdate(rule, self)
+        return FrozenUpdate(rule, self) if self.until is None else UnfreezingUpdate(rule, self)
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """The time at which the rule changes."""
-        return [] if self.until is None else [fg.Scheduled("thaw", self.until, self.announce)]
+        return [] if self.until is None else [fg.ScheduledAction("thaw", self.until, self.announce)]
 
     def announce(self, run: fg.Run) -> None:
         """Says that the step is about to be compiled again."""
-        if self.thaws(run.span) == run.step:
+        if self.unfreeze_step(run.step_range) == run.step:
             notice = f"{self._text} is trained from step {run.step} on: the step is compiled again"
-            run.emit("text", "freeze", {"notice": notice}, stream="telemetry")
+            run.log_text("freeze", {"notice": notice}, stream="telemetry")
 
-    def thaws(self, span: fg.Span) -> int | None:
+    def unfreeze_step(self, span: fg.StepRange) -> int | None:
         """The step after which everything is trained, as far as it is known."""
         assert isinstance(self.until, fg.Trigger)
         parts = self.until.parts if isinstance(self.until, Or) else (self.until,)
-        if isinstance(span, Endless) and any(isinstance(part, fg.EveryEpoch | fg.Times | fg.AtEnd) for part in parts):
+        if isinstance(span, UnboundedRange) and any(
+            isinstance(part, fg.EveryEpoch | fg.EvenlySpaced | fg.AtEnd) for part in parts
+        ):
             raise ConfigurationError(
                 f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs and no end: give a "
                 "step, or train with engine.fit"
             )
-        return self.until.next(0, replace(span, origin=0))
+        return self.until.next(0, replace(span, start=0))
 
-    def parted(self, module: PyTree) -> tuple[PyTree, PyTree]:
+    def split_frozen(self, module: PyTree) -> tuple[PyTree, PyTree]:
         """The module with `HIDDEN` in the place of the arrays that are frozen, and those arrays, None elsewhere."""
         assert isinstance(self.where, Selector)
         chosen = self.where(module)
@@ -88,7 +90,7 @@ class Freeze:
         return self.where.text if isinstance(self.where, Selector) else ""
 
 
-def frozen(*what: str | Callable[[Any], Any]) -> Freeze:
+def freeze(*what: str | Callable[[Any], Any]) -> Freeze:
     """Freezes permanently what `fg.select` selects with the same arguments."""
     return Freeze(fg.select(*what))
 
@@ -102,7 +104,7 @@ class _Hidden:
 HIDDEN = _Hidden()
 
 
-class FrozenUpdate(Wrapped):
+class FrozenUpdate(UpdateRuleWrapper):
     """A rule for a module of which a part is frozen for good: it never sees that part, but in the forward pass."""
 
     def __init__(self, rule: fg.UpdateRule, freeze: Freeze) -> None:
@@ -110,38 +112,42 @@ class FrozenUpdate(Wrapped):
         self.freeze = freeze
 
     def init(self, module: PyTree) -> PyTree:
-        return self.rule.init(self.freeze.parted(module)[0])
+        return self.rule.init(self.freeze.split_frozen(module)[0])
 
-    def trained(self, module: PyTree) -> PyTree[bool]:
-        return self.rule.trained(self.freeze.parted(module)[0])
+    def trainable_mask(self, module: PyTree) -> PyTree[bool]:
+        return self.rule.trainable_mask(self.freeze.split_frozen(module)[0])
 
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        _, frozen = self.freeze.parted(state.module)
+        _, frozen = self.freeze.split_frozen(state.module)
 
         def whole(module: Any, *arguments: Any) -> fg.Output:
             return forward(eqx.combine(frozen, module), *arguments)
 
-        return self.within(state, lambda state: self.rule(whole, state, batch, ctx))
+        return self.update_trainable(state, lambda state: self.rule(whole, state, batch, ctx))
 
-    def apply(self, state: fg.TrainState, grads: PyTree, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
-        return self.within(state, lambda state: self.rule.apply(state, grads, output))
+    def apply_gradients(
+        self, state: fg.TrainState, grads: PyTree, output: fg.Output
+    ) -> tuple[fg.TrainState, fg.Output]:
+        return self.update_trainable(state, lambda state: self.rule.apply_gradients(state, grads, output))
 
-    def finish(self, state: fg.TrainState) -> fg.TrainState:
-        return self.within(state, lambda state: (self.rule.finish(state), None))[0]
+    def finalize(self, state: fg.TrainState) -> fg.TrainState:
+        return self.update_trainable(state, lambda state: (self.rule.finalize(state), None))[0]
 
-    def within(self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]) -> tuple[fg.TrainState, Any]:
+    def update_trainable(
+        self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
+    ) -> tuple[fg.TrainState, Any]:
         """What `update` makes of the state as the rule within sees it, and what else it gives."""
-        trained, frozen = self.freeze.parted(state.module)
+        trained, frozen = self.freeze.split_frozen(state.module)
         state, output = update(state.replace(module=trained))
         return state.replace(module=eqx.combine(frozen, state.module)), output
 
-    def around(self, rule: fg.UpdateRule) -> Self:
+    def rewrap(self, rule: fg.UpdateRule) -> Self:
         return type(self)(rule, self.freeze)
 
 
-class ThawingUpdate(FrozenUpdate):
+class UnfreezingUpdate(FrozenUpdate):
     """A rule for a module of which a part is frozen until a step; from there on it is the rule within.
 
     The optimizer state is always that of the whole module. While a part is frozen, the rule is handed the leaves that
@@ -151,17 +157,19 @@ class ThawingUpdate(FrozenUpdate):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
-    def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
-        thaws = self.freeze.thaws(span)
-        return super().at(step, span) if thaws is None or int(step) < thaws else self.rule.at(step, span)
+    def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
+        thaws = self.freeze.unfreeze_step(span)
+        return super().for_step(step, span) if thaws is None or int(step) < thaws else self.rule.for_step(step, span)
 
-    def within(self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]) -> tuple[fg.TrainState, Any]:
-        like = eqx.filter_eval_shape(self.rule.init, self.freeze.parted(state.module)[0])
-        new, output = super().within(state.replace(opt_state=filled(like, state.opt_state)), update)
-        return new.replace(opt_state=filled(state.opt_state, new.opt_state)), output
+    def update_trainable(
+        self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
+    ) -> tuple[fg.TrainState, Any]:
+        like = eqx.filter_eval_shape(self.rule.init, self.freeze.split_frozen(state.module)[0])
+        new, output = super().update_trainable(state.replace(opt_state=fill_missing(like, state.opt_state)), update)
+        return new.replace(opt_state=fill_missing(state.opt_state, new.opt_state)), output
 
 
-def filled(tree: PyTree, source: PyTree) -> PyTree:
+def fill_missing(tree: PyTree, source: PyTree) -> PyTree:
     """The tree with the leaves of `source` at the same paths."""
     there = dict(leaves_with_paths(source))
     leaves = [there.get(path, leaf) for path, leaf in leaves_with_paths(tree)]

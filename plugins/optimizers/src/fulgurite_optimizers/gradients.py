@@ -9,21 +9,21 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.module import losses_of, named
-from fulgurite.paths import leaves_with_paths
-from fulgurite.step import examples_in
-from fulgurite.update import Forward
+from fulgurite.model.module import get_loss_fns, prefix_output
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.training.step import count_examples
+from fulgurite.training.update import Forward
 from jax.extend.core import Literal
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_optimizers.metrics import Metrics, as_metrics
-from fulgurite_optimizers.microbatches import over_microbatches
+from fulgurite_optimizers.microbatches import run_microbatches
 from fulgurite_optimizers.phase import Phase
 
 Terms = dict[str, Float[Array, ""]]
 
 
-class Part(NamedTuple):
+class PhaseGradients(NamedTuple):
     """What a phase needs of one forward and backward pass; `terms` are those of its loss, `media` the arrays of what it
     shows, for `Gradients.media`."""
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     media: list[Array]
 
 
-Gradient = Callable[[str, Any, Any, fg.Context], Part]
+Gradient = Callable[[str, Any, Any, fg.Context], PhaseGradients]
 """`gradient(phase, module, batch, ctx)`: of the loss of that phase, for what it updates; None elsewhere."""
 
 
@@ -50,11 +50,11 @@ class Gradients:
         self._unchecked = set(phases)
         self._shown: dict[str, Any] = {}
 
-    def separate(self, forward: Forward) -> Gradient:
+    def compute_separately(self, forward: Forward) -> Gradient:
         """One forward pass for each phase, by microbatches if it says so."""
 
-        def gradient(name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
-            params, rest = eqx.partition(module, self._phases[name].chosen(module))
+        def gradient(name: str, module: Any, batch: Any, ctx: fg.Context) -> PhaseGradients:
+            params, rest = eqx.partition(module, self._phases[name].param_mask(module))
 
             def compute(batch: Any, ctx: fg.Context) -> tuple[Any, Metrics, Any, list[Array], Any]:
                 def loss(params: Any) -> Any:
@@ -66,19 +66,19 @@ class Gradients:
                 return (grads, part.terms), part.metrics, part.model_state, part.media, part.preds
 
             accumulate = self._phases[name].accumulate
-            if accumulate is not None and accumulate.how == "microbatch":
-                (grads, terms), metrics, model_state, media = over_microbatches(
+            if accumulate is not None and accumulate.mode == "microbatch":
+                (grads, terms), metrics, model_state, media = run_microbatches(
                     lambda batch, ctx: compute(batch, ctx)[:4], batch, ctx, accumulate.n
                 )
-                return Part(grads, terms, metrics, model_state, None, media)
+                return PhaseGradients(grads, terms, metrics, model_state, None, media)
             (grads, terms), metrics, model_state, media, preds = compute(batch, ctx)
-            return Part(grads, terms, metrics, model_state, preds, media)
+            return PhaseGradients(grads, terms, metrics, model_state, preds, media)
 
         return gradient
 
-    def shared(self, forward: Forward, module: Any, batch: Any, ctx: fg.Context) -> Gradient:
+    def compute_shared(self, forward: Forward, module: Any, batch: Any, ctx: fg.Context) -> Gradient:
         """One forward pass for all phases, with a pullback for each."""
-        chosen = {name: phase.chosen(module) for name, phase in self._phases.items()}
+        chosen = {name: phase.param_mask(module) for name, phase in self._phases.items()}
         params, rest = eqx.partition(module, jax.tree.map(lambda *yes: any(yes), *chosen.values()))
 
         def losses(params: Any) -> Any:
@@ -88,7 +88,7 @@ class Gradients:
 
         values, linear, parts = jax.linearize(losses, params, has_aux=True)
 
-        def gradient(name: str, *_: Any) -> Part:
+        def gradient(name: str, *_: Any) -> PhaseGradients:
             def pullback(like: Any) -> Any:
                 # Of this loss alone: what only the others depend on is never transposed.
                 grads = jax.linear_transpose(lambda tangents: linear(tangents)[name], params)(like)[0]
@@ -104,40 +104,42 @@ class Gradients:
         made = [jax.tree.unflatten(self._shown[name], arrays) for name, arrays in shown.items()]
         return {key: one for media in made for key, one in media.items()}
 
-    def apart(self, module: Any) -> bool:
+    def is_disjoint(self, module: Any) -> bool:
         """Whether a module gives its losses as functions."""
         return self._functions and callable(getattr(module, "losses", None))
 
-    def _forward(self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context) -> Part:
-        if not self.apart(module):
+    def _forward(self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context) -> PhaseGradients:
+        if not self.is_disjoint(module):
             return self._part(name, forward(module, batch, ctx), batch, ctx)
 
         def losses(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-            functions = losses_of(module, batch, ctx)
+            functions = get_loss_fns(module, batch, ctx)
             self._check(functions)
-            return named(name, functions[name]())
+            return prefix_output(name, functions[name]())
 
         output = forward(module, batch, ctx, losses)
         # The loss terms of plugins are there for all phases.
         owners = self._owners(output.losses)
         self._check_owned(owners.values())
         own = {key: value for key, value in output.losses.items() if owners[key] == name}
-        return self._made(name, own, output, batch, ctx)
+        return self._collect_metrics(name, own, output, batch, ctx)
 
-    def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
+    def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> PhaseGradients:
         owners = self._owners(output.losses)
         self._check(dict.fromkeys(owners.values()))
         own = {key: value for key, value in output.losses.items() if owners[key] == name}
         if name != self._metrics_of:
             output = output.replace(metrics={}, media={})
-        return self._made(name, own, output, batch, ctx)
+        return self._collect_metrics(name, own, output, batch, ctx)
 
-    def _made(self, name: str, terms: Terms, output: fg.Output, batch: Any, ctx: fg.Context) -> Part:
+    def _collect_metrics(
+        self, name: str, terms: Terms, output: fg.Output, batch: Any, ctx: fg.Context
+    ) -> PhaseGradients:
         if not terms:
             raise ModelError(f"the phase {name!r} got no loss: return one from its function")
-        metrics = as_metrics(output.metrics, examples_in(batch, ctx.mask))
+        metrics = as_metrics(output.metrics, count_examples(batch, ctx.mask))
         media, self._shown[name] = jax.tree.flatten(output.media)
-        return Part(None, terms, metrics, output.model_state, output.preds, media)
+        return PhaseGradients(None, terms, metrics, output.model_state, output.preds, media)
 
     def _owners(self, terms: Terms) -> dict[str, str]:
         """The phase of each term. A single one has them all, unless the losses have names, of which its own is one."""
@@ -159,7 +161,7 @@ class Gradients:
         if without := [name for name in losses if name not in self._phases]:
             raise ModelError(
                 f"the loss {without[0]!r} has no optimizer; there are phases for {', '.join(self._phases)}. Give it "
-                f"one, Phases({without[0]}=Phase(...)), or call it by the phase whose loss it is part of, such as "
+                f"one, MultiOptimizer({without[0]}=Phase(...)), or call it by the phase whose loss it is part of, such as "
                 f"'{next(iter(self._phases))}/{without[0]}'"
             )
 

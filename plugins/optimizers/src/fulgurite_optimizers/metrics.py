@@ -6,22 +6,22 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.window import as_metric
+from fulgurite.training.metric_window import as_metric
 from jaxtyping import Array
 
 Metrics = dict[str, Any]
-"""`fg.metrics.Metric` or `Running`, by name."""
+"""`fg.metrics.Metric` or `RunningMetric`, by name."""
 
 
 def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
     """A bare scalar becomes a mean over the examples of its batch, so it weighs `weight`."""
     return {
-        name: value if isinstance(value, fg.metrics.Running) else as_metric(name, value, weight)
+        name: value if isinstance(value, fg.metrics.RunningMetric) else as_metric(name, value, weight)
         for name, value in values.items()
     }
 
 
-def apart(given: Metrics, own: Metrics) -> Metrics:
+def merge_disjoint(given: Metrics, own: Metrics) -> Metrics:
     """The metrics of the module and those of its phases, which have names of their own."""
     if twice := sorted(given.keys() & own.keys()):
         raise ModelError(
@@ -30,24 +30,24 @@ def apart(given: Metrics, own: Metrics) -> Metrics:
     return given | own
 
 
-def joined(first: Metrics, second: Metrics) -> Metrics:
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     """Each metric over the examples of both, a running one after both."""
     return {
-        name: one.then(second[name]) if isinstance(one, fg.metrics.Running) else one.merge(second[name])
+        name: one.update(second[name]) if isinstance(one, fg.metrics.RunningMetric) else one.merge(second[name])
         for name, one in first.items()
     }
 
 
-def emptied(metrics: Metrics, phase: str) -> Metrics:
+def empty_metrics(metrics: Metrics, phase: str) -> Metrics:
     """The metrics, made from specs, over no examples."""
-    if running := [name for name, one in metrics.items() if isinstance(one, fg.metrics.Running)]:
+    if running := [name for name, one in metrics.items() if isinstance(one, fg.metrics.RunningMetric)]:
         raise ModelError(
             f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does not run at every "
-            "step: give a scalar or an fg.metrics.Metric, such as Mean.of(value)"
+            "step: give a scalar or an fg.metrics.Metric, such as Mean.from_values(value)"
         )
-    return {name: jax.tree.map(zeros, one).empty() for name, one in metrics.items()}
+    return {name: jax.tree.map(zeros_like_spec, one).empty() for name, one in metrics.items()}
 
 
-def zeros(spec: jax.ShapeDtypeStruct) -> Array:
+def zeros_like_spec(spec: jax.ShapeDtypeStruct) -> Array:
     """Zeros of that shape and dtype."""
     return jnp.zeros(spec.shape, spec.dtype)

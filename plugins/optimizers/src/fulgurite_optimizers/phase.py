@@ -8,11 +8,11 @@ import optax
 from fulgurite.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fulgurite_optimizers.accumulate import Accumulate
+    from fulgurite_optimizers.accumulate import GradientAccumulation
 
 
 @dataclass(frozen=True)
-class Phase(fg.Phase):
+class Phase(fg.OptimizerSpec):
     """An optimizer for one of several losses.
 
     Attributes:
@@ -28,12 +28,14 @@ class Phase(fg.Phase):
     every: int = field(default=1, kw_only=True)
     repeat: int = field(default=1, kw_only=True)
     split: bool = field(default=False, kw_only=True)
-    accumulate: "Accumulate | None" = field(default=None, kw_only=True)
+    accumulate: "GradientAccumulation | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.accumulate is not None and not hasattr(self.accumulate, "how"):
-            raise ConfigurationError(f"Phase: accumulate is {self.accumulate!r}; give Accumulate(4), or with 'steps'")
+            raise ConfigurationError(
+                f"Phase: accumulate is {self.accumulate!r}; give GradientAccumulation(4), or with 'steps'"
+            )
         for name, value in (("every", self.every), ("repeat", self.repeat)):
             if type(value) is not int or value < 1:
                 raise ConfigurationError(f"Phase: {name} is {value!r}; it must be a positive integer")
@@ -41,12 +43,16 @@ class Phase(fg.Phase):
             raise ConfigurationError("Phase: split=True is for repeat=2 and more, which then share the batch")
 
     @staticmethod
-    def of(phase: fg.Phase) -> "Phase":
+    def from_spec(phase: fg.OptimizerSpec) -> "Phase":
         """A phase of the core, extended by the fields of this package."""
-        return phase if isinstance(phase, Phase) else Phase(phase.optimizer, phase.params, before=phase.before)
+        return (
+            phase
+            if isinstance(phase, Phase)
+            else Phase(phase.optimizer, phase.params, gradient_transform=phase.gradient_transform)
+        )
 
 
-def partial_update(optimizer: optax.GradientTransformation, params: Any) -> dict[str, fg.Phase]:
+def optimize_only(optimizer: optax.GradientTransformation, params: Any) -> dict[str, fg.OptimizerSpec]:
     """For `configure_optimizers`: an optimizer that updates only the arrays that `params` selects. All others get no
     gradient, no optimizer state and no weight decay. Needs no plugin."""
-    return {"default": fg.Phase(optimizer, params)}
+    return {"default": fg.OptimizerSpec(optimizer, params)}

@@ -6,14 +6,14 @@ from typing import Any, Literal
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
-from fulgurite.paths import leaves_with_paths
+from fulgurite.tree.paths import leaves_with_paths
 
-from fulgurite_optimizers.finishing import Finishing
+from fulgurite_optimizers.finishing import FinalizeMixin
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.update import PhasedUpdate
 
 
-class Phases(Finishing):
+class MultiOptimizer(FinalizeMixin):
     """Trains each loss with its own optimizer, all in one compiled step.
 
     The losses come by name from `training_step`, `fg.Output(losses={"generator": ..., ...})`, or as functions from a
@@ -35,35 +35,35 @@ class Phases(Finishing):
         *,
         order: Literal["alternating", "simultaneous"] = "alternating",
         overlap: bool = False,
-        **phases: fg.Phase,
+        **phases: fg.OptimizerSpec,
     ) -> None:
         if order not in ("alternating", "simultaneous"):
             raise ConfigurationError(f"Phases: order is {order!r}; choose 'alternating' or 'simultaneous'")
         for name, phase in phases.items():
-            if not isinstance(phase, fg.Phase):
+            if not isinstance(phase, fg.OptimizerSpec):
                 raise ConfigurationError(f"Phases: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)")
         self.simultaneous, self.overlap, self.phases = order == "simultaneous", overlap, phases
 
     @fg.hookimpl
-    def optimizers(self) -> dict[str, fg.Phase] | None:
+    def configure_optimizers(self) -> dict[str, fg.OptimizerSpec] | None:
         """The phases that were given."""
         return dict(self.phases) or None
 
     @fg.hookimpl
-    def update_rule(self, module: Any, phases: dict[str, fg.Phase]) -> PhasedUpdate:
+    def make_update_rule(self, module: Any, optimizers: dict[str, fg.OptimizerSpec]) -> PhasedUpdate:
         """The rule, after a look at what the phases select."""
-        made = {name: Phase.of(phase) for name, phase in phases.items()}
+        made = {name: Phase.from_spec(phase) for name, phase in optimizers.items()}
         if all(phase.every > 1 for phase in made.values()):
             raise ConfigurationError(
                 f"of the phases {', '.join(made)} one must run at every step, with every=1: a step is an update"
             )
         for name, phase in made.items() if self.simultaneous else ():
-            if phase.repeat > 1 or (phase.accumulate is not None and phase.accumulate.how == "microbatch"):
+            if phase.repeat > 1 or (phase.accumulate is not None and phase.accumulate.mode == "microbatch"):
                 raise ConfigurationError(
                     f"the phase {name!r} repeats or takes microbatches, but simultaneous phases take one gradient of "
                     "the whole batch each, at the same parameters: use order='alternating'"
                 )
-        chosen = {name: phase.chosen(module) for name, phase in made.items()}
+        chosen = {name: phase.param_mask(module) for name, phase in made.items()}
         for name, arrays in chosen.items():
             if not any(jax.tree.leaves(arrays)):
                 raise ConfigurationError(
@@ -75,6 +75,6 @@ class Phases(Finishing):
                 more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
                 raise ConfigurationError(
                     f"the phases {first!r} and {second!r} both update {shared[0]}{more}: select other arrays, or say "
-                    "Phases(overlap=True)"
+                    "MultiOptimizer(overlap=True)"
                 )
         return PhasedUpdate(made, simultaneous=self.simultaneous)

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite.triggers import as_trigger, is_exact
-from fulgurite.update import Forward
+from fulgurite.training.update import Forward
 from optax.contrib import reduce_on_plateau
 
-from fulgurite_optimizers.wrapped import Wrapped
+from fulgurite_optimizers.wrapped import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ReduceOnPlateau:
         return self.monitor
 
     @fg.hookimpl
-    def plugin_state(self) -> Any:
+    def init_plugin_state(self) -> Any:
         """The state of optax's rule."""
         return self._rule().init({"weight": jnp.zeros(())})
 
@@ -77,11 +77,11 @@ class ReduceOnPlateau:
         return ScaledUpdate(rule, f"{self.plugin_name}:{self.instance}")
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """A look at the metric after it was evaluated."""
-        return [fg.Scheduled("look", self.every, self.look, "decide")]
+        return [fg.ScheduledAction("look", self.every, self.check_metric, "decide")]
 
-    def look(self, run: fg.Run) -> fg.Replace:
+    def check_metric(self, run: fg.Run) -> fg.ReplaceState:
         """Takes the newest value of the metric into account."""
         source, _, name = self.monitor.partition("/")
         known = {f"{one}/{key}": value for one, values in run.metrics.items() for key, value in values.items()}
@@ -94,12 +94,12 @@ class ReduceOnPlateau:
             raise ConfigurationError(f"ReduceOnPlateau: {self.monitor!r} is an array {np.shape(value)}; take a number")
         value = value if self.mode == "min" else -value
         state, key = run.state, f"{self.plugin_name}:{self.instance}"
-        _, new = self._rule().update({}, state.plugins[key], value=value)
-        placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugins[key], new)
+        _, new = self._rule().update({}, state.plugin_states[key], value=value)
+        placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugin_states[key], new)
         alone = sum(name.startswith(f"{self.plugin_name}:") for name in run.engine.plugins.plugins) == 1
         name = "scale" if alone else f"{self.monitor}/scale"
-        run.emit("scalars", self.plugin_name, {name: float(placed.scale)})
-        return fg.Replace(state.replace(plugins={**state.plugins, key: placed}))
+        run.log_scalars(self.plugin_name, {name: float(placed.scale)})
+        return fg.ReplaceState(state.replace(plugin_states={**state.plugin_states, key: placed}))
 
     def _rule(self) -> optax.GradientTransformationExtraArgs:
         return reduce_on_plateau(
@@ -112,7 +112,7 @@ class ReduceOnPlateau:
         )
 
 
-class ScaledUpdate(Wrapped):
+class ScaledUpdate(UpdateRuleWrapper):
     """A rule whose changes of the parameters are multiplied by the scale in a plugin's slice of the state."""
 
     def __init__(self, rule: fg.UpdateRule, slice: str) -> None:
@@ -123,17 +123,17 @@ class ScaledUpdate(Wrapped):
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
         new, output = self.rule(forward, state, batch, ctx)
-        return self._scaled(state, new), output
+        return self._scale_update(state, new), output
 
-    def apply(self, state: fg.TrainState, grads: Any, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
-        new, output = self.rule.apply(state, grads, output)
-        return self._scaled(state, new), output
+    def apply_gradients(self, state: fg.TrainState, grads: Any, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
+        new, output = self.rule.apply_gradients(state, grads, output)
+        return self._scale_update(state, new), output
 
-    def finish(self, state: fg.TrainState) -> fg.TrainState:
-        return self._scaled(state, self.rule.finish(state))
+    def finalize(self, state: fg.TrainState) -> fg.TrainState:
+        return self._scale_update(state, self.rule.finalize(state))
 
-    def _scaled(self, state: fg.TrainState, new: fg.TrainState) -> fg.TrainState:
-        scale = state.plugins[self._slice].scale
+    def _scale_update(self, state: fg.TrainState, new: fg.TrainState) -> fg.TrainState:
+        scale = state.plugin_states[self._slice].scale
 
         def scaled(old: Any, made: Any) -> Any:
             if old is made:
@@ -142,5 +142,5 @@ class ScaledUpdate(Wrapped):
 
         return new.replace(module=jax.tree.map(scaled, state.module, new.module))
 
-    def around(self, rule: fg.UpdateRule) -> "ScaledUpdate":
+    def rewrap(self, rule: fg.UpdateRule) -> "ScaledUpdate":
         return ScaledUpdate(rule, self._slice)

@@ -11,12 +11,12 @@ from jaxtyping import Array, Int, PyTree
 class StepsState(NamedTuple):
     """The sum of `held` gradients that are not applied yet, and the optimizer's state."""
 
-    held: Int[Array, ""]
+    num_accumulated: Int[Array, ""]
     grads: PyTree
     inner: PyTree
 
 
-def over_steps(optimizer: optax.GradientTransformation, n: int) -> optax.GradientTransformationExtraArgs:
+def accumulate_over_steps(optimizer: optax.GradientTransformation, n: int) -> optax.GradientTransformationExtraArgs:
     """Gives updates of zero but for every `n`-th, which is the optimizer's for the mean of the last `n` gradients.
 
     `update(None, state, params, finish=True)` gives the one for the mean of those that are left, if there are any.
@@ -29,10 +29,10 @@ def over_steps(optimizer: optax.GradientTransformation, n: int) -> optax.Gradien
 
     def update(updates: Any, state: Any, params: Any = None, *, finish: bool = False) -> tuple[Any, StepsState]:
         if not finish:
-            state = state._replace(held=state.held + 1, grads=jax.tree.map(jnp.add, state.grads, updates))
+            state = state._replace(num_accumulated=state.held + 1, grads=jax.tree.map(jnp.add, state.grads, updates))
 
         def apply(state: StepsState) -> tuple[Any, StepsState]:
-            mean = jax.tree.map(lambda sum: sum / state.held.astype(sum.dtype), state.grads)
+            mean = jax.tree.map(lambda sum: sum / state.num_accumulated.astype(sum.dtype), state.grads)
             updates, inner = optimizer.update(mean, state.inner, params)
             return updates, StepsState(jnp.int32(0), jax.tree.map(jnp.zeros_like, state.grads), inner)
 

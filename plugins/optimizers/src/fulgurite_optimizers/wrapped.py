@@ -6,7 +6,7 @@ import fulgurite as fg
 from jaxtyping import PyTree
 
 
-class Wrapped(fg.UpdateRule):
+class UpdateRuleWrapper(fg.UpdateRule):
     """Does what `rule` does."""
 
     def __init__(self, rule: fg.UpdateRule) -> None:
@@ -16,21 +16,23 @@ class Wrapped(fg.UpdateRule):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
-    def trained(self, module: PyTree) -> PyTree[bool]:
-        return self.rule.trained(module)
+    def trainable_mask(self, module: PyTree) -> PyTree[bool]:
+        return self.rule.trainable_mask(module)
 
-    def apply(self, state: fg.TrainState, grads: PyTree, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
-        return self.rule.apply(state, grads, output)
+    def apply_gradients(
+        self, state: fg.TrainState, grads: PyTree, output: fg.Output
+    ) -> tuple[fg.TrainState, fg.Output]:
+        return self.rule.apply_gradients(state, grads, output)
 
-    def at(self, step: int, span: fg.Span) -> fg.UpdateRule:
-        rule = self.rule.at(step, span)
+    def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
+        rule = self.rule.for_step(step, span)
         if rule is self.rule:
             return self
-        return self._later.setdefault(id(rule), self.around(rule))
+        return self._later.setdefault(id(rule), self.rewrap(rule))
 
-    def finish(self, state: fg.TrainState) -> fg.TrainState:
-        return self.rule.finish(state)
+    def finalize(self, state: fg.TrainState) -> fg.TrainState:
+        return self.rule.finalize(state)
 
-    def around(self, rule: fg.UpdateRule) -> Self:
+    def rewrap(self, rule: fg.UpdateRule) -> Self:
         """The same around another rule."""
         raise NotImplementedError

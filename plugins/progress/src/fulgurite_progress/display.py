@@ -64,7 +64,7 @@ class Display:
 
     def line(self) -> Line:
         """What is known at this moment; nothing is read from the device."""
-        step, end, accounts = self._run.step, self._run.span.end, self._run.accounts
+        step, end, accounts = self._run.step, self._run.step_range.stop, self._run.timings
         if "compile" not in accounts.open:
             now = monotonic() - accounts.seconds.get("compile", 0.0)  # how fast steps are tells nothing of it
             self._seen.append((now, step))

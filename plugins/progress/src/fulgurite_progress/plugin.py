@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
+class ProgressBar:
     """Shows a run on standard error: in a terminal as one line that is kept up to date, elsewhere as plain lines at
     growing intervals. It never waits for the device and takes part in no step. Only the first process shows anything.
 
@@ -41,11 +41,11 @@ class Progress:
             return
         from fulgurite_progress.display import Display
         from fulgurite_progress.screen import Screen
-        from fulgurite_progress.summary import summary
+        from fulgurite_progress.summary import model_summary
 
         console = Screen(file=sys.stderr)
         if self.summary:
-            console.print(summary(run.state, rule=run.rule.at(run.step, run.span)))
+            console.print(model_summary(run.state, rule=run.update_rule.for_step(run.step, run.step_range)))
         display = Display(run, console, self.refresh)
         self._shown.append(display)
         display.start()
@@ -56,7 +56,7 @@ class Progress:
         from fulgurite_progress.summary import costs
 
         if run is not None and self.summary and self._shown:
-            self._shown[0].console.print(costs(name, compiled, run.accounts.seconds["compile"]))
+            self._shown[0].console.print(costs(name, compiled, run.timings.seconds["compile"]))
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -70,13 +70,13 @@ class Progress:
         self._end(f"ended by {type(exception).__name__}")
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         """Ends the line and prints the times."""
-        from fulgurite_progress.times import times
+        from fulgurite_progress.times import timing_table
 
-        if display := self._end(f"stopped: {result.stopped}" if result.stopped else "done"):
+        if display := self._end(f"stopped: {result.stop_reason}" if result.stop_reason else "done"):
             if self.times:
-                display.console.print(times(result.accounts))
+                display.console.print(timing_table(result.timings))
 
     def _end(self, how: str) -> "Display | None":
         if not self._shown:

@@ -5,7 +5,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.paths import leaves_with_paths, parse
+from fulgurite.tree.paths import leaves_with_paths, parse
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,15 +13,15 @@ from rich.text import Text
 ROWS = 24
 
 
-def summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None) -> RenderableType:
+def model_summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None) -> RenderableType:
     """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer, and whether they
     are frozen (never updated by `rule`), with totals below. Modules are listed as deep as fits into `rows` rows. Only
     shapes are read."""
     arrays, kept = _arrays(state.module), _arrays(state.opt_state)
-    groups = _grouped(arrays, rows)
+    groups = _group_rows(arrays, rows)
     sharded = any(_spec(leaf) != "-" for _, leaf in arrays)
     frozen = set() if rule is None else _frozen(state.module, rule)
-    owned = _owned(kept, {path for path, _ in arrays})
+    owned = _optimizer_bytes(kept, {path for path, _ in arrays})
     columns = ["parameters", "bytes", "optimizer", "dtype", *["sharding"] * sharded, *["frozen"] * bool(frozen)]
     table = Table("module", box=None, pad_edge=False)
     for name in columns:
@@ -29,13 +29,13 @@ def summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None =
     for name, members in groups.items():
         leaves, optimizer = [leaf for _, leaf in members], sum(owned[path] for path, _ in members)
         cells = [name, f"{sum(leaf.size for leaf in leaves):,}", _size(sum(map(_bytes, leaves))), _size(optimizer)]
-        cells.append(_several(str(leaf.dtype) for leaf in leaves))
-        cells += [_several(map(_spec, leaves))] * sharded
+        cells.append(_join_names(str(leaf.dtype) for leaf in leaves))
+        cells += [_join_names(map(_spec, leaves))] * sharded
         still = [path in frozen for path, _ in members]
         table.add_row(*cells, *["yes" if all(still) else "partly" if any(still) else ""] * bool(frozen))
     parameters, size = sum(leaf.size for _, leaf in arrays), sum(_bytes(leaf) for _, leaf in arrays)
     optimizer = sum(_bytes(leaf) for _, leaf in kept)
-    plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugins) if _is_array(leaf))
+    plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugin_states) if _is_array(leaf))
     total = f"{type(state.module).__name__}: {parameters:,} parameters, {_size(size)}; optimizer {_size(optimizer)}"
     if frozen:
         total += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
@@ -44,7 +44,7 @@ def summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None =
     return Group(table, Text(total, "bold"))
 
 
-def parameters(module: Any) -> Table:
+def parameter_table(module: Any) -> Table:
     """A table of the arrays of a module, or of another tree: path, shape, dtype, sharding, parameters, bytes."""
     table = Table("path", "shape", "dtype", "sharding", box=None, pad_edge=False)
     for name in ("parameters", "bytes"):
@@ -67,7 +67,7 @@ def costs(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
     return Text(", ".join([*parts, f"{seconds:.2f} s"]), "dim")
 
 
-def _grouped(arrays: list[tuple[str, Any]], rows: int) -> dict[str, list[tuple[str, Any]]]:
+def _group_rows(arrays: list[tuple[str, Any]], rows: int) -> dict[str, list[tuple[str, Any]]]:
     """Arrays by the path of the module that holds them, as deep as gives at most `rows` groups."""
     paths = {path: parse(path) for path, _ in arrays}
     for depth in range(max((len(path) - 1 for path in paths.values()), default=0), 0, -1):
@@ -87,10 +87,10 @@ def _arrays(tree: Any) -> list[tuple[str, Any]]:
 def _frozen(module: Any, rule: fg.UpdateRule) -> set[str]:
     """The paths of the floating-point arrays that a rule leaves alone."""
     floating = {path for path, leaf in _arrays(module) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)}
-    return floating - {path for path, yes in leaves_with_paths(rule.trained(module)) if yes}
+    return floating - {path for path, yes in leaves_with_paths(rule.trainable_mask(module)) if yes}
 
 
-def _owned(kept: list[tuple[str, Any]], paths: set[str]) -> dict[str, int]:
+def _optimizer_bytes(kept: list[tuple[str, Any]], paths: set[str]) -> dict[str, int]:
     """The bytes that an optimizer keeps for the array at each of `paths`, which is the longest one that ends a path."""
     owned = dict.fromkeys(paths, 0)
     for path, leaf in kept:
@@ -115,7 +115,7 @@ def _spec(leaf: Any) -> str:
     return str(tuple(spec)) if spec is not None and any(spec) else "-"
 
 
-def _several(names: Any) -> str:
+def _join_names(names: Any) -> str:
     return ", ".join(dict.fromkeys(names))
 
 

@@ -14,7 +14,7 @@ _NAMES = {
 }
 
 
-def times(accounts: fg.Accounts) -> Table:
+def timing_table(accounts: fg.Timings) -> Table:
     """A table of seconds and shares by part: steps, waiting for data, compiling, evaluations, saving, each plugin."""
     seconds: dict[str, float] = defaultdict(float)
     for name, spent in accounts.seconds.items():

@@ -1,5 +1,5 @@
-"""Named random streams for Fulgurite: `Engine(plugins=[Rng(Stream("noise", train=True, eval=True))])`."""
+"""Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise", train=True, eval=True))])`."""
 
-from fulgurite import Stream as Stream
+from fulgurite import RngStream as RngStream
 
 from fulgurite_rng.plugin import DEFAULTS as DEFAULTS, Rng as Rng

@@ -6,9 +6,9 @@ from fulgurite.errors import ConfigurationError
 from jaxtyping import Array, Key
 
 DEFAULTS = (
-    fg.Stream("params", init=True, per_step=False),
-    fg.Stream("default", train=True),
-    fg.Stream("dropout", train=True),
+    fg.RngStream("params", init=True, per_step=False),
+    fg.RngStream("default", train=True),
+    fg.RngStream("dropout", train=True),
 )
 
 
@@ -26,24 +26,26 @@ class Rng:
     plugin_name = "rng"
     provides = ("rng",)
 
-    def __init__(self, *streams: fg.Stream) -> None:
+    def __init__(self, *streams: fg.RngStream) -> None:
         for stream in streams:
-            if not isinstance(stream, fg.Stream):
-                raise ConfigurationError(f"Rng takes streams, such as Rng(Stream('noise', train=True)), not {stream!r}")
+            if not isinstance(stream, fg.RngStream):
+                raise ConfigurationError(
+                    f"Rng takes streams, such as Rng(RngStream('noise', train=True)), not {stream!r}"
+                )
         names = [stream.name for stream in streams]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigurationError(f"Rng is given two streams called {twice[0]!r}")
         self._streams = {stream.name: stream for stream in (*DEFAULTS, *streams)}
 
     @fg.hookimpl
-    def rng_streams(self) -> list[fg.Stream]:
+    def register_rng_streams(self) -> list[fg.RngStream]:
         """The defaults and the streams that were given."""
         return list(self._streams.values())
 
-    def streams(self, seed: int | Key[Array, ""]) -> fg.Streams:
+    def streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
         """The streams over a seed or root key, for use outside an engine: `rng.streams(0).train_keys(step)`.
 
         The keys are those of an engine with that seed. The step may be traced.
         """
         root = jax.random.key(seed) if isinstance(seed, int) else seed
-        return fg.Streams(root, self._streams.values())
+        return fg.RngStreams(root, self._streams.values())

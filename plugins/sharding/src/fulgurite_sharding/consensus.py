@@ -20,7 +20,7 @@ _TIDIED_EVERY = 64
 
 
 @dataclass
-class _Said:
+class _Counters:
     """How often this process has spoken with the others. It belongs to the process as the store of their answers does:
     of two engines the second would else read what the first one said."""
 
@@ -32,10 +32,10 @@ class _Said:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_said = _Said()
+_said = _Counters()
 
 
-class Agreement(fg.Consensus):
+class CoordinatedSync(fg.ProcessSync):
     """Makes every process do the same at the same step.
 
     SIGTERM is JAX's: once one process has it, all stop at the same point, asked for at each end of a dispatch and
@@ -54,16 +54,16 @@ class Agreement(fg.Consensus):
         self._every, self._timeout = every, timeout
         self._met: int | None = None
 
-    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
+    def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
         # Counted by polls instead of steps, because evaluations poll as well; every process does so equally often.
         _said.polls += 1
         preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(_said.polls) else ())
         if self._met is None or not self._met <= step < self._met - self._met % self._every + self._every:
             self._met = step
-            return preempted | self._meet(wishes)
+            return preempted | self._meet(requests)
         return preempted
 
-    def decide(self, make: Callable[[], Any]) -> Any:
+    def broadcast(self, fn: Callable[[], Any]) -> Any:
         _said.decisions += 1
         key = f"fulgurite/decide/{_said.decisions}"
         if jax.process_index() > 0:
@@ -72,14 +72,14 @@ class Agreement(fg.Consensus):
                 raise ProcessError(f"process 0 failed where it decides for all: {answer['error']}")
             return answer["value"]
         try:
-            value = json.loads(json.dumps(make()))
+            value = json.loads(json.dumps(fn()))
         except BaseException as error:
             self._write(key, {"error": f"{type(error).__name__}: {error}"})
             raise
         self._write(key, {"value": value})
         return value
 
-    def gather(self, name: str, value: Any) -> list[Any]:
+    def all_gather(self, name: str, value: Any) -> list[Any]:
         with _said.lock:
             _said.gathered[name] += 1
             number = _said.gathered[name]
@@ -97,17 +97,17 @@ class Agreement(fg.Consensus):
         self._write(f"{key}/all", values)
         return values
 
-    def _meet(self, wishes: frozenset[str]) -> frozenset[str]:
+    def _meet(self, requests: frozenset[str]) -> frozenset[str]:
         """Process 0's decision. The others cast their votes to stop before they read it; it may come to know of a vote
         one meeting late, and waits for none."""
         _said.meetings += 1
         block, number = divmod(_said.meetings, _TIDIED_EVERY)
         key = f"fulgurite/agree/{block}/{number}"
         if number == 0:
-            self.gather("meetings", None)
+            self.all_gather("meetings", None)
             if jax.process_index() == 0:
                 self._drop(f"fulgurite/agree/{block - 1}")
-        stops = sorted(wish for wish in wishes if wish.startswith("stop:"))
+        stops = sorted(wish for wish in requests if wish.startswith("stop:"))
         if jax.process_index() > 0:
             if stops:
                 vote = {"meeting": _said.meetings, "stops": stops}
@@ -115,7 +115,7 @@ class Agreement(fg.Consensus):
             return frozenset(self._read(key))
         votes = [json.loads(text) for _, text in client().key_value_dir_get("fulgurite/votes/")]
         # A vote counts once: what a fit ended for must not end the next one in this process.
-        agreed = {stop for vote in votes if vote["meeting"] > _said.honoured for stop in vote["stops"]} | wishes
+        agreed = {stop for vote in votes if vote["meeting"] > _said.honoured for stop in vote["stops"]} | requests
         if any(wish.startswith("stop:") for wish in agreed):
             _said.honoured = _said.meetings
         self._write(key, sorted(agreed))

@@ -85,7 +85,7 @@ class Group:
         return f"{place} timeout={self.timeout} heartbeat={self.heartbeat}"
 
 
-def distributed(
+def initialize_distributed(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
@@ -122,10 +122,10 @@ def distributed(
             f"`fulgurite fit PROGRAM` with {VARIABLE}, connect before the program is imported"
         )
     _connect(group)
-    sys.excepthook = _ending(sys.excepthook)
+    sys.excepthook = _exit_hook(sys.excepthook)
 
 
-def connected() -> bool:
+def is_connected() -> bool:
     """Whether this process is connected with others."""
     return jax.distributed.is_initialized()
 
@@ -160,7 +160,7 @@ def _connect(group: Group) -> None:
                 group.process,
                 initialization_timeout=group.timeout + _LONGER,
                 heartbeat_timeout_seconds=group.heartbeat,
-                coordinator_bind_address=_bound_to(group.coordinator),
+                coordinator_bind_address=_bind_address(group.coordinator),
                 cluster_detection_method="deactivate" if group.coordinator else None,
             )
         except BaseException as error:
@@ -197,7 +197,7 @@ def _forget() -> None:
 _UNFINISHED: list[Any] = []
 
 
-def _bound_to(coordinator: str | None) -> str | None:
+def _bind_address(coordinator: str | None) -> str | None:
     """On loopback the coordinator listens there alone; else JAX chooses."""
     host = (coordinator or "").rpartition(":")[0].strip("[]")
     try:
@@ -206,7 +206,7 @@ def _bound_to(coordinator: str | None) -> str | None:
         return None
 
 
-def _ending(former: Any) -> Any:
+def _exit_hook(former: Any) -> Any:
     """An exception hook that ends the process, and with it the connection, after the former one has printed."""
 
     def end(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.paths import leaves_with_paths, resolve
+from fulgurite.tree.paths import leaves_with_paths, resolve
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
@@ -18,10 +18,10 @@ class ReplicaError(FulguriteError):
 
 def bytes_per_device(tree: PyTree) -> int:
     """The bytes that each device holds of the arrays of a tree, or would hold of specs with shardings."""
-    return sum(_part_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_placed(leaf))
+    return sum(_part_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_on_devices(leaf))
 
 
-def show(tree: PyTree, visualize: str | None = None) -> None:
+def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
     """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line sums them up.
 
     `visualize` is the path of an array with one or two dimensions, whose parts are drawn by
@@ -29,7 +29,7 @@ def show(tree: PyTree, visualize: str | None = None) -> None:
     """
     rows = [("path", "shape", "spec", "bytes per device")]
     for path, leaf in leaves_with_paths(tree):
-        if _is_placed(leaf):
+        if _is_on_devices(leaf):
             spec = getattr(leaf.sharding, "spec", type(leaf.sharding).__name__)
             rows.append((path, str(list(leaf.shape)), str(spec), f"{_part_bytes(leaf):,}"))
     rows.append(("total", "", "", f"{bytes_per_device(tree):,}"))
@@ -107,7 +107,7 @@ def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: flo
         )
 
 
-def _is_placed(leaf: Any) -> bool:
+def _is_on_devices(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
 
 

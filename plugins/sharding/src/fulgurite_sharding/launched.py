@@ -8,7 +8,7 @@ import threading
 
 from fulgurite.errors import FulguriteError
 
-from fulgurite_sharding.distributed import distributed, leave
+from fulgurite_sharding.distributed import initialize_distributed, leave
 from fulgurite_sharding.launch import STOPPED
 
 
@@ -20,7 +20,7 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     try:
-        distributed()
+        initialize_distributed()
     except FulguriteError as error:
         sys.exit(f"error: {error}")
     sys.argv = [program, *arguments]

@@ -9,18 +9,18 @@ from typing import Any, ClassVar, NamedTuple
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.paths import Path, from_keys
+from fulgurite.tree.paths import Path, from_keys
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from fulgurite_sharding.consensus import Agreement, check_every
-from fulgurite_sharding.rules import BySize, Rule, Rules, axes_of
+from fulgurite_sharding.consensus import CoordinatedSync, check_every
+from fulgurite_sharding.rules import ShardBySize, Rule, Rules, axes_of
 
 _RULE = "such as (('**.weight', P('model', None)),)"
 _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
 
 
-class Placed(NamedTuple):
+class LeafSharding(NamedTuple):
     """A parameter's shape, how it lies in the state, and how where a step uses it."""
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Placed(NamedTuple):
     used: PartitionSpec
 
 
-Known = dict[Path, Placed]
+Known = dict[Path, LeafSharding]
 """Parameters by their paths in the module."""
 
 
@@ -40,15 +40,15 @@ class Sharding:
         mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together they take every
             device. Or a `jax.sharding.Mesh` whose axes are of type Auto.
         batch: the axes that divide the first dimension of every batch array; () keeps batches whole on every device.
-        parameters: how to divide parameters that no rule matches: `BySize(axis, min_size)`, or None to keep them whole
+        parameters: how to divide parameters that no rule matches: `ShardBySize(axis, min_size)`, or None to keep them whole
             on every device. It also divides dimensions that a rule leaves whole, unless the rule names no axis at all.
-        optimizer: the optimizer state follows its parameters. `BySize` divides it further; rules over its own paths
+        optimizer: the optimizer state follows its parameters. `ShardBySize` divides it further; rules over its own paths
             (such as `**.mu.**.weight`) take precedence.
         rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
         outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), in training and
             evaluation. In evaluation, a batch that does not divide evenly is left whole.
         agree_every: with several processes, the number of steps after which they agree on actions due by the clock and
-            on requests to stop; see `Agreement`.
+            on requests to stop; see `CoordinatedSync`.
 
     Raises:
         ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a rule that does not
@@ -60,8 +60,8 @@ class Sharding:
 
     mesh: Mapping[str, int] | Mesh = field(default_factory=lambda: {"data": -1})
     batch: Sequence[str] = ("data",)
-    parameters: BySize | None = None
-    optimizer: BySize | Sequence[Rule] | None = None
+    parameters: ShardBySize | None = None
+    optimizer: ShardBySize | Sequence[Rule] | None = None
     rules: Sequence[Rule] = ()
     outputs: Sequence[Rule] = ()
     agree_every: int = 50
@@ -81,11 +81,13 @@ class Sharding:
             )
         for name in ("parameters", "optimizer"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, BySize) and (name == "parameters" or _is_plain(value)):
-                raise ConfigurationError(f"Sharding: {name} is {value!r}; it must be BySize(axis, min_size) or None")
+            if value is not None and not isinstance(value, ShardBySize) and (name == "parameters" or _is_plain(value)):
+                raise ConfigurationError(
+                    f"Sharding: {name} is {value!r}; it must be ShardBySize(axis, min_size) or None"
+                )
         check_every(self.agree_every)
-        names = self.mesh.axis_names if isinstance(self.mesh, Mesh) else _checked(self.mesh)
-        for what, axes in self._named().items():
+        names = self.mesh.axis_names if isinstance(self.mesh, Mesh) else _check_mesh_sizes(self.mesh)
+        for what, axes in self._axes_by_use().items():
             if unknown := sorted(set(axes) - set(names)):
                 known = did_you_mean(unknown[0], names)
                 raise ConfigurationError(f"Sharding: {what} names the axis {unknown[0]!r} of the mesh. {known}")
@@ -117,9 +119,9 @@ class Sharding:
         return self.devices
 
     @fg.hookimpl
-    def consensus(self) -> fg.Consensus | None:
+    def consensus(self) -> fg.ProcessSync | None:
         """How several processes agree."""
-        return Agreement(self.agree_every) if jax.process_count() > 1 else None
+        return CoordinatedSync(self.agree_every) if jax.process_count() > 1 else None
 
     @fg.hookimpl
     def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
@@ -175,15 +177,15 @@ class Sharding:
 
     @property
     def _optimizer_rules(self) -> Rules:
-        rules = () if self.optimizer is None or isinstance(self.optimizer, BySize) else self.optimizer
+        rules = () if self.optimizer is None or isinstance(self.optimizer, ShardBySize) else self.optimizer
         return Rules(rules, "Sharding(optimizer=)")
 
-    def _named(self) -> dict[str, list[str]]:
+    def _axes_by_use(self) -> dict[str, list[str]]:
         """The axes named by each argument."""
         sizes = {name: getattr(self, name) for name in ("parameters", "optimizer")}
         return {
             "batch": list(self.batch),
-            **{name: [size.axis] for name, size in sizes.items() if isinstance(size, BySize)},
+            **{name: [size.axis] for name, size in sizes.items() if isinstance(size, ShardBySize)},
             "optimizer (a rule)": sorted(self._optimizer_rules.axes),
             "rules": sorted(Rules(self.rules, "Sharding(rules=)").axes),
             "outputs": sorted(Rules(self.outputs, "Sharding(outputs=)").axes),
@@ -198,8 +200,8 @@ class Sharding:
             spec = rules.spec(path, leaf.shape, self.devices)
             kept = used = PartitionSpec() if spec is None else spec
             if self.parameters is not None and (spec is None or axes_of(spec)):
-                kept = self.parameters.extended(used, leaf.shape, self.devices)
-            known[path] = Placed(leaf.shape, kept, used)
+                kept = self.parameters.extend(used, leaf.shape, self.devices)
+            known[path] = LeafSharding(leaf.shape, kept, used)
         rules.check_used(list(known))
         return known
 
@@ -207,8 +209,8 @@ class Sharding:
         spec = self._optimizer_rules.spec(path, shape, self.devices)
         if spec is None:
             spec = self._following(path, shape, known)
-            if isinstance(self.optimizer, BySize):
-                spec = self.optimizer.extended(spec, shape, self.devices)
+            if isinstance(self.optimizer, ShardBySize):
+                spec = self.optimizer.extend(spec, shape, self.devices)
         return spec
 
     def _following(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
@@ -217,7 +219,7 @@ class Sharding:
             found = known.get(Path(path[start:]))
             if found and found.shape == shape:
                 return found.kept
-        return self.parameters.extended(PartitionSpec(), shape, self.devices) if self.parameters else PartitionSpec()
+        return self.parameters.extend(PartitionSpec(), shape, self.devices) if self.parameters else PartitionSpec()
 
     def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.devices, spec)
@@ -230,12 +232,12 @@ class DataParallel(Sharding):
         super().__init__(mesh={axis: -1}, batch=(axis,), agree_every=agree_every)
 
 
-class Fsdp(Sharding):
+class FSDP(Sharding):
     """Divides batches, parameters and optimizer state over one axis: each parameter with at least `min_size` elements
     along its largest dimension that divides evenly. It is gathered where it is used.
 
     With `rules` and a mesh of more axes it is fully sharded and tensor parallel at once:
-    `Fsdp(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
+    `FSDP(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class Fsdp(Sharding):
         rules: Sequence[Rule] = (),
         agree_every: int = 50,
     ) -> None:
-        super().__init__(mesh or {axis: -1}, (axis,), BySize(axis, min_size), rules=rules, agree_every=agree_every)
+        super().__init__(mesh or {axis: -1}, (axis,), ShardBySize(axis, min_size), rules=rules, agree_every=agree_every)
 
 
 class TensorParallel(Sharding):
@@ -259,7 +261,7 @@ class TensorParallel(Sharding):
         super().__init__(mesh, rules=rules, agree_every=agree_every)
 
 
-def _checked(mesh: Any) -> list[str]:
+def _check_mesh_sizes(mesh: Any) -> list[str]:
     """The names of a mesh given by sizes."""
     good = isinstance(mesh, Mapping) and mesh and all(isinstance(name, str) for name in mesh)
     sizes = list(mesh.values()) if good else []

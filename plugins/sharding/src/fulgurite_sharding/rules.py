@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, PathError, did_you_mean
-from fulgurite.paths import Path, Pattern
+from fulgurite.tree.paths import Path, Pattern
 from jax.sharding import Mesh, PartitionSpec
 
 Rule = tuple[str, PartitionSpec | Sequence[Any]]
@@ -15,7 +15,7 @@ Rule = tuple[str, PartitionSpec | Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class BySize:
+class ShardBySize:
     """Divides every array with at least `min_size` elements by `axis`, along its largest dimension that divides
     evenly. Smaller arrays, and those with no such dimension, stay as they are. Dimensions that a rule divides are
     left alone."""
@@ -27,7 +27,7 @@ class BySize:
         if not isinstance(self.axis, str) or type(self.min_size) is not int:
             raise ConfigurationError(f"{self!r}: axis is the name of one, and min_size a number of elements")
 
-    def extended(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    def extend(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """`spec` with the axis added, where it can be."""
         names: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
         fitting = [i for i, size in enumerate(shape) if names[i] is None and size % mesh.shape[self.axis] == 0]
@@ -42,7 +42,7 @@ class Rules:
     whose dimensions do not divide as that says is left alone."""
 
     def __init__(self, rules: Iterable[Rule], what: str, *, strict: bool = True) -> None:
-        self._what, self._strict, self._rules = what, strict, [_parsed(rule, what) for rule in rules]
+        self._what, self._strict, self._rules = what, strict, [_parse_rule(rule, what) for rule in rules]
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -87,7 +87,7 @@ def axes_of(spec: Iterable[Any]) -> list[str]:
     return [axis for names in spec if names for axis in ((names,) if isinstance(names, str) else names)]
 
 
-def _parsed(rule: Any, what: str) -> tuple[Pattern, PartitionSpec]:
+def _parse_rule(rule: Any, what: str) -> tuple[Pattern, PartitionSpec]:
     well_formed = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
     if not well_formed or isinstance(rule[1], str) or not isinstance(rule[1], PartitionSpec | Sequence):
         raise ConfigurationError(f"{what}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}")

@@ -1,4 +1,4 @@
-"""Records of Fulgurite for TensorBoard: `Engine(plugins=["tensorboard"], run="runs/a")`."""
+"""Records of Fulgurite for TensorBoard: `Engine(plugins=["tensorboard"], run_dir="runs/a")`."""
 
 from fulgurite_tensorboard.events import EventFile as EventFile, read_events as read_events
-from fulgurite_tensorboard.plugin import TensorBoard as TensorBoard
+from fulgurite_tensorboard.plugin import TensorBoardLogger as TensorBoardLogger

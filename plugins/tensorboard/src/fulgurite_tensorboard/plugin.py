@@ -28,7 +28,7 @@ _TELEMETRY = "telemetry="
 
 
 @dataclass(eq=False)
-class TensorBoard(fg.FileSink):
+class TensorBoardLogger(fg.FileLogger):
     """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`, a directory of
     event files for each source: `train`, an evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
 
@@ -40,12 +40,12 @@ class TensorBoard(fg.FileSink):
 
     plugin_name = FOLDER
 
-    def backend(self, run: fg.Run, position: Any) -> fg.Backend:
+    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
         """What writes the event files."""
-        assert run.directory is not None
-        folder = run.directory.path / FOLDER
+        assert run.run_dir is not None
+        folder = run.run_dir.path / FOLDER
         whole = _checked(position)
-        if run.step == run.span.origin > 0 and position is None:  # from the state that the former fit left
+        if run.step == run.step_range.start > 0 and position is None:  # from the state that the former fit left
             whole = {split: _up_to(run.step, folder / split) for split in _exact_splits(folder)}
         return _Backend(folder, whole, run.step)
 
@@ -85,7 +85,7 @@ class _Backend:
         from fulgurite_tensorboard.events import recorded
         from fulgurite_tensorboard.summaries import hyperparameters, summary_of
 
-        wall = record.wall or time.time()
+        wall = record.wall_time or time.time()
         if (start := hyperparameters(record)) is not None:
             # Beside the splits, because they belong to what is in directories below them.
             self._file("").append(recorded(record.step, wall, start))

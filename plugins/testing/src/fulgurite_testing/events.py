@@ -68,7 +68,7 @@ class Events:
         self._note("on_exception", run, exception=exception)
 
     @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.Result) -> None:
+    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
         """Keeps the event."""
         self._note("on_fit_end", run, result=result)
 

@@ -29,7 +29,7 @@ def record_events() -> "Callable[[], Events]":
 
 
 @pytest.fixture
-def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.Result, Events]]":
+def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.FitResult, Events]]":
     """`run_with(*plugins, resume=None, **settings)`: trains the tiny model with them in a run directory of its own, and
     gives the result and what was recorded."""
     from fulgurite_testing.events import Events
@@ -37,7 +37,7 @@ def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.Result, Events]]":
 
     runs = 0
 
-    def run(*plugins: Any, resume: Any = None, **settings: Any) -> "tuple[fg.Result, Events]":
+    def run(*plugins: Any, resume: Any = None, **settings: Any) -> "tuple[fg.FitResult, Events]":
         nonlocal runs
         runs += 1
         events = Events()

@@ -24,7 +24,7 @@ SLOW = 60
 
 def no_sync(subject: Subject) -> None:
     """While a slow step runs, no hook and no action of the phases `log` and `act` waits for it."""
-    if not subject.hooks & {*FREE, "schedule"}:
+    if not subject.hooks & {*FREE, "register_actions"}:
         return
     seen: dict[str, list[bool]] = defaultdict(list)
 
@@ -52,7 +52,9 @@ def closes(subject: Subject) -> None:
     if again.late:
         raise Broken(f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside with a limit")
     if again.left:
-        raise Broken(f"the run is over and the thread {again.left[0]!r} still runs: end it in close_log or on_fit_end")
+        raise Broken(
+            f"the run is over and the thread {again.left[0]!r} still runs: end it in close_logger or on_fit_end"
+        )
 
 
 def busy() -> bool:

@@ -23,26 +23,26 @@ class Memory:
     plugin_name = "memory_checkpoints"
 
     @fg.hookimpl
-    def save(self, run: fg.Run) -> None:
+    def save_checkpoint(self, run: fg.Run) -> None:
         """Keeps the snapshot."""
         if run.step in self.kept:
             return
         plugins, snapshot = run.engine.plugins, run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
-        for name, host in snapshot.host.items():
+        for name, host in snapshot.host_states.items():
             try:
                 json.dumps(host, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise StateError(
-                    f"plugin {name!r}, hook host_state gives what is no JSON ({error}): numbers, texts, lists and "
+                    f"plugin {name!r}, hook get_host_state gives what is no JSON ({error}): numbers, texts, lists and "
                     "dicts alone"
                 ) from error
-        futures = plugins.call("durable", run.step, step=run.step)
+        futures = plugins.call("flush_logger", run.step, step=run.step)
         rest = {
-            "span": snapshot.span.to_json(),
-            "position": snapshot.position,
-            "pending": list(snapshot.pending),
-            "host": snapshot.host,
+            "span": snapshot.step_range.to_json(),
+            "position": snapshot.data_position,
+            "pending": list(snapshot.pending_actions),
+            "host": snapshot.host_states,
             "metrics": jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, snapshot.metrics)),
             "asked": [run.manifest["settings"][name] for name in ("steps", "epochs")],
             "positions": {plugin.name: future.result() for plugin, future in futures},
@@ -53,14 +53,14 @@ class Memory:
         self.kept[run.step] = held, json.dumps(rest)
 
     @fg.hookimpl
-    def restore(self, reference: fg.Checkpoint, like: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
         """The snapshot of the newest step, or of the one that is asked for."""
         if not self.kept:
             return None
         held, text = self.kept[reference.step if isinstance(reference.step, int) else max(self.kept)]
         rest = json.loads(text)
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), like)
-        span = fg.Span.from_json(rest["span"])
+        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), template)
+        span = fg.StepRange.from_json(rest["span"])
         rest = {name: rest[name] for name in ("position", "host", "metrics", "pending", "asked")}
         rest |= {"pending": tuple(rest["pending"]), "asked": tuple(rest["asked"])}
         return fg.Snapshot(state, span, **rest)
@@ -69,7 +69,7 @@ class Memory:
     def on_restore(self, run: fg.Run, step: int) -> None:
         """Has the sinks drop what came later."""
         positions = json.loads(self.kept[step][1])["positions"]
-        for rewind in run.engine.plugins.implementations("rewind"):
+        for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])
 
 

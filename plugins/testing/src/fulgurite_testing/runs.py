@@ -61,9 +61,9 @@ def arguments(subject: Subject) -> None:
 
 def trains(subject: Subject) -> None:
     """A fit with it comes to its end, and nothing of it fails on the way."""
-    if failed := subject.ran.result.failed:
+    if failed := subject.ran.result.failures:
         raise Broken("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
-    if subject.ran.result.stopped is None and int(subject.ran.result.state.step) != 8:
+    if subject.ran.result.stop_reason is None and int(subject.ran.result.state.step) != 8:
         raise Broken(f"training of 8 steps ended at step {int(subject.ran.result.state.step)}")
 
 
@@ -71,10 +71,10 @@ def streams(subject: Subject) -> None:
     """The random streams of an engine without it have the same keys with it."""
     plain, own = tiny_engine(*subject.beside()), tiny_engine(subject.make(), *subject.beside())
     root = jax.random.key(0)
-    for name, stream in plain.streams(root).streams.items():
-        mine = own.streams(root)
+    for name, stream in plain.make_rng_streams(root).streams.items():
+        mine = own.make_rng_streams(root)
         for phase in ("init", "train", "eval"):
-            keys = [one.key(name, phase, 3) for one in (plain.streams(root), mine)]
+            keys = [one.key(name, phase, 3) for one in (plain.make_rng_streams(root), mine)]
             if same_bits(*keys):
                 raise Broken(f"it changes the random stream {name!r} ({stream}): give its own a name of its own")
 
@@ -102,7 +102,7 @@ def deterministic(subject: Subject) -> None:
     if difference := same_bits(_whole(subject.ran), _whole(subject.fit(subject.ran.plugin))):
         raise Broken(
             f"the second fit with one instance is not like the first: {difference}. What it keeps on the host begins "
-            "anew in on_fit_start, unless run.resumed"
+            "anew in on_fit_start, unless run.is_resumed"
         )
 
 
@@ -118,7 +118,7 @@ def resume(subject: Subject) -> None:
         else []
     )
     # A sink is saved once more before it was given anything, and gone on with from there as well.
-    steps = [HALF, *[HALF + 1] * ("rewind" in subject.hooks and "save" not in subject.hooks)]
+    steps = [HALF, *[HALF + 1] * ("rewind_logger" in subject.hooks and "save_checkpoint" not in subject.hooks)]
     memory = ran.memory
     for step in steps:
         memory = Memory({at: held for at, held in memory.kept.items() if at == step})
@@ -130,40 +130,40 @@ def resume(subject: Subject) -> None:
             raise Broken(
                 f"a run that was saved at step {step} and resumed in a new instance is not the one that went through: "
                 f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the "
-                "host goes through host_state and restore_host_state, what it keeps on the device through plugin_state"
+                "host goes through get_host_state and set_host_state, what it keeps on the device through plugin_state"
             )
         now = _files(subject, ran.run)
         if wrong := [name for name in exact if now.get(name) != files[name]]:
             raise Broken(
                 f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {step}: it held "
                 f"{_size(files[wrong[0]])} and holds {_size(now.get(wrong[0], b''))}. Cut it back to where the "
-                "checkpoint was, by durable and rewind; a subclass of fg.FileSink is given the position. Where a file "
+                "checkpoint was, by durable and rewind; a subclass of fg.FileLogger is given the position. Where a file "
                 "was cut back the place in it must be its end, or the next position is wrong"
             )
 
 
 def host_state(subject: Subject) -> None:
     """What it keeps on the host is JSON, and comes back."""
-    if missing := {"host_state", "restore_host_state"} - subject.hooks:
+    if missing := {"get_host_state", "set_host_state"} - subject.hooks:
         if len(missing) == 1:
-            raise Broken(f"it implements one of host_state and restore_host_state, and not {missing.pop()}")
+            raise Broken(f"it implements one of get_host_state and set_host_state, and not {missing.pop()}")
         return
-    state, version = subject.ran.plugin.host_state(), getattr(subject.ran.plugin, "state_version", 1)
+    state, version = subject.ran.plugin.get_host_state(), getattr(subject.ran.plugin, "state_version", 1)
     text = json.dumps(state)
     new = subject.make()
     engine = tiny_engine(new, *subject.beside())
-    for hook in engine.plugins.implementations("restore_host_state"):
+    for hook in engine.plugins.implementations("set_host_state"):
         if hook.plugin.plugin is new:
             hook(None, state=json.loads(text), version=version)
-    if (back := json.dumps(new.host_state())) != text:
-        raise Broken(f"host_state gave {text}; after restore_host_state into a new instance it gives {back}")
+    if (back := json.dumps(new.get_host_state())) != text:
+        raise Broken(f"get_host_state gave {text}; after set_host_state into a new instance it gives {back}")
 
 
 def fuse(subject: Subject) -> None:
     """With up to eight steps in a dispatch the run is the same, but for rounding."""
-    fused = subject.fit(subject.make(), fuse=8)
+    fused = subject.fit(subject.make(), steps_per_execution=8)
     if difference := about_same(_whole(subject.ran), _whole(fused)):
-        raise Broken(f"with fuse=8 the run is not the one with fuse=1: {difference}")
+        raise Broken(f"with steps_per_execution=8 the run is not the one with steps_per_execution=1: {difference}")
 
 
 def _size(content: Any) -> str:

@@ -19,17 +19,17 @@ from fulgurite_testing.memory import Memory
 from fulgurite_testing.tiny import STEPS, TinyModel, tiny_data, tiny_engine
 from fulgurite_testing.watched import watch
 
-CLOSING = ("close_log", "on_fit_end", "on_exception")
+CLOSING = ("close_logger", "on_fit_end", "on_exception")
 
 CHANGES_BY_NATURE = {
     "after_update",
     "forward_sharding",
     "gradient_transform",
     "loss_terms",
-    "optimizers",
+    "configure_optimizers",
     "output_sharding",
     "transform_batch",
-    "update_rule",
+    "make_update_rule",
     "wrap_update_rule",
 }
 """Hooks that are there to change the numbers of a run."""
@@ -57,7 +57,7 @@ class Ran:
         memory: what was saved, unless the plugin itself is the checkpointer.
     """
 
-    result: fg.Result
+    result: fg.FitResult
     events: Events
     plugin: Any
     run: Path
@@ -110,7 +110,7 @@ class Subject:
     @functools.cached_property
     def traced(self) -> bool:
         """Whether anything of it is part of the compiled step."""
-        return not self.hooks <= {name for name, kind in _kinds().items() if kind in HOST} | {"schedule"}
+        return not self.hooks <= {name for name, kind in _kinds().items() if kind in HOST} | {"register_actions"}
 
     @property
     def changes_results(self) -> bool:
@@ -165,11 +165,11 @@ class Subject:
         steps."""
         run = self.directory() if run is None else run
         events, memory = Events(), memory or Memory()
-        keeps = not self.hooks & {"save", "restore"}
+        keeps = not self.hooks & {"save_checkpoint", "restore_checkpoint"}
         companions = [*self.beside(), *others, Saving(HALF), events, *([memory] if keeps else [])]
         engine = tiny_engine(*([] if plugin is None else [plugin]), *companions, run=run, **settings)
         with warnings.catch_warnings():
-            # A sink that fails warns; `result.failed` says so as well, and that is looked at.
+            # A sink that fails warns; `result.failures` says so as well, and that is looked at.
             warnings.filterwarnings("ignore", category=UserWarning)
             result = engine.fit(self.model, self.data(), resume=resume)
         return Ran(result, events, plugin, run, memory)
@@ -226,9 +226,9 @@ class Saving:
     instance: int
 
     @fg.hookimpl
-    def schedule(self) -> list[fg.Scheduled]:
+    def register_actions(self) -> list[fg.ScheduledAction]:
         """One save."""
-        return [fg.Scheduled("save", fg.At(self.instance), lambda run: run.save(), phase="save")]
+        return [fg.ScheduledAction("save", fg.At(self.instance), lambda run: run.save(), stage="save")]
 
 
 def said(error: BaseException) -> str:

@@ -25,7 +25,7 @@ class TinyModel(fg.Module):
         noise = 0.1 * jax.random.normal(ctx.key(), batch["x"].shape)
         logits = jax.vmap(self.linear)(batch["x"] + noise)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        accuracy = fg.metrics.Accuracy.of(logits, batch["label"], ctx.mask)
+        accuracy = fg.metrics.Accuracy.from_logits(logits, batch["label"], ctx.mask)
         return fg.Output(jnp.mean(losses, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits)
 
     def configure_optimizers(self) -> optax.GradientTransformation:

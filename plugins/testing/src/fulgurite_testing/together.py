@@ -24,16 +24,16 @@ SIZE = 2**16
 """Bytes of a message between the processes."""
 
 
-class Together(fg.Consensus):
+class Together(fg.ProcessSync):
     """Agrees by collectives, one message a process."""
 
-    def agree(self, step: int, wishes: frozenset[str]) -> frozenset[str]:
-        return frozenset(wish for one in self.gather("wishes", sorted(wishes)) for wish in one)
+    def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
+        return frozenset(wish for one in self.all_gather("requests", sorted(requests)) for wish in one)
 
-    def decide(self, make: Callable[[], Any]) -> Any:
-        return self.gather("decided", make() if jax.process_index() == 0 else None)[0]
+    def broadcast(self, fn: Callable[[], Any]) -> Any:
+        return self.all_gather("decided", fn() if jax.process_index() == 0 else None)[0]
 
-    def gather(self, name: str, value: Any) -> list[Any]:
+    def all_gather(self, name: str, value: Any) -> list[Any]:
         text = json.dumps(value).encode().ljust(SIZE)
         gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
         return [json.loads(bytes(one)) for one in np.asarray(gathered)]
@@ -60,7 +60,7 @@ class Agreeing:
     """The consensus of `Together`."""
 
     @fg.hookimpl
-    def consensus(self) -> fg.Consensus:
+    def consensus(self) -> fg.ProcessSync:
         return Together()
 
 
@@ -73,8 +73,8 @@ def main(port: str, run: str, file: str, function: str, process: str) -> None:
     beside = [] if "mesh" in marked else [Both()]
     beside += [] if "consensus" in marked else [Agreeing()]
     result = tiny_engine(plugin, *beside, run=run).fit(TinyModel, tiny_data())
-    if result.failed:
-        raise SystemExit(f"failed: {result.failed}")
+    if result.failures:
+        raise SystemExit(f"failed: {result.failures}")
     digest = hashlib.sha256()
     for path, array in arrays(jax.tree.map(_whole, (result.module, result.state.step))).items():
         digest.update(path.encode() + array.tobytes())

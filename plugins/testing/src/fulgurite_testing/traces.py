@@ -7,10 +7,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from fulgurite.placing import tracing_on
-from fulgurite.program import Program
-from fulgurite.state import source_of
-from fulgurite.triggers import Span
+from fulgurite.placing import use_mesh
+from fulgurite.execution.program import Program
+from fulgurite.training.state import as_model_init
+from fulgurite.triggers import StepRange
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -82,17 +82,17 @@ def _without(subject: Subject) -> ClosedJaxpr:
 
 def _traced(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxpr]:
     engine = tiny_engine(*plugins, *subject.beside())
-    batch = next(iter(engine.batches(subject.data(), epochs=1)))
-    program = Program(engine, source_of(subject.model), batch, None)
-    program.enter(0, Span(0, 8))
+    batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
+    program = Program(engine, as_model_init(subject.model), batch, None)
+    program.select_update_rule(0, StepRange(0, 8))
     flags = program.flags([False] * len(engine.tasks))
 
     def trace() -> ClosedJaxpr:
         # A function of its own for each: JAX keeps the trace of one that it has seen.
         step = eqx.filter_make_jaxpr(lambda state, batch, due: program.step(state, batch, due))
-        return step(program.like, batch, flags)[0]
+        return step(program.state_spec, batch, flags)[0]
 
-    with tracing_on(engine.mesh):
+    with use_mesh(engine.mesh):
         return [trace() for _ in range(times)]
 
 

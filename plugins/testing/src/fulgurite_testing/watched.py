@@ -25,7 +25,7 @@ def watch(plugin: Any, hooks: Collection[str], around: Around, phases: Collectio
     }
     wrapped = {name: _around(hook, method, around) for name, (hook, method) in marked.items() if hook in hooks}
     for name, (hook, method) in marked.items():
-        if hook == "schedule":
+        if hook == "register_actions":
             wrapped[name] = _scheduled(method, around, phases)
     members = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, **wrapped}
     object.__setattr__(

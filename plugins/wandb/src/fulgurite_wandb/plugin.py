@@ -52,7 +52,7 @@ class WandbLogger:
     _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _restored: bool = field(default=False, init=False, repr=False)
     _resumed: bool = field(default=False, init=False, repr=False)
-    _writer: fg.Writer | None = field(default=None, init=False, repr=False)
+    _writer: fg.BackgroundWriter | None = field(default=None, init=False, repr=False)
     _backend: Backend | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,24 +74,24 @@ class WandbLogger:
         return self._id
 
     @fg.hookimpl
-    def open_log(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.Run) -> None:
         """Begins the run, or goes on with it."""
         self._writer = None
         if self.mode == "disabled":
             return
         # It goes on where its checkpoint was, or from the state that its former fit left.
-        from_state = run.step == run.span.origin > 0 and self._id is not None and not self._restored
+        from_state = run.step == run.step_range.start > 0 and self._id is not None and not self._restored
         goes_on = self._resumed or from_state
         if not goes_on:
             self._id, self._best = secrets.token_hex(4), {}
-        place = run.directory.path if run.directory is not None else Path()
+        place = run.run_dir.path if run.run_dir is not None else Path()
         folder = Path(self.directory) if self.directory is not None else place
-        records = place / "records.jsonl" if goes_on and run.directory is not None else None
+        records = place / "records.jsonl" if goes_on and run.run_dir is not None else None
         resumed = Resumed(run.step, records, records.stat().st_size if records and records.is_file() else 0)
         settings = {"project": self.project, "id": self._id, **self.settings}
         backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
-        self._writer, self._backend = fg.Writer(self.plugin_name, backend), backend
-        self._writer.patience = self.timeout + PATIENCE
+        self._writer, self._backend = fg.BackgroundWriter(self.plugin_name, backend), backend
+        self._writer.timeout = self.timeout + PATIENCE
         self._resumed = self._restored = False
 
     @fg.hookimpl
@@ -122,12 +122,12 @@ class WandbLogger:
         self._put(record)
 
     @fg.hookimpl
-    def close_log(self) -> None:
+    def close_logger(self) -> None:
         """Waits until everything is handed over."""
         if self._writer is None or self._backend is None:
             return
         if self._backend.connected:
-            self._writer.patience = PATIENCE
+            self._writer.timeout = PATIENCE
         try:
             self._writer.close()
         except TimeoutError as error:
@@ -136,24 +136,24 @@ class WandbLogger:
             raise
 
     @fg.hookimpl
-    def durable(self, step: int) -> "Future[Any]":
+    def flush_logger(self, step: int) -> "Future[Any]":
         """The run's id. wandb cannot be asked to make anything durable, and is not waited for."""
         future: Future[Any] = Future()
         future.set_result(self._id)
         return future
 
     @fg.hookimpl
-    def rewind(self, position: Any) -> None:
+    def rewind_logger(self, position: Any) -> None:
         """The checkpoint is one of this run, whose id and best values are gone on with; another run has its own."""
         self._resumed = self._restored and self._id is not None
 
     @fg.hookimpl
-    def host_state(self) -> Any:
+    def get_host_state(self) -> Any:
         """The run's id and the best values."""
         return {"id": self._id, "best": dict(self._best)}
 
     @fg.hookimpl
-    def restore_host_state(self, state: Any, version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         """Takes them back."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Mean, Metric, Sum, Value, Values, as_floats, class_labels, filled
+from fulgurite.metrics import Mask, Mean, Metric, Sum, Value, Values, to_float, as_class_indices, apply_mask
 
-from fulgurite_evaluators.metrics.arrays import namespace
+from fulgurite_evaluators.metrics.arrays import get_array_namespace
 
 
 class Perplexity(Metric):
@@ -17,17 +17,17 @@ class Perplexity(Metric):
     surprise: Mean
 
     @staticmethod
-    def of(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
-        logits = as_floats(logits)
-        label = class_labels(logits, labels, "Perplexity")
+    def from_logits(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
+        logits = to_float(logits)
+        label = as_class_indices(logits, labels, "Perplexity")
         right = jax.nn.one_hot(label, logits.shape[-1], dtype=bool)
         chosen = jnp.max(jnp.where(right, jax.nn.log_softmax(logits), -jnp.inf), axis=-1)
-        return Perplexity(Mean.of(-chosen, mask))
+        return Perplexity(Mean.from_values(-chosen, mask))
 
     def compute(self) -> Value:
         mean: Any = self.surprise.compute()
         with np.errstate(over="ignore"):
-            return namespace(mean).exp(mean)
+            return get_array_namespace(mean).exp(mean)
 
 
 class ExpectedCalibrationError(Metric):
@@ -45,17 +45,22 @@ class ExpectedCalibrationError(Metric):
     count: Sum
 
     @staticmethod
-    def of(logits: Values, labels: Values, mask: Mask | None = None, bins: int = 15) -> "ExpectedCalibrationError":
+    def from_logits(
+        logits: Values, labels: Values, mask: Mask | None = None, bins: int = 15
+    ) -> "ExpectedCalibrationError":
         if bins < 1:
             raise ConfigurationError(f"ExpectedCalibrationError with bins={bins}; there must be at least one")
-        logits = as_floats(logits)
-        label = class_labels(logits, labels, "ExpectedCalibrationError")
+        logits = to_float(logits)
+        label = as_class_indices(logits, labels, "ExpectedCalibrationError")
         confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
         excess = confidence - (jnp.argmax(logits, axis=-1) == label).astype(confidence.dtype)
         place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
-        inside = jax.nn.one_hot(place, bins, dtype=bool) & filled(jnp.ones_like(place, bool), mask, False)[..., None]
+        inside = (
+            jax.nn.one_hot(place, bins, dtype=bool) & apply_mask(jnp.ones_like(place, bool), mask, False)[..., None]
+        )
         return ExpectedCalibrationError(
-            jax.vmap(lambda one: Sum.of(excess, one), in_axes=-1)(inside), Sum.of(jnp.ones_like(excess), mask)
+            jax.vmap(lambda one: Sum.from_values(excess, one), in_axes=-1)(inside),
+            Sum.from_values(jnp.ones_like(excess), mask),
         )
 
     def compute(self) -> Value:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Metric, Sum, Value, Values, as_floats, class_labels, filled
+from fulgurite.metrics import Mask, Metric, Sum, Value, Values, to_float, as_class_indices, apply_mask
 from jaxtyping import Array, Int
 
-from fulgurite_evaluators.metrics.arrays import counted, namespace
+from fulgurite_evaluators.metrics.arrays import count_indices, get_array_namespace
 
 Average = Literal["macro", "micro"] | None
 
@@ -27,10 +27,10 @@ class ConfusionMatrix(Metric):
     counts: Sum
 
     @staticmethod
-    def of(preds: Values, labels: Values, mask: Mask | None = None) -> "ConfusionMatrix":
-        predicted, label, classes = _predicted(preds, labels, mask, "ConfusionMatrix")
+    def from_predictions(preds: Values, labels: Values, mask: Mask | None = None) -> "ConfusionMatrix":
+        predicted, label, classes = _as_predictions(preds, labels, mask, "ConfusionMatrix")
         both = jnp.where((predicted < 0) | (label < 0), -1, label * classes + predicted)
-        counts = counted(both, classes**2)
+        counts = count_indices(both, classes**2)
         return ConfusionMatrix(jax.tree.map(lambda count: count.reshape(classes, classes), counts))
 
     def compute(self) -> Value:
@@ -54,23 +54,25 @@ class _Ratio(Metric):
     average: Average = eqx.field(static=True)
 
     @classmethod
-    def of(cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro") -> Self:
+    def from_predictions(
+        cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro"
+    ) -> Self:
         """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers, booleans or one-hot;
         `average` is "macro" (over the classes that occur), "micro" (of all counts), or None (one for each class)."""
         if average not in ("macro", "micro", None):
             raise ConfigurationError(f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None")
-        predicted, label, classes = _predicted(preds, labels, mask, cls.__name__)
+        predicted, label, classes = _as_predictions(preds, labels, mask, cls.__name__)
         hit = jnp.where(predicted == label, label, -1)
-        hits, predicted, actual = (counted(index, classes) for index in (hit, predicted, label))
+        hits, predicted, actual = (count_indices(index, classes) for index in (hit, predicted, label))
         if jnp.asarray(preds).dtype == jnp.bool_:
             hits, predicted, actual = jax.tree.map(lambda count: count[1], (hits, predicted, actual))
         return cls(hits, predicted, actual, average)
 
     def compute(self) -> Value:
         counts: list[Any] = [count.compute() for count in (self.hits, self.predicted, self.actual)]
-        numpy = namespace(*counts)
+        numpy = get_array_namespace(*counts)
         hits, predicted, actual = [count.sum() for count in counts] if self.average == "micro" else counts
-        occurs, among = predicted + actual > 0, self._among(predicted, actual)
+        occurs, among = predicted + actual > 0, self._denominator(predicted, actual)
         ratio = numpy.where(occurs, hits / numpy.where(among > 0, among, 1), np.nan).astype(hits.dtype)
         if self.average != "macro" or ratio.ndim == 0:
             return ratio
@@ -78,7 +80,7 @@ class _Ratio(Metric):
             return numpy.where(occurs, ratio, 0).sum() / occurs.sum().astype(ratio.dtype)
 
     @abstractmethod
-    def _among(self, predicted: Any, actual: Any) -> Any:
+    def _denominator(self, predicted: Any, actual: Any) -> Any:
         """Of how many the hits are a share."""
 
 
@@ -103,10 +105,10 @@ class F1(_Ratio):
         return (predicted + actual) / 2
 
 
-def _predicted(preds: Any, labels: Any, mask: Any, what: str) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
+def _as_predictions(preds: Any, labels: Any, mask: Any, what: str) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
     """Predicted and right classes, -1 for masked and for none, and how many classes there are."""
     preds = jnp.asarray(preds)
-    logits = as_floats(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)
-    label = class_labels(logits, labels, what)
+    logits = to_float(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)
+    label = as_class_indices(logits, labels, what)
     predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=-1), -1, jnp.argmax(logits, axis=-1))
-    return filled(predicted, mask, -1), filled(label, mask, -1), logits.shape[-1]
+    return apply_mask(predicted, mask, -1), apply_mask(label, mask, -1), logits.shape[-1]

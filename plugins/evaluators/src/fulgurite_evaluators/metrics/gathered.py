@@ -6,19 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Gathered, Mask, Value, Values, as_floats
+from fulgurite.metrics import CollectingMetric, Mask, Value, Values, to_float
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from fulgurite_evaluators.metrics.arrays import example_mask
 
 
-class Collect(Gathered):
+class Collect(CollectingMetric):
     """The examples themselves, in order: `compute` gives the tree that was collected, without what was masked."""
 
     values: PyTree[Shaped[Array | np.ndarray, "examples ..."]]
 
     @staticmethod
-    def of(values: PyTree[Values], mask: Mask | None = None) -> "Collect":
+    def from_values(values: PyTree[Values], mask: Mask | None = None) -> "Collect":
         """A tree of arrays that begin with the example axis, and a mask over that axis."""
         values = jax.tree.map(jnp.asarray, values)
         return Collect(example_mask(values, mask), values)
@@ -27,16 +27,16 @@ class Collect(Gathered):
         return jax.tree.map(lambda leaf: np.asarray(leaf)[np.asarray(self.mask)], self.values)
 
 
-class _Ranking(Gathered):
+class _Ranking(CollectingMetric):
     """Of a binary classifier, exact: scores, the larger the likelier positive, and labels 0 or 1, or booleans."""
 
     scores: Float[Array | np.ndarray, " examples"]
     labels: Shaped[Array | np.ndarray, " examples"]
 
     @classmethod
-    def of(cls, scores: Values, labels: Values, mask: Mask | None = None) -> Self:
+    def from_scores(cls, scores: Values, labels: Values, mask: Mask | None = None) -> Self:
         """One score and one label an example, and a mask over them."""
-        scores, labels = as_floats(scores), jnp.asarray(labels)
+        scores, labels = to_float(scores), jnp.asarray(labels)
         for what, given in (("scores", scores), ("labels", labels)):
             if given.ndim != 1:
                 wanted = "one number for each example; of several classes, take one metric for each"

@@ -5,10 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Mean, Metric, Std, Value, Values, as_floats
+from fulgurite.metrics import Mask, Mean, Metric, Std, Value, Values, to_float
 from jaxtyping import Array
 
-from fulgurite_evaluators.metrics.arrays import namespace
+from fulgurite_evaluators.metrics.arrays import get_array_namespace
 
 
 class MeanSquaredError(Metric):
@@ -17,9 +17,9 @@ class MeanSquaredError(Metric):
     mean: Mean
 
     @staticmethod
-    def of(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanSquaredError":
-        preds, targets = _alike(preds, targets, "MeanSquaredError")
-        return MeanSquaredError(Mean.of((preds - targets) ** 2, mask))
+    def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanSquaredError":
+        preds, targets = _check_same_shape(preds, targets, "MeanSquaredError")
+        return MeanSquaredError(Mean.from_values((preds - targets) ** 2, mask))
 
     def compute(self) -> Value:
         return self.mean.compute()
@@ -31,9 +31,9 @@ class MeanAbsoluteError(Metric):
     mean: Mean
 
     @staticmethod
-    def of(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanAbsoluteError":
-        preds, targets = _alike(preds, targets, "MeanAbsoluteError")
-        return MeanAbsoluteError(Mean.of(jnp.abs(preds - targets), mask))
+    def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanAbsoluteError":
+        preds, targets = _check_same_shape(preds, targets, "MeanAbsoluteError")
+        return MeanAbsoluteError(Mean.from_values(jnp.abs(preds - targets), mask))
 
     def compute(self) -> Value:
         return self.mean.compute()
@@ -47,21 +47,21 @@ class R2(Metric):
     targets: Std
 
     @staticmethod
-    def of(preds: Values, targets: Values, mask: Mask | None = None) -> "R2":
-        preds, targets = _alike(preds, targets, "R2")
-        return R2(Mean.of((preds - targets) ** 2, mask), Std.of(targets, mask))
+    def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "R2":
+        preds, targets = _check_same_shape(preds, targets, "R2")
+        return R2(Mean.from_values((preds - targets) ** 2, mask), Std.from_values(targets, mask))
 
     def compute(self) -> Value:
         error: Any = self.error.compute()
         variance, count = self.targets.variance.compute(), self.error.weight.compute()
-        numpy = namespace(error)
+        numpy = get_array_namespace(error)
         explained = 1 - error / numpy.where(variance == 0, 1, variance)
         explained = numpy.where((variance == 0) & (error > 0), 0, explained)
         return numpy.where(count < 2, np.nan, explained).astype(error.dtype)
 
 
-def _alike(preds: Any, targets: Any, what: str) -> tuple[Array, Array]:
-    preds, targets = as_floats(preds), as_floats(targets)
+def _check_same_shape(preds: Any, targets: Any, what: str) -> tuple[Array, Array]:
+    preds, targets = to_float(preds), to_float(targets)
     if preds.shape != targets.shape:
         shapes = f"{what} of predictions {list(preds.shape)} and targets {list(targets.shape)}"
         raise ConfigurationError(f"{shapes}; they must have the same shape, so that none is broadcast by mistake")

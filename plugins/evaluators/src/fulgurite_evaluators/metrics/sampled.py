@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Metric, Value, Values, as_floats, filled
+from fulgurite.metrics import Mask, Metric, Value, Values, to_float, apply_mask
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
-from fulgurite_evaluators.metrics.arrays import example_mask, namespace
+from fulgurite_evaluators.metrics.arrays import example_mask, get_array_namespace
 
 
 class SampledSet(Metric):
@@ -33,7 +33,7 @@ class SampledSet(Metric):
     values: PyTree[Shaped[Array, "size ..."]]
 
     @staticmethod
-    def of(
+    def from_values(
         values: PyTree[Values],
         ids: Int[Array | np.ndarray, " examples"],
         mask: Mask | None = None,
@@ -48,14 +48,14 @@ class SampledSet(Metric):
             raise ConfigurationError(f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example")
         present = example_mask((values, ids), mask)
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(0) if key is None else key))(ids)
-        return _least(jax.vmap(jax.random.bits)(keys), ids, values, present, size)
+        return _take_smallest(jax.vmap(jax.random.bits)(keys), ids, values, present, size)
 
     def merge(self, other: Any) -> "SampledSet":
         mine, theirs = (
             (jnp.arange(len(one.ids)) < one.count, one.priorities, one.ids, one.values) for one in (self, other)
         )
         present, priorities, ids, values = jax.tree.map(lambda *parts: jnp.concatenate(parts), mine, theirs)
-        return _least(priorities, ids, values, present, len(self.ids))
+        return _take_smallest(priorities, ids, values, present, len(self.ids))
 
     def empty(self) -> "SampledSet":
         return jax.tree.map(jnp.zeros_like, self)
@@ -73,21 +73,21 @@ class Median(Metric):
     sample: SampledSet
 
     @staticmethod
-    def of(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256) -> "Median":
+    def from_values(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256) -> "Median":
         """`key` draws the sample and must be different for each batch, such as `ctx.key()`."""
-        numbers = as_floats(values)
+        numbers = to_float(values)
         priorities, ids = jax.random.bits(key, (2, numbers.size))
-        present = filled(jnp.ones(numbers.shape, bool), mask, False).ravel()
+        present = apply_mask(jnp.ones(numbers.shape, bool), mask, False).ravel()
         # A NaN is always part of the sample, so that it is not hidden.
         priorities = jnp.where(jnp.isnan(numbers.ravel()), 0, priorities)
-        return Median(_least(priorities, ids, numbers.ravel(), present, size))
+        return Median(_take_smallest(priorities, ids, numbers.ravel(), present, size))
 
     def merge(self, other: Any) -> "Median":
         return Median(self.sample.merge(other.sample))
 
     def compute(self) -> Value:
         values: Any = self.sample.values
-        numpy, count = namespace(values), self.sample.count
+        numpy, count = get_array_namespace(values), self.sample.count
         present = numpy.arange(len(values)) < count
         ordered = numpy.sort(numpy.where(present, values, np.inf))
         with np.errstate(invalid="ignore"):  # the middle of minus infinity and infinity is NaN
@@ -96,7 +96,7 @@ class Median(Metric):
         return numpy.where(nothing, np.nan, middle).astype(values.dtype)
 
 
-def _least(
+def _take_smallest(
     priorities: Shaped[Array, " n"],
     ids: Shaped[Array, " n"],
     values: PyTree[Array],

@@ -1,0 +1,1 @@
+"""How a train state crosses `jax.jit`, and the compiled step."""

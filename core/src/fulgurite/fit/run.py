@@ -1,0 +1,242 @@
+"""What plugins see of a run, what they can ask of it, and what is left of it in the end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import equinox as eqx
+import jax
+
+from fulgurite.timing import Timings
+from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.fit.records import History, Record, RecordKind, RecordStream, validate_record_values
+from fulgurite.runs import Snapshot
+from fulgurite.triggers import StepRange, Trigger, as_trigger
+
+if TYPE_CHECKING:
+    from fulgurite.fit.loop import Loop
+    from fulgurite.training.state import TrainState
+
+ActionStage = Literal["evaluate", "decide", "log", "act", "save"]
+STAGES: tuple[ActionStage, ...] = ("evaluate", "decide", "log", "act", "save")
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """What an action returns to end training at this step, as if it were the planned end."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason:
+            raise ConfigurationError(f"the reason to stop is {self.reason!r}; it must be a non-empty string")
+
+
+@dataclass(frozen=True)
+class ReplaceState:
+    """What an action returns to continue from another state of the same structure, such as one kept at an earlier step.
+    The run keeps its number of updates and its open metric window."""
+
+    state: "TrainState"
+
+
+Action = Callable[["Run"], "StopTraining | ReplaceState | None"]
+
+
+@dataclass(frozen=True)
+class ScheduledAction:
+    """An action of a plugin and when it runs.
+
+    Attributes:
+        name: unique within the plugin; errors, accounts and `ctx.is_due` call it `PLUGIN.NAME`.
+        trigger: when it runs; an int is `Every(n)`.
+        action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in phase `log`, only closes the window.
+        phase: actions at one step run in the order of `STAGES`; what `decide` does is saved.
+        after, before: names of actions of the same phase that it runs after or before.
+    """
+
+    name: str
+    trigger: Trigger | int
+    action: Action | None
+    stage: ActionStage = "act"
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"Scheduled: name is {self.name!r}; it must be a non-empty string")
+        object.__setattr__(self, "trigger", as_trigger(self.trigger))
+        if self.stage not in STAGES:
+            raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.stage!r}; there are {', '.join(STAGES)}")
+        if not callable(self.action) and (self.action is not None or self.stage != "log"):
+            raise ConfigurationError(f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}")
+        for key, value in (("after", self.after), ("before", self.before)):
+            if not isinstance(value, tuple):
+                raise ConfigurationError(f"Scheduled {self.name!r}: {key} must be a tuple of names, not {value!r}")
+
+
+@dataclass
+class FitResult:
+    """What a fit returns.
+
+    Attributes:
+        module: the trained module; it shares its arrays with `state`, so a fit from `state` consumes it.
+        model_state: its `eqx.nn.State`, or None.
+        state: to continue training: `engine.fit(data=data, state=result.state)`.
+        history: the exact scalars of the run.
+        metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
+        accounts: where the wall time went.
+        stopped: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`, or a plugin's reason.
+        failed: sinks that failed, by plugin name, and evaluators that were not required, as `evaluate.NAME`, with the
+            reason.
+        notices: what the run had to say.
+    """
+
+    module: Any = field(repr=False)
+    model_state: eqx.nn.State | None = field(repr=False)
+    state: "TrainState" = field(repr=False)
+    history: History
+    metrics: dict[str, dict[str, Any]]
+    timings: Timings = field(repr=False)
+    stop_reason: str | None
+    failures: dict[str, str]
+    messages: list[str]
+
+
+class Run:
+    """A read-only view of a running fit, valid during the call that receives it.
+
+    Attributes:
+        engine: the engine of this run.
+        rule: how a batch becomes an update.
+        accounts: where the wall time went so far.
+        directory: the run's directory, if it has one.
+        attempt: which start of the run this is, from 1.
+        manifest: a description of this run, as JSON: see `fulgurite.manifest`.
+    """
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+        self.engine: Final = loop.engine
+        self.update_rule: Final = loop.program.rule
+        self.timings: Final = loop.engine.plugins.timings
+        self.run_dir: Final = loop.engine.run_dir
+        self.attempt: Final = loop.emitter.attempt
+        self.manifest: Final = loop.manifest
+
+    @property
+    def step(self) -> int:
+        """The number of updates dispatched to the device; reading any of their results waits for them."""
+        return self._loop.step
+
+    @property
+    def step_range(self) -> StepRange:
+        """Origin, end (as far as it is known) and epoch ends of this fit."""
+        return self._loop.step_range
+
+    @property
+    def state(self) -> "TrainState":
+        """The state after `step` updates. The next step consumes its arrays: copy any that you keep.
+
+        Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is not.
+        """
+        if not self._loop.between_steps:
+            raise StateError("run.state is valid only during the call that `run` was given to; copy what you need")
+        return self._loop.state()
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for any that
+        are still being computed, so decisions based on them do not depend on timing."""
+        self._loop.emitter.flush(wait=True)
+        return self._loop.metrics
+
+    @property
+    def history(self) -> History:
+        """The exact scalars so far; waits as `metrics` does."""
+        self._loop.emitter.flush(wait=True)
+        return self._loop.emitter.history
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this fit resumes from a checkpoint and host states were restored; otherwise plugins start afresh."""
+        return self._loop.resumed is not None
+
+    @property
+    def data_iterator(self) -> BatchIterator:
+        """Where the batches come from."""
+        return self._loop.data_iterator
+
+    @property
+    def num_records(self) -> int:
+        """How many records this process has emitted so far."""
+        return self._loop.emitter.num_records
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training is about to stop before its planned end, or None."""
+        return self._loop.stop_reason
+
+    def log_scalars(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+        """Pass numbers by name to the loggers, after the records already emitted.
+
+        Device arrays are copied to the host in the background; other values are copied at once.
+
+        Args:
+            source: where the values come from: `train`, an evaluator's name, a plugin's name.
+            values: numbers, or arrays of numbers, by name.
+            stream: `exact` only for values that depend on program, configuration, seed and data alone, so never for
+                an action that runs by the clock.
+        """
+        self._emit("scalars", source, values, stream)
+
+    def log_media(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+        """Pass images, histograms, figures and the like by name to the loggers; the arguments are those of
+        `log_scalars`."""
+        self._emit("media", source, values, stream)
+
+    def log_text(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+        """Pass texts by name to the loggers; the arguments are those of `log_scalars`."""
+        self._emit("text", source, values, stream)
+
+    def log_config(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+        """Pass a description of the run, a JSON value by name, to the loggers; the arguments are those of
+        `log_scalars`."""
+        self._emit("config", source, values, stream)
+
+    def _emit(self, kind: RecordKind, source: str, values: dict[str, Any], stream: RecordStream) -> None:
+        if stream not in get_args(RecordStream):
+            raise PluginError(
+                f"run.log_{kind} knows no stream {stream!r}. {did_you_mean(stream, get_args(RecordStream))}"
+            )
+        values, step, stream = (
+            validate_record_values(kind, source, values),
+            self.step,
+            stream if self._loop.exact else "telemetry",
+        )
+        arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+        self._loop.emitter.enqueue(
+            arrays, lambda: Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
+        )
+
+    def emit_media(self) -> None:
+        """Emits the media of the newest step; the action of the scheduled `media.show`."""
+        self._loop.show()
+
+    def request_stop(self, reason: str) -> None:
+        """Asks to stop training before its planned end, as a signal does, once all processes have agreed: for a reason
+        that only this process sees, such as a file. A decision based on metrics returns `StopTraining` instead."""
+        self._loop.request_stop(StopTraining(reason).reason)
+
+    def evaluate(self, name: str) -> dict[str, Any]:
+        """Runs the evaluation `name` on the current state, emits its metrics and returns them."""
+        return self._loop.evaluate(name)
+
+    def save(self) -> None:
+        """Asks the checkpointer to save: at once in the phase `save`, before it at the end of the step's actions."""
+        self._loop.save()
+
+    def snapshot(self) -> Snapshot:
+        """Everything needed to continue from here."""
+        return self._loop.snapshot()

@@ -1,0 +1,134 @@
+"""What a fit begins with: a checkpoint of its own run, one of another run, or weights alone."""
+
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
+from fulgurite.execution.program import Program
+from fulgurite.runs import CheckpointRef, RunDirectory, Snapshot
+from fulgurite.training.state import ModelInit, TrainState, as_model_init
+from fulgurite.triggers import StepRange
+
+if TYPE_CHECKING:
+    from fulgurite.engine import Engine
+
+T = TypeVar("T")
+Place = CheckpointRef | str | os.PathLike[str]
+InitFrom = Place | None
+Resume = InitFrom | int
+WEIGHTS = {"module": "module", "model_state": "model_state"}
+_STEP_PATH = re.compile(r"(?:(.+)/)?checkpoints/step-(0|[1-9][0-9]{0,11})/?")
+
+
+def resolve_checkpoint(
+    resume: Resume, directory: RunDirectory | None, state: TrainState | None, init_from: Any
+) -> CheckpointRef | None:
+    """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none; None for a fresh
+    start, or where training goes on from `state`.
+
+    A fresh start that was not asked for by "never" is an error where the run directory holds checkpoints, and so is a
+    state where it holds later ones: their records would be there twice.
+    """
+    if state is not None and (init_from is not None or resume not in (None, "never")):
+        raise ConfigurationError("fit takes a state to continue from, or a checkpoint to start from, not both")
+    origin = -1 if state is None else int(state.step)
+    if resume is None and directory and (held := directory.list_checkpoints()) and held[-1][0] > origin:
+        fix = "resume with fit(resume='auto'), start afresh with fit(resume='never'), which sets them aside"
+        where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
+        raise CheckpointError(f"{where}: {fix}, or choose another run directory")
+    if resume is None or resume == "never":
+        return None
+    if isinstance(resume, CheckpointRef):
+        return resume
+    if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
+        raise ConfigurationError(f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path")
+    own = None if directory is None else directory.path
+    if resume == "auto":
+        return CheckpointRef(own, optional=True)
+    if isinstance(resume, int) or resume in ("latest", "best"):
+        return CheckpointRef(own, resume)  # type: ignore[arg-type]
+    return as_checkpoint_ref(resume)
+
+
+def as_checkpoint_ref(path: str | os.PathLike[str]) -> CheckpointRef:
+    """The newest checkpoint of the run at `path`, or the one that `path` itself is: `RUN/checkpoints/step-N`."""
+    found = _STEP_PATH.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+    return CheckpointRef(found[1] or ".", int(found[2])) if found else CheckpointRef(path)
+
+
+def restore_run(engine: "Engine", reference: CheckpointRef, like: TrainState) -> Snapshot | None:
+    """The snapshot that the active checkpointer reads; the host states in it are handed to their plugins."""
+    snapshot = load_snapshot(engine, reference, like)
+    host = snapshot.host_states if snapshot else {}
+    for hook in engine.plugins.implementations("set_host_state"):
+        if kept := host.get(hook.plugin.name):
+            hook(None, state=kept["state"], version=kept["version"])
+    return snapshot
+
+
+def plan_step_range(
+    snapshot: Snapshot | None, origin: int, steps: int | None, epochs: int | None, epoch_length: int | None
+) -> StepRange:
+    """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
+    A resumed fit keeps its span, unless it is asked for another length than before."""
+    if snapshot is not None and snapshot.requested_length in (None, (steps, epochs)):
+        return snapshot.step_range
+    ends, end = (snapshot.step_range.epoch_ends if snapshot else ()), None
+    if steps is not None:
+        end = origin + steps
+    elif epochs is not None and epochs <= len(ends):
+        end = ends[epochs - 1]
+    elif epochs is not None and ends:
+        *_, before, last = (origin, *ends)
+        end = last + (epochs - len(ends)) * (last - before)
+    elif epochs is not None and epoch_length is not None:
+        end = origin + epochs * epoch_length
+    if snapshot and end is not None and end < (step := int(snapshot.state.step)):
+        fix = "ask for more, resume from an earlier one, or start afresh: resume='never', or another run directory"
+        raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit should end: {fix}")
+    return StepRange(origin, end, ends)
+
+
+def fill_missing_state(
+    engine: "Engine", state: TrainState | None, program: Program, source: ModelInit, init_from: InitFrom
+) -> TrainState:
+    """The state with everything that it lacks made anew; all of it where there is no state.
+
+    A new state takes from `init_from` what its map says, else the weights. Its optimizer is made from the weights that
+    were read, and what is read of the optimizer's own state is put in after that.
+    """
+    key = jax.random.key(engine.seed)
+    if state is not None:
+        whole = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
+        return state if whole else _fill_missing(state, program.init_state(source, key))
+    if init_from is None:
+        return program.init_state(source, key)
+    reference = init_from if isinstance(init_from, CheckpointRef) else as_checkpoint_ref(init_from)
+    snapshot = load_snapshot(
+        engine, replace(reference, map=reference.map or WEIGHTS, optional=False), program.state_spec
+    )
+    assert snapshot is not None
+    read, state = snapshot.state, program.init_state(source, key)
+    weights = _fill_missing((read.module, read.model_state), (state.module, state.model_state))
+    return _fill_missing(read, program.init_state(as_model_init(weights), key))
+
+
+def _fill_missing(read: T, initial: T) -> T:
+    """What was read, and the initial arrays where nothing was."""
+    return jax.tree.map(lambda a, b: b if isinstance(a, jax.ShapeDtypeStruct) else a, read, initial)
+
+
+def load_snapshot(engine: "Engine", reference: CheckpointRef, like: TrainState) -> Snapshot | None:
+    """The snapshot that the active checkpointer reads; None if there is none and that is fine."""
+    where = "the run" if reference.path is None else reference.path
+    restore = engine.plugins.get_single_impl("restore_checkpoint")
+    if restore is None:
+        raise PluginError(f"nothing can restore {where}: install fulgurite-checkpoint and add it to the plugins")
+    snapshot: Snapshot | None = restore(None, reference=reference, template=like, engine=engine)
+    if snapshot is None and not reference.optional:
+        raise CheckpointError(f"there is no checkpoint {reference.step!r} in {where}; check the path")
+    return snapshot

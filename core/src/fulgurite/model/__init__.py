@@ -1,0 +1,1 @@
+"""What a user writes: modules, and what their steps receive."""

@@ -1,0 +1,1 @@
+"""Selecting, ordering and calling plugins."""

@@ -1,0 +1,143 @@
+"""The inside of a step: from a batch to new parameters."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from fulgurite.model.context import Context
+from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.model.module import Output
+from fulgurite.tree.paths import Selector, select
+from fulgurite.training.state import TrainState
+from fulgurite.triggers import StepRange
+
+Forward = Callable[..., Output]
+"""The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
+`ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum. `forward(module, batch, ctx,
+step)` calls `step(module, batch, ctx)` in the place of `training_step`."""
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer and what it updates.
+
+    Attributes:
+        optimizer: an `optax.GradientTransformation`.
+        params: the arrays that it updates, as `select` takes them; all by default. Others get no gradient or state.
+        before: what is applied to the gradients first: the `gradient_transform`s of plugins, set by the engine.
+    """
+
+    optimizer: optax.GradientTransformation
+    params: Selector | str | Callable[[Any], Any] | None = None
+    gradient_transform: optax.GradientTransformation = field(default_factory=optax.identity, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            raise ConfigurationError(f"fg.Phase: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)")
+        if not isinstance(self.params, Selector | None):
+            object.__setattr__(self, "params", select(self.params))
+
+    def param_mask(self, module: PyTree) -> PyTree[bool]:
+        """True for the floating-point arrays of `module` that this phase updates, False for every other leaf."""
+        chosen = self.params(module) if isinstance(self.params, Selector) else jax.tree.map(lambda _: True, module)
+        return jax.tree.map(lambda leaf, yes: yes and _is_floating(leaf), module, chosen)
+
+
+class UpdateRule:
+    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics, the step count."""
+
+    @abstractmethod
+    def init(self, module: PyTree) -> PyTree:
+        """The optimizer state for `module`."""
+
+    @abstractmethod
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
+        """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
+        optimizer receives them) and `updates`."""
+
+    def apply_gradients(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
+        """One update with these gradients, for the `train_step` of an engine; not every rule supports it."""
+        raise ModelError(f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)")
+
+    def trainable_mask(self, module: PyTree) -> PyTree[bool]:
+        """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
+        return jax.tree.map(_is_floating, module)
+
+    def for_step(self, step: int, span: StepRange) -> "UpdateRule":
+        """The rule that applies from the update after `step` on, for states of the same structure. Asked wherever
+        something was due; a different object than before is compiled again."""
+        return self
+
+    def finalize(self, state: TrainState) -> TrainState:
+        """The state at the end of training, after remaining work, such as applying accumulated gradients. Traced."""
+        return state
+
+
+@dataclass(frozen=True)
+class GradientUpdate(UpdateRule):
+    """One gradient of the total loss with respect to the arrays that the phase updates, and one optimizer."""
+
+    spec: OptimizerSpec
+
+    def init(self, module: PyTree) -> PyTree:
+        params = eqx.filter(module, self.spec.param_mask(module))
+        return self.spec.gradient_transform.init(params), self.spec.optimizer.init(params)
+
+    def trainable_mask(self, module: PyTree) -> PyTree[bool]:
+        return self.spec.param_mask(module)
+
+    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
+        taken = compute_gradients(forward, state.module, batch, ctx, self.spec.param_mask(state.module))
+        return self.apply_gradients(state, *taken, lambda at: forward(eqx.combine(at, state.module), batch, ctx).loss)
+
+    def apply_gradients(
+        self, state: TrainState, grads: PyTree, output: Output, loss: Any = None
+    ) -> tuple[TrainState, Output]:
+        params, grads = (eqx.filter(tree, self.spec.param_mask(state.module)) for tree in (state.module, grads))
+        before, optimizer = state.opt_state
+        grads, before = self.spec.gradient_transform.update(grads, before, params)
+        update = optax.with_extra_args_support(self.spec.optimizer).update
+        updates, optimizer = update(grads, optimizer, params, value=output.loss, grad=grads, value_fn=loss)
+        module = eqx.apply_updates(state.module, updates)
+        state = state.replace(module=module, model_state=output.model_state, opt_state=(before, optimizer))
+        return state, output.replace(grads=grads, updates=updates)
+
+
+def compute_gradients(
+    forward: Forward, module: PyTree, batch: Any, ctx: Context, chosen: PyTree[bool] = None
+) -> tuple[PyTree, Output]:
+    """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true, by default every
+    floating-point array (None elsewhere), and the forward pass's output."""
+    params, static = eqx.partition(module, eqx.is_inexact_array if chosen is None else chosen)
+
+    def total(params: PyTree) -> tuple[Any, Output]:
+        output = forward(eqx.combine(params, static), batch, ctx)
+        return output.loss, output
+
+    return jax.grad(total, has_aux=True)(params)
+
+
+def _is_floating(leaf: Any) -> bool:
+    """Whether a leaf is an array of floating-point numbers, or stands for one as `jax.ShapeDtypeStruct` does."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def as_optimizer_specs(configured: Any, source: str) -> dict[str, OptimizerSpec]:
+    """`configure_optimizers`' answer as phases by name; one optimizer is called `default`."""
+    if isinstance(configured, optax.GradientTransformation):
+        return {"default": OptimizerSpec(configured)}
+    if (
+        isinstance(configured, dict)
+        and configured
+        and all(isinstance(one, OptimizerSpec) for one in configured.values())
+    ):
+        return configured
+    wanted = "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.Phase by name"
+    raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")

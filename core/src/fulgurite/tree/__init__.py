@@ -1,0 +1,1 @@
+"""Functions on pytrees: paths, selections, shapes, annotations."""

@@ -1,0 +1,47 @@
+"""Where the time went, and how fast training goes."""
+
+import math
+
+import pytest
+from fulgurite.timing import Timings, Rate
+
+
+def test_case_18_steps_per_second():
+    rate = Rate()
+    assert rate(10, 1000.0) is None
+    assert rate(133, 1010.0) == pytest.approx(12.3)
+
+
+def test_no_rate_without_time():
+    rate = Rate()
+    rate(10, 1000.0)
+    assert rate(20, 1000.0) is None
+    assert rate(30, 1001.0) == 10
+
+
+def test_time_in_a_nested_account_counts_there_alone(monkeypatch: pytest.MonkeyPatch):
+    times = iter([0.0, 10.0, 11.0, 14.0, 16.0])  # opened, outer begins, inner begins, inner ends, outer ends
+    monkeypatch.setattr("fulgurite.timing.perf_counter", lambda: next(times))
+    accounts = Timings()
+    with accounts.time("outer"), accounts.time("inner"):
+        pass
+    assert accounts.seconds == {"inner": 3.0, "outer": 3.0}
+    assert accounts.calls == {"inner": 1, "outer": 1}
+
+
+def test_a_failed_block_is_booked_as_well():
+    accounts = Timings()
+    with pytest.raises(KeyError), accounts.time("failing"):
+        raise KeyError
+    assert accounts.calls["failing"] == 1
+
+
+def test_the_median_step_is_that_of_the_stretches():
+    accounts = Timings()
+    assert math.isnan(accounts.median_step)
+    for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):
+        accounts.add("wait", seconds / 2)
+        accounts.add("dispatch", seconds / 2, steps)
+        accounts.add("console.log_scalars", 7.0)
+        accounts.stretch(steps)
+    assert accounts.median_step == 0.2
