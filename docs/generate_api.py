@@ -39,15 +39,24 @@ def page() -> str:
     """The text of the page."""
     parts = [INTRODUCTION]
     for module, title in (CORE | _plugins()).items():
-        parts.append(f"## {title}\n\n{_text(ast.get_docstring(_tree(title)) if title != 'fulgurite' else None)}")
+        parts.append(
+            f"## {title}\n\n{_text(ast.get_docstring(_tree(title)) if title != 'fulgurite' else None)}"
+        )
         parts += [_entry(name, *found) for name, found in _public(module)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 def _plugins() -> dict[str, str]:
     """The packages of the plugins, and those in them that gather public names."""
-    packages = [folder.name for folder in sorted(ROOT.glob("plugins/*/src/*/")) if (folder / "__init__.py").is_file()]
-    gathered = [*packages, *(f"{name}.metrics" for name in packages if name == "fulgurite_evaluators")]
+    packages = [
+        folder.name
+        for folder in sorted(ROOT.glob("plugins/*/src/*/"))
+        if (folder / "__init__.py").is_file()
+    ]
+    gathered = [
+        *packages,
+        *(f"{name}.metrics" for name in packages if name == "fulgurite_evaluators"),
+    ]
     return {f"{name}.api" if name == "fulgurite_testing" else name: name for name in gathered}
 
 
@@ -63,7 +72,11 @@ def _public(module: str) -> Iterator[tuple[str, tuple[str, Definition]]]:
         if alias.asname == alias.name or alias.name in exported
     ]
     if imports:
-        yield from ((name, found) for source, name in imports if (found := _definition(source, name)) is not None)
+        yield from (
+            (name, found)
+            for source, name in imports
+            if (found := _definition(source, name)) is not None
+        )
     else:
         for node in tree.body:
             if isinstance(node, Definition) and not node.name.startswith("_"):
@@ -75,8 +88,14 @@ def _definition(module: str, name: str) -> tuple[str, Definition] | None:
     for node in _tree(module).body:
         if isinstance(node, Definition) and node.name == name:
             return module, node
-        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
-            return _definition(node.module, name) if re.match(r"fulgurite[._]", node.module) else None
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and any(alias.name == name for alias in node.names)
+        ):
+            return (
+                _definition(node.module, name) if re.match(r"fulgurite[._]", node.module) else None
+            )
     return None
 
 
@@ -91,7 +110,9 @@ def _tree(module: str) -> ast.Module:
 
 
 def _entry(name: str, module: str, node: Definition) -> str:
-    parts = [f"### {name}\n\n```python\n{_signature(name, node, module)}\n```\n\n{_text(ast.get_docstring(node))}"]
+    parts = [
+        f"### {name}\n\n```python\n{_signature(name, node, module)}\n```\n\n{_text(ast.get_docstring(node))}"
+    ]
     for method in _methods(module, node) if isinstance(node, ast.ClassDef) else ():
         if (method.name.startswith("_") and method.name != "__call__") or _is_hook(method):
             continue
@@ -108,7 +129,11 @@ def _bases(module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
     bases = [(module, node)]
     for base in node.bases:
         path = ast.unparse(base).split("[")[0]
-        found = _definition("fulgurite", path[3:]) if path.startswith("fg.") else _definition(module, path)
+        found = (
+            _definition("fulgurite", path[3:])
+            if path.startswith("fg.")
+            else _definition(module, path)
+        )
         if found is not None and isinstance(found[1], ast.ClassDef):
             bases += _bases(found[0], found[1])
     return bases
@@ -132,7 +157,9 @@ def _signature(name: str, node: Definition, module: str = "") -> str:
             for one in base.body:
                 if isinstance(one, ast.FunctionDef) and one.name == "__init__":
                     return _wrapped(name, _arguments(one), "")
-        fields = {field.partition(":")[0]: field for base in reversed(bases) for field in _fields(base)}
+        fields = {
+            field.partition(":")[0]: field for base in reversed(bases) for field in _fields(base)
+        }
         return _wrapped(name, list(fields.values()), "")
     returns = f" -> {_written(node.returns)}" if node.returns else ""
     if any(ast.unparse(one) in ("property", "cached_property") for one in node.decorator_list):
@@ -157,7 +184,10 @@ def _arguments(function: ast.FunctionDef) -> list[str]:
         arguments.append(f"*{_argument(given.vararg, None)}")
     elif given.kwonlyargs:
         arguments.append("*")
-    arguments += [_argument(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    arguments += [
+        _argument(one, default)
+        for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
     return arguments + ([f"**{_argument(given.kwarg, None)}"] if given.kwarg else [])
 
 
@@ -175,7 +205,11 @@ def _fields(node: ast.ClassDef) -> list[str]:
         default = "" if one.value is None else _code(one.value)
         if one.target.id == "_":
             fields.append("*")
-        elif not one.target.id.startswith("_") and "ClassVar" not in text and "init=False" not in default:
+        elif (
+            not one.target.id.startswith("_")
+            and "ClassVar" not in text
+            and "init=False" not in default
+        ):
             made = "field(" in default
             plain = re.search(r"[( ]default=([^,()]+)[,)]", default)
             shown = f" = {default}" if default and not made else f" = {plain[1]}" if plain else ""

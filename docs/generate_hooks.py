@@ -160,11 +160,17 @@ SEVERAL = {
 def page() -> str:
     """The text of the page."""
     kinds = PluginManager(autoload=False).kinds
-    functions = [node for node in ast.parse(inspect.getsource(hooks)).body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node
+        for node in ast.parse(inspect.getsource(hooks)).body
+        if isinstance(node, ast.FunctionDef)
+    ]
     parts = [INTRODUCTION]
     for kind, about in KINDS.items():
         parts.append(f"## {kind.capitalize()} hooks\n\n{about}\n")
-        parts += [_entry(function, kind) for function in functions if kinds.get(function.name) == kind]
+        parts += [
+            _entry(function, kind) for function in functions if kinds.get(function.name) == kind
+        ]
     return "\n".join(parts)
 
 
@@ -172,7 +178,9 @@ def _entry(function: ast.FunctionDef, kind: str) -> str:
     name, given = function.name, function.args.args
     signature = ", ".join(["self", *(f"{one.arg}: {_written(one.annotation)}" for one in given)])
     several = "All of them, in order." if kind == "event" else SEVERAL[name]
-    listed = "".join(f"- `{one.arg}`: {OTHERWISE.get((name, one.arg)) or ARGUMENTS[one.arg]}\n" for one in given)
+    listed = "".join(
+        f"- `{one.arg}`: {OTHERWISE.get((name, one.arg)) or ARGUMENTS[one.arg]}\n" for one in given
+    )
     return (
         f"### {name}\n\n```python\ndef {name}({signature}) -> {_written(function.returns)}\n```\n\n"
         f"{ast.get_docstring(function)}\n\n{listed}\n"

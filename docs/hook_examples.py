@@ -34,13 +34,18 @@ class DataParallel:
 
     @fg.hookimpl
     def forward_sharding(self, module):  # whole where it is used, however the state keeps it
-        return jax.tree.map(lambda leaf: NamedSharding(self.devices, P()) if eqx.is_array(leaf) else None, module)
+        return jax.tree.map(
+            lambda leaf: NamedSharding(self.devices, P()) if eqx.is_array(leaf) else None, module
+        )
 
     @fg.hookimpl
     def output_sharding(self, output):  # predictions stay divided as the batch is
         placed = jax.tree.map(lambda leaf: None, output)
         return eqx.tree_at(
-            lambda one: one.preds, placed, NamedSharding(self.devices, P("data")), is_leaf=lambda leaf: leaf is None
+            lambda one: one.preds,
+            placed,
+            NamedSharding(self.devices, P("data")),
+            is_leaf=lambda leaf: leaf is None,
         )
 
 
@@ -119,7 +124,9 @@ class Averaged:
     @fg.hookimpl
     def after_update(self, module, plugin_state, ctx):
         weights = eqx.filter(module, eqx.is_inexact_array)
-        return module, jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, plugin_state, weights)
+        return module, jax.tree.map(
+            lambda mean, new: 0.99 * mean + 0.01 * new, plugin_state, weights
+        )
 
     @fg.hookimpl
     def module_views(self, state):
@@ -131,7 +138,9 @@ class WeightDecay:
 
     @fg.hookimpl
     def loss_terms(self, module, output, batch, ctx):
-        return {"l2": 1e-4 * optax.tree.norm(eqx.filter(module, eqx.is_inexact_array), squared=True)}
+        return {
+            "l2": 1e-4 * optax.tree.norm(eqx.filter(module, eqx.is_inexact_array), squared=True)
+        }
 
     @fg.hookimpl
     def step_metrics(self, state, output, grads, updates, ctx):
@@ -219,7 +228,9 @@ class Lines:
         self.path, self.position = Path(path), 0
 
     @fg.hookimpl
-    def rewind_logger(self, position):  # from the checkpoint that is gone on from; comes before open_logger
+    def rewind_logger(
+        self, position
+    ):  # from the checkpoint that is gone on from; comes before open_logger
         self.position = position
 
     @fg.hookimpl
@@ -267,15 +278,24 @@ class InMemory:
     def save_checkpoint(self, run):
         plugins, settings = run.engine.plugins, run.manifest["settings"]
         plugins.call("on_save", run.step, run=run, step=run.step)
-        positions = {sink.name: done.result() for sink, done in plugins.call("flush_logger", run.step, step=run.step)}
-        self.kept = _copied(run.snapshot()), (settings["steps"], settings["epochs"]), json.dumps(positions)
+        positions = {
+            sink.name: done.result()
+            for sink, done in plugins.call("flush_logger", run.step, step=run.step)
+        }
+        self.kept = (
+            _copied(run.snapshot()),
+            (settings["steps"], settings["epochs"]),
+            json.dumps(positions),
+        )
 
     @fg.hookimpl
     def restore_checkpoint(self, reference, template, engine):
         if self.kept is None:
             return None
         snapshot, asked, _ = self.kept
-        return replace(_copied(snapshot), asked=asked)  # asked for another length, the run becomes longer or shorter
+        return replace(
+            _copied(snapshot), asked=asked
+        )  # asked for another length, the run becomes longer or shorter
 
     @fg.hookimpl
     def on_restore(self, run, step):

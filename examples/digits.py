@@ -38,7 +38,9 @@ class Classifier(fg.Module):
         images, labels = batch["image"], batch["label"]
         logits = jax.vmap(self)(images, ctx.keys("dropout", len(images)))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, labels)})
+        return fg.Output(
+            loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, labels)}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adamw(self.lr)
@@ -69,7 +71,9 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         "image": (pixels[order] / 16).astype(np.float32),
         "label": labels[order].astype(np.int32),
     }
-    return {name: a[:-360] for name, a in arrays.items()}, {name: a[-360:] for name, a in arrays.items()}
+    return {name: a[:-360] for name, a in arrays.items()}, {
+        name: a[-360:] for name, a in arrays.items()
+    }
 
 
 def experiment(

@@ -29,7 +29,9 @@ def shifted(images: np.ndarray) -> np.ndarray:
     return np.pad(images.reshape(-1, 8, 8), [(0, 0), (0, 0), (1, 0)])[:, :, :8].reshape(-1, 64)
 
 
-def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0) -> fg.Experiment:
+def experiment(
+    width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0
+) -> fg.Experiment:
     """Trains a perceptron; two evaluators of the group `slow` share a process and each restored checkpoint."""
     train, test = digits()
     every = EveryCheckpoint(poll=0.2)
@@ -52,13 +54,20 @@ def draw(history: fg.History, run: Path) -> Path:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     if "train/accuracy" in history:
         axes.plot(
-            history.steps("train/accuracy"), history["train/accuracy"], color="0.7", label="training, with dropout"
+            history.steps("train/accuracy"),
+            history["train/accuracy"],
+            color="0.7",
+            label="training, with dropout",
         )
     found = read_results(run)
     for name in ("test", "shifted"):
         points = [(one.step, one.metrics["accuracy"]) for one in found if one.evaluator == name]
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}, by the second process")
-    axes.set(xlabel="step", ylabel="accuracy", title="Digits: training, and checkpoints evaluated on the side")
+    axes.set(
+        xlabel="step",
+        ylabel="accuracy",
+        title="Digits: training, and checkpoints evaluated on the side",
+    )
     axes.legend()
     figure.savefig(run / "accuracy.png", dpi=120)
     return run / "accuracy.png"
@@ -66,9 +75,15 @@ def draw(history: fg.History, run: Path) -> Path:
 
 def main() -> None:
     """Trains and evaluates at the same time, then draws."""
-    arguments = sys.argv[1:] if "--run" in sys.argv else [*sys.argv[1:], "--run", "runs/digits_standalone_eval"]
+    arguments = (
+        sys.argv[1:]
+        if "--run" in sys.argv
+        else [*sys.argv[1:], "--run", "runs/digits_standalone_eval"]
+    )
     run = Path(arguments[arguments.index("--run") + 1])
-    with subprocess.Popen([*FULGURITE, "evaluate", __file__, "--run", str(run), "--group", "slow"]) as evaluating:
+    with subprocess.Popen(
+        [*FULGURITE, "evaluate", __file__, "--run", str(run), "--group", "slow"]
+    ) as evaluating:
         try:
             result = fg.main(experiment, arguments)
             code = evaluating.wait()

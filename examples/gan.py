@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, MultiOptimizer
+from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Int, Key
 from sklearn.datasets import load_digits
 
@@ -87,7 +87,10 @@ class GAN(fg.Module):
 
         def discriminator() -> Float[Array, ""]:
             on_real, slopes = jax.vmap(jax.value_and_grad(self.discriminator))(batch)
-            told_apart = jax.nn.softplus(-on_real).mean() + jax.nn.softplus(jax.vmap(self.discriminator)(fake)).mean()
+            told_apart = (
+                jax.nn.softplus(-on_real).mean()
+                + jax.nn.softplus(jax.vmap(self.discriminator)(fake)).mean()
+            )
             # Slopes at real images keep the game from going round in circles (Mescheder et al., 2018).
             return told_apart + self.penalty / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
 
@@ -115,10 +118,18 @@ class Samples:
     def draw(self, run: fg.Run) -> None:
         from matplotlib.image import imsave
 
-        images = np.pad(drawn(run.state.module, 80, seed=0)[:, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+        images = np.pad(
+            drawn(run.state.module, 80, seed=0)[:, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1
+        )
         rows = images.reshape(8, 10, 10, 10).transpose(0, 2, 1, 3).reshape(80, 100)
         self.folder.mkdir(parents=True, exist_ok=True)
-        imsave(self.folder / f"step-{run.step}.png", np.kron(rows, np.ones((6, 6))), cmap="gray", vmin=-1, vmax=1)
+        imsave(
+            self.folder / f"step-{run.step}.png",
+            np.kron(rows, np.ones((6, 6))),
+            cmap="gray",
+            vmin=-1,
+            vmax=1,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,10 @@ class Report:
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         if record.stream == "exact":
-            losses = {name: f"{record.values[f'{name}/loss']:.3f}" for name in ("discriminator", "generator")}
+            losses = {
+                name: f"{record.values[f'{name}/loss']:.3f}"
+                for name in ("discriminator", "generator")
+            }
             print(f"step {record.step:5}  {losses}", flush=True)
 
     @fg.hookimpl
@@ -153,7 +167,10 @@ class Judge(fg.Module):
     def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
         logits = jax.vmap(self.leave)(self.features(batch["image"]))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return fg.Output(loss.mean(), metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
+        return fg.Output(
+            loss.mean(),
+            metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])},
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adamw(1e-3)
@@ -167,11 +184,15 @@ def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
     and real digits; `relative`: that distance divided by that of an untrained generator.
     """
     images, labels = digits()
-    data = fg.ArrayData({"image": images, "label": labels}, batch_size=64, shuffle=True, remainder="drop")
+    data = fg.ArrayData(
+        {"image": images, "label": labels}, batch_size=64, shuffle=True, remainder="drop"
+    )
     judge = fg.Engine(steps=1_500, autoload=False, log_every=None).fit(Judge, data).module
     fake = drawn(gan, samples, seed=1)
     probabilities = jax.nn.softmax(jax.vmap(judge.leave)(judge.features(fake)))
-    untrained = drawn(GAN(gan.discriminator.first.out_channels, 0, key=jax.random.key(1)), samples, seed=1)
+    untrained = drawn(
+        GAN(gan.discriminator.first.out_channels, 0, key=jax.random.key(1)), samples, seed=1
+    )
     real = judge.features(jnp.asarray(images))
     distance, before = (frechet(judge.features(one), real) for one in (fake, untrained))
     return {

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_sharding import DataParallel, FSDP, Sharding, TensorParallel, bytes_per_device
+from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel, bytes_per_device
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, UInt8
 
@@ -52,7 +52,9 @@ class Attention(eqx.Module):
     heads: int = eqx.field(static=True)
 
     def __init__(self, width: int, heads: int, *, key: Key[Array, ""]) -> None:
-        self.query, self.key, self.value, self.output = (linear(width, width, one) for one in jax.random.split(key, 4))
+        self.query, self.key, self.value, self.output = (
+            linear(width, width, one) for one in jax.random.split(key, 4)
+        )
         self.rotary, self.heads = eqx.nn.RotaryPositionalEmbedding(width // heads), heads
 
     def __call__(self, x: Hidden) -> Hidden:
@@ -94,7 +96,9 @@ class Transformer(fg.Module):
     head: eqx.nn.Linear
     lr: float = eqx.field(static=True)
 
-    def __init__(self, width: int, blocks: int, heads: int, lr: float, *, key: Key[Array, ""]) -> None:
+    def __init__(
+        self, width: int, blocks: int, heads: int, lr: float, *, key: Key[Array, ""]
+    ) -> None:
         first, last, *keys = jax.random.split(key, blocks + 2)
         self.embedding = eqx.nn.Embedding(weight=0.02 * jax.random.normal(first, (256, width)))
         self.blocks = [Block(width, heads, key=one) for one in keys]
@@ -126,26 +130,40 @@ class Report:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        parameters, optimizer = bytes_per_device(run.state.module), bytes_per_device(run.state.opt_state)
-        print(f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters and {optimizer:,} of Adam's")
+        parameters, optimizer = (
+            bytes_per_device(run.state.module),
+            bytes_per_device(run.state.opt_state),
+        )
+        print(
+            f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters and {optimizer:,} of Adam's"
+        )
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         if "bits_per_byte" in record.values:
-            print(f"step {record.step:5}  bits per byte {record.values['bits_per_byte']:.3f}", flush=True)
+            print(
+                f"step {record.step:5}  bits per byte {record.values['bits_per_byte']:.3f}",
+                flush=True,
+            )
         elif "steps_per_second" in record.values:
-            print(f"step {record.step:5}  tokens per second {self.tokens * record.values['steps_per_second']:,.0f}")
+            print(
+                f"step {record.step:5}  tokens per second {self.tokens * record.values['steps_per_second']:,.0f}"
+            )
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        print(f"other text: bits per byte {run.engine.evaluate(result, self.test)['bits_per_byte']:.3f}")
+        print(
+            f"other text: bits per byte {run.engine.evaluate(result, self.test)['bits_per_byte']:.3f}"
+        )
 
 
 def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
     """The source text of Python's own modules in pieces of `length` bytes, to train on and to test on."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
-    pieces: UInt8[np.ndarray, "pieces length"] = text[: len(text) // length * length].reshape(-1, length)
+    pieces: UInt8[np.ndarray, "pieces length"] = text[: len(text) // length * length].reshape(
+        -1, length
+    )
     pieces = pieces[np.random.default_rng(0).permutation(len(pieces))]
     return pieces[:-256], pieces[-256:]
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, MultiOptimizer
+from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Key
 
 Points = Float[Array, "n 2"]
@@ -64,7 +64,9 @@ class Report:
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         if record.stream == "exact":
-            print(f"step {record.step:5}  distance {record.values['critic/distance']:.3f}", flush=True)
+            print(
+                f"step {record.step:5}  distance {record.values['critic/distance']:.3f}", flush=True
+            )
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
@@ -74,7 +76,9 @@ class Report:
 def counted(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
     """`modes`: how many of the eight have at least 3 % of the samples within four standard deviations; `near`: the
     share of the samples within that distance of any."""
-    points = np.asarray(eqx.filter_jit(gan.drawn)(jax.random.normal(jax.random.key(1), (samples, LATENT))))
+    points = np.asarray(
+        eqx.filter_jit(gan.drawn)(jax.random.normal(jax.random.key(1), (samples, LATENT)))
+    )
     near = np.linalg.norm(points[:, None] - CENTRES, axis=2) < 4 * SPREAD
     return {"modes": int((near.mean(axis=0) > 0.03).sum()), "near": float(near.any(axis=1).mean())}
 
@@ -82,11 +86,18 @@ def counted(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
 def ring(examples: int = 8_000) -> Float[np.ndarray, "n 2"]:
     """Points float32 around eight centres on the unit circle."""
     rng = np.random.default_rng(0)
-    return (CENTRES[rng.integers(0, 8, examples)] + SPREAD * rng.normal(size=(examples, 2))).astype(np.float32)
+    return (CENTRES[rng.integers(0, 8, examples)] + SPREAD * rng.normal(size=(examples, 2))).astype(
+        np.float32
+    )
 
 
 def experiment(
-    width: int = 64, lr: float = 1e-3, penalty: float = 1.0, critic: int = 5, steps: int = 4_000, seed: int = 0
+    width: int = 64,
+    lr: float = 1e-3,
+    penalty: float = 1.0,
+    critic: int = 5,
+    steps: int = 4_000,
+    seed: int = 0,
 ) -> fg.Experiment:
     """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of its own."""
     repeat = {"repeat": critic, "split": True} if critic > 1 else {}

@@ -40,7 +40,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.set_threshold(50_000)
 
 MEMBERS = ("core", "plugins/*", "contrib/*")
-PACKAGES = [path.parent.name for member in MEMBERS for path in ROOT.glob(f"{member}/src/*/__init__.py")]
+PACKAGES = [
+    path.parent.name for member in MEMBERS for path in ROOT.glob(f"{member}/src/*/__init__.py")
+]
 
 
 whole_jaxtyped = jaxtyping.jaxtyped
@@ -67,7 +69,9 @@ def checked(function: FunctionType) -> Callable[..., Any]:
 
     jaxtyping hands over a stand-in with the signature of the function that it checks.
     """
-    function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if holds_arrays(hint)}
+    function.__annotations__ = {
+        name: hint for name, hint in function.__annotations__.items() if holds_arrays(hint)
+    }
     return beartype(function)
 
 
@@ -78,7 +82,9 @@ def holds_arrays(hint: Any) -> bool:
 
 
 jaxtyping.jaxtyped = jaxtyped
-jaxtyping.install_import_hook(PACKAGES, f"{__name__}.checked")  # before any of the packages is imported
+jaxtyping.install_import_hook(
+    PACKAGES, f"{__name__}.checked"
+)  # before any of the packages is imported
 
 settings.register_profile("fulgurite", deadline=None)
 settings.load_profile("fulgurite")
@@ -109,7 +115,9 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What takes long is not left out without a word."""
     if left_out:
-        terminalreporter.section(f"{len(left_out)} slow tests were left out; 'pytest -m slow' runs them")
+        terminalreporter.section(
+            f"{len(left_out)} slow tests were left out; 'pytest -m slow' runs them"
+        )
         terminalreporter.write_line("\n".join(sorted(left_out)))
 
 
@@ -118,8 +126,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs what is marked `optimized`, slow or not, in a process where XLA makes of it what it makes for users."""
     if not os.environ["XLA_FLAGS"] or pyfuncitem.get_closest_marker("optimized") is None:
         return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", pyfuncitem.nodeid]
-    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "",
+        pyfuncitem.nodeid,
+    ]
+    run = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     return True
 

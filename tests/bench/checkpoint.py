@@ -79,7 +79,10 @@ class Turns:
             run.save()
         else:
             arrays = jax.tree_util.tree_leaves_with_path(eqx.filter(run.state, eqx.is_array))
-            tree = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in arrays}
+            tree = {
+                jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+                for path, leaf in arrays
+            }
             self.response = self.orbax.save_async(run.step, tree, force=True)
         self.begun = perf_counter()
         self.blocking[self.arm].append(self.begun - begun)
@@ -100,7 +103,9 @@ class Turns:
 
 def main() -> None:
     parser = arguments(__doc__, repeats=15)
-    parser.add_argument("--steps", type=int, default=6, help="steps timed after each save (default 6)")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps timed after each save (default 6)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         period = options.steps + 1
@@ -121,7 +126,9 @@ def main() -> None:
         "steps_while_saving": ratio(following, "ours", "orbax"),
     }
     seconds = {f"{arm} blocking": Spread.of(values) for arm, values in blocking.items()}
-    seconds |= {f"{arm} {options.steps} steps": Spread.of(values) for arm, values in following.items()}
+    seconds |= {
+        f"{arm} {options.steps} steps": Spread.of(values) for arm, values in following.items()
+    }
     show("seconds: median, quartiles", seconds)
     show("ratio of ours to Orbax's own", ratios)
     if options.json:

@@ -36,7 +36,9 @@ class Classifier(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jax.vmap(self.net)(batch["image"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
+        return fg.Output(
+            loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-3)
@@ -47,7 +49,9 @@ def data(examples: int, batch_size: int, **options: Any) -> fg.ArrayData:
     rng = np.random.default_rng(examples)
     image = rng.normal(size=(examples, 64)).astype(np.float32)
     return fg.ArrayData(
-        {"image": image, "label": rng.integers(0, 10, examples).astype(np.int32)}, batch_size, **options
+        {"image": image, "label": rng.integers(0, 10, examples).astype(np.int32)},
+        batch_size,
+        **options,
     )
 
 
@@ -74,7 +78,9 @@ def arm(*plugins: Any) -> Callable[[], tuple[float, float]]:
 
     def seconds() -> tuple[float, float]:
         result = engine.fit(Classifier, train)
-        return (clock.seconds - result.timings.seconds["evaluate.test"]) / STEPS, clock.seconds / STEPS
+        return (
+            clock.seconds - result.timings.seconds["evaluate.test"]
+        ) / STEPS, clock.seconds / STEPS
 
     return seconds
 
@@ -91,7 +97,10 @@ def main() -> None:
         return between
 
     seconds = interleaved({name: partial(measured, name) for name in arms}, options.repeats)
-    ratios = {"steps_between": ratio(seconds, "evaluator", "none"), "whole": ratio(whole, "evaluator", "none")}
+    ratios = {
+        "steps_between": ratio(seconds, "evaluator", "none"),
+        "whole": ratio(whole, "evaluator", "none"),
+    }
     times = {name: Spread.of([value * 1e6 for value in values]) for name, values in seconds.items()}
     show("µs a step, without evaluations", times)
     show("ratios", ratios)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_optimizers import Phase, MultiOptimizer
+from fulgurite_optimizers import MultiOptimizer, Phase
 from harness import Spread, arguments, interleaved, ratio, show, write
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -78,7 +78,10 @@ class Noise:
 def told_apart(discriminator: Any, generator: Any, batch: Any, z: Any) -> jax.Array:
     """The discriminator's loss."""
     judge = jax.vmap(discriminator)
-    return jax.nn.softplus(-judge(batch)).mean() + jax.nn.softplus(judge(jax.vmap(generator)(z))).mean()
+    return (
+        jax.nn.softplus(-judge(batch)).mean()
+        + jax.nn.softplus(judge(jax.vmap(generator)(z))).mean()
+    )
 
 
 def fooled(discriminator: Any, generator: Any, z: Any) -> jax.Array:
@@ -97,7 +100,9 @@ def models() -> dict[str, tuple[Any, np.ndarray]]:
 
 def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
     """Seconds a step of the loop with two calls."""
-    (d, d_static), (g, g_static) = (eqx.partition(one, eqx.is_array) for one in (model.discriminator, model.generator))
+    (d, d_static), (g, g_static) = (
+        eqx.partition(one, eqx.is_array) for one in (model.discriminator, model.generator)
+    )
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def discriminate(d: Any, state: Any, g: Any, batch: Any, key: Any) -> Any:
@@ -142,7 +147,9 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
 
 def by_engine(model: Any, images: np.ndarray, steps: int, fuse: int) -> Callable[[], float]:
     """Seconds a step of `Engine.fit`, with all that it does."""
-    phases = MultiOptimizer(discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator"))
+    phases = MultiOptimizer(
+        discriminator=Phase(OPTIMIZER, "discriminator"), generator=Phase(OPTIMIZER, "generator")
+    )
     engine = fg.Engine(steps=1, steps_per_execution=fuse, plugins=[phases, Noise()], autoload=False)
     data = fg.ArrayData(images, BATCH, shuffle=True, remainder="drop")
     start = engine.init_state(Trained(model.generator, model.discriminator), data)
@@ -162,7 +169,9 @@ def batches(images: np.ndarray, steps: int) -> Iterator[np.ndarray]:
     """Permuted and gathered as `fg.ArrayData` does it."""
     left = steps
     for epoch in range(10**9):
-        order = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, epoch]))).permutation(len(images))
+        order = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence([0, epoch]))
+        ).permutation(len(images))
         for low in range(0, len(images) - BATCH + 1, BATCH):
             if left == 0:
                 return
@@ -172,7 +181,9 @@ def batches(images: np.ndarray, steps: int) -> Iterator[np.ndarray]:
 
 def copied(tree: Any) -> Any:
     """A copy of every array, ready to be donated."""
-    return jax.block_until_ready(jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree))
+    return jax.block_until_ready(
+        jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree)
+    )
 
 
 def main() -> None:
@@ -185,9 +196,15 @@ def main() -> None:
         if options.model not in (None, name):
             continue
         arms = {"b": by_hand(model, images, STEPS[name])}
-        arms |= {arm: by_engine(model, images, STEPS[name], fuse) for arm, fuse in (("fit", 1), ("fused", 8))}
+        arms |= {
+            arm: by_engine(model, images, STEPS[name], fuse)
+            for arm, fuse in (("fit", 1), ("fused", 8))
+        }
         measured = interleaved(arms, options.repeats)
-        milliseconds |= {f"{name}.{arm}": Spread.of([1e3 * one for one in values]) for arm, values in measured.items()}
+        milliseconds |= {
+            f"{name}.{arm}": Spread.of([1e3 * one for one in values])
+            for arm, values in measured.items()
+        }
         ratios |= {f"{name}.{arm}": ratio(measured, arm, "b") for arm in ("fit", "fused")}
     show("milliseconds a step", milliseconds)
     show("over the loop by hand", ratios)

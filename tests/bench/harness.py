@@ -52,9 +52,13 @@ def ratio(measured: Mapping[str, Sequence[float]], name: str, base: str) -> Spre
 
 def arguments(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
     """The options that every benchmark has: `--json FILE` and `--repeats N`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the numbers there as well")
-    parser.add_argument("--repeats", metavar="N", type=int, default=repeats, help=f"rounds (default {repeats})")
+    parser.add_argument(
+        "--repeats", metavar="N", type=int, default=repeats, help=f"rounds (default {repeats})"
+    )
     return parser
 
 
@@ -69,8 +73,11 @@ def write(file: Path, ratios: Mapping[str, Spread], **further: Mapping[str, Spre
     """Writes `{"ratios": {NAME: {"median", "p25", "p75"}}, ...}`, with where it was measured."""
     tables = {"ratios": ratios, **further}
     content: dict[str, Any] = {
-        title: {name: asdict(spread) for name, spread in rows.items()} for title, rows in tables.items()
+        title: {name: asdict(spread) for name, spread in rows.items()}
+        for title, rows in tables.items()
     }
-    content["versions"] = {name: version(name) for name in ("jax", "jaxlib", "equinox", "optax", "numpy")}
+    content["versions"] = {
+        name: version(name) for name in ("jax", "jaxlib", "equinox", "optax", "numpy")
+    }
     content["python"], content["machine"] = platform.python_version(), platform.platform()
     file.write_text(json.dumps(content, indent=2) + "\n")

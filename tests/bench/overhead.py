@@ -111,7 +111,9 @@ class Trained(fg.Module):
 
     def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
         loss, logits = loss_of(self.model, batch)
-        return fg.Output(loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])})
+        return fg.Output(
+            loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return OPTIMIZER
@@ -189,7 +191,9 @@ def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
         model, opt_state, loss = step(model, opt_state, key, np.asarray(i, np.int32), batch)
         return (model, opt_state), loss
 
-    return hand_arm(workload, arrays, (model, OPTIMIZER.init(eqx.filter(model, eqx.is_array))), advance)
+    return hand_arm(
+        workload, arrays, (model, OPTIMIZER.init(eqx.filter(model, eqx.is_array))), advance
+    )
 
 
 def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
@@ -210,7 +214,9 @@ def update_of(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
     """The arrays of a model, and the step over them."""
     params, static = eqx.partition(model, eqx.is_array)
 
-    def update(params: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> tuple[Any, Any, Array]:
+    def update(
+        params: Any, opt_state: Any, key: Any, i: Any, batch: Batch
+    ) -> tuple[Any, Any, Array]:
         def loss(params: Any) -> Any:
             return loss_of(eqx.combine(params, static), batch)
 
@@ -221,7 +227,9 @@ def update_of(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
     return params, update
 
 
-def hand_arm(workload: Workload, arrays: Batch, carry: Any, advance: Callable[..., tuple[Any, Array]]) -> Arm:
+def hand_arm(
+    workload: Workload, arrays: Batch, carry: Any, advance: Callable[..., tuple[Any, Array]]
+) -> Arm:
     """The loop around a step that was written by hand."""
     key = jax.random.key(0)
 
@@ -243,13 +251,17 @@ def batches(workload: Workload, arrays: Batch, shuffle: bool) -> Iterator[Batch]
     """Epoch after epoch, permuted and gathered as `fg.ArrayData` does it."""
     for epoch in range(10**9):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, epoch])))
-        order = generator.permutation(workload.examples) if shuffle else np.arange(workload.examples)
+        order = (
+            generator.permutation(workload.examples) if shuffle else np.arange(workload.examples)
+        )
         for low in range(0, workload.examples, workload.batch_size):
             chosen = order[low : low + workload.batch_size]
             yield {name: array.take(chosen, 0) for name, array in arrays.items()}
 
 
-def engine_arm(workload: Workload, arrays: Batch, model: Any, engine: fg.Engine, *, on_device: bool = False) -> Arm:
+def engine_arm(
+    workload: Workload, arrays: Batch, model: Any, engine: fg.Engine, *, on_device: bool = False
+) -> Arm:
     """`Engine.fit` from an initial state: all that a fit does is timed, compiling is not."""
     sources = {
         shuffle: fg.ArrayData(arrays, workload.batch_size, shuffle=shuffle, on_device=on_device)
@@ -267,7 +279,9 @@ def engine_arm(workload: Workload, arrays: Batch, model: Any, engine: fg.Engine,
 
 def copied(tree: Any) -> Any:
     """A copy of every array, ready to be donated."""
-    return jax.block_until_ready(jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree))
+    return jax.block_until_ready(
+        jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree)
+    )
 
 
 # --- other systems --------------------------------------------------------------------------------------------------
@@ -290,7 +304,9 @@ def keras_arm(workload: Workload, arrays: Batch) -> Arm:
     import keras  # pyright: ignore[reportMissingImports]
 
     dense = keras.layers.Dense
-    model = keras.Sequential([dense(128, activation="relu"), dense(128, activation="relu"), dense(10)])
+    model = keras.Sequential(
+        [dense(128, activation="relu"), dense(128, activation="relu"), dense(10)]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
 
@@ -315,12 +331,20 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     nn = torch.nn
-    dataset = torch.utils.data.TensorDataset(*(torch.from_numpy(array) for array in arrays.values()))
+    dataset = torch.utils.data.TensorDataset(
+        *(torch.from_numpy(array) for array in arrays.values())
+    )
 
     class Classifier(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            layers = nn.Linear(workload.features, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+            layers = (
+                nn.Linear(workload.features, 128),
+                nn.ReLU(),
+                nn.Linear(128, 128),
+                nn.ReLU(),
+                nn.Linear(128, 10),
+            )
             self.net = nn.Sequential(*layers)
 
         def training_step(self, batch: Any, index: int) -> Any:
@@ -334,9 +358,16 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
             return torch.optim.Adam(self.parameters(), 1e-3)
 
     def train(state: Any, steps: int, shuffle: bool) -> float:
-        off = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        off = dict(
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
         trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", log_every_n_steps=50, **off)
-        trainer.fit(state, torch.utils.data.DataLoader(dataset, workload.batch_size, shuffle=shuffle))
+        trainer.fit(
+            state, torch.utils.data.DataLoader(dataset, workload.batch_size, shuffle=shuffle)
+        )
         return float(trainer.callback_metrics["loss"])
 
     return Arm(Classifier, train)
@@ -352,11 +383,15 @@ def processes(repeats: int) -> dict[str, Spread]:
     package loads its parts when the first one is. `first step` begins after the imports and holds making the model and
     compiling.
     """
-    script = "from time import perf_counter as now; a = now(); import jax, equinox, optax; b = now(); "
+    script = (
+        "from time import perf_counter as now; a = now(); import jax, equinox, optax; b = now(); "
+    )
     script += "import fulgurite; fulgurite.Engine; print([b - a, now() - b])"
     rows: dict[str, list[float]] = {}
     for _ in range(repeats):
-        measured = dict(zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True))
+        measured = dict(
+            zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True)
+        )
         for arm in ("b", "fit"):
             seconds, mebibytes = output_of(__file__, "--first", arm)
             measured |= {f"first step, {arm} (s)": seconds, f"peak memory, {arm} (MiB)": mebibytes}
@@ -392,7 +427,9 @@ def measured(workload: Workload, arms: dict[str, Arm], repeats: int) -> dict[str
     """Seconds a step of every arm, a value a round."""
     for arm in arms.values():
         arm.train(arm.start(), 32, True)
-    return interleaved({name: partial(arm.seconds_per_step, workload.steps) for name, arm in arms.items()}, repeats)
+    return interleaved(
+        {name: partial(arm.seconds_per_step, workload.steps) for name, arm in arms.items()}, repeats
+    )
 
 
 def check_equal_work(arms: dict[str, Arm]) -> None:
@@ -406,8 +443,12 @@ def main() -> None:
     """Runs the arms on the models that were asked for, prints the tables and writes the file."""
     parser = arguments(__doc__, repeats=11)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--peers", action="store_true", help="Keras and Lightning too, on mlp_small")
-    parser.add_argument("--first", metavar="ARM", choices=("b", "fit"), help="what a fresh process is asked for")
+    parser.add_argument(
+        "--peers", action="store_true", help="Keras and Lightning too, on mlp_small"
+    )
+    parser.add_argument(
+        "--first", metavar="ARM", choices=("b", "fit"), help="what a fresh process is asked for"
+    )
     options = parser.parse_args()
     if options.first:
         return first(options.first)
@@ -422,7 +463,10 @@ def main() -> None:
         check_equal_work(arms)
         peers = peer_arms(workload) if options.peers and model == "mlp_small" else {}
         seconds = measured(workload, arms | peers, options.repeats)
-        shown = {f"{model}.{name}": Spread.of([value * 1e6 for value in values]) for name, values in seconds.items()}
+        shown = {
+            f"{model}.{name}": Spread.of([value * 1e6 for value in values])
+            for name, values in seconds.items()
+        }
         found = {
             f"{model}.{name}": ratio(seconds, name if name in seconds else "fit", base)
             for name, base in (RATIOS | dict.fromkeys(peers, "b")).items()

@@ -16,10 +16,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_sharding import ShardBySize, DataParallel, FSDP, Sharding
+from fulgurite_sharding import FSDP, DataParallel, ShardBySize, Sharding
 from harness import Spread, arguments, ratio, show, write
 from jax.sharding import NamedSharding, PartitionSpec
-from overhead import IN_FLIGHT, OPTIMIZER, WORKLOADS, Arm, Batch, Workload, engine_arm, hand_arm, loss_of, measured
+from overhead import (
+    IN_FLIGHT,
+    OPTIMIZER,
+    WORKLOADS,
+    Arm,
+    Batch,
+    Workload,
+    engine_arm,
+    hand_arm,
+    loss_of,
+    measured,
+)
 
 DEVICES = 8
 # A weight of (128, 128) is divided.
@@ -79,7 +90,9 @@ def main() -> None:
         for layout, sharding in LAYOUTS.items():
             engine = fg.Engine(steps=1, plugins=[sharding], autoload=False)
             fused = fg.Engine(steps=1, steps_per_execution=16, plugins=[sharding], autoload=False)
-            unchecked = fg.Engine(steps=1, on_nonfinite="ignore", plugins=[sharding], autoload=False)
+            unchecked = fg.Engine(
+                steps=1, on_nonfinite="ignore", plugins=[sharding], autoload=False
+            )
             arms = {
                 "by hand": sharded_arm(workload, arrays, model, sharding),
                 "fit": engine_arm(workload, arrays, model, engine),
@@ -90,9 +103,15 @@ def main() -> None:
             if not np.allclose(list(losses.values()), losses["by hand"], rtol=1e-3):
                 raise SystemExit(f"the arms do not train alike; losses after 32 steps: {losses}")
             seconds = measured(workload, arms, options.repeats)
-            rows = {arm: Spread.of([1e6 * one for one in values]) for arm, values in seconds.items()}
+            rows = {
+                arm: Spread.of([1e6 * one for one in values]) for arm, values in seconds.items()
+            }
             show(f"{name}, {layout}: microseconds a step", rows)
-            found = {f"{name}/{layout}/{arm}": ratio(seconds, arm, "by hand") for arm in arms if arm != "by hand"}
+            found = {
+                f"{name}/{layout}/{arm}": ratio(seconds, arm, "by hand")
+                for arm in arms
+                if arm != "by hand"
+            }
             show("ratio to the loop by hand", found)
             ratios |= found
     if options.json:

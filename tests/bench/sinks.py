@@ -77,12 +77,21 @@ class Timed:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("begin", fg.At(OPENED), self.note), fg.ScheduledAction("end", fg.AtEnd(), self.end)]
+        return [
+            fg.ScheduledAction("begin", fg.At(OPENED), self.note),
+            fg.ScheduledAction("end", fg.AtEnd(), self.end),
+        ]
 
     def note(self, run: fg.Run) -> None:
         jax.block_until_ready(run.state.module)
-        plugins = [one.plugin for one in run.engine.plugins.plugins.values() if not isinstance(one.plugin, Slow)]
-        for future in [one._writer.durable() for one in plugins if getattr(one, "_writer", None) is not None]:
+        plugins = [
+            one.plugin
+            for one in run.engine.plugins.plugins.values()
+            if not isinstance(one.plugin, Slow)
+        ]
+        for future in [
+            one._writer.durable() for one in plugins if getattr(one, "_writer", None) is not None
+        ]:
             future.result(60)
         self.at.append(perf_counter())
 
@@ -96,18 +105,31 @@ def main() -> None:
     installed = {entry.name for entry in entry_points(group="fulgurite.plugins")}
     names = [name for name in SINKS if name in installed or name == "none"]
     print(f"left out: {', '.join(sorted(SINKS.keys() - set(names))) or 'nothing'}")
-    plugins = {name: SINKS[name] for name in names} | {"all": [one for name in names for one in SINKS[name]]}
+    plugins = {name: SINKS[name] for name in names} | {
+        "all": [one for name in names for one in SINKS[name]]
+    }
     with tempfile.TemporaryDirectory() as folder, quiet():
-        arms = {name: Arm([*chosen], Path(folder) / name) for name, chosen in {**plugins, "slow": [Slow()]}.items()}
+        arms = {
+            name: Arm([*chosen], Path(folder) / name)
+            for name, chosen in {**plugins, "slow": [Slow()]}.items()
+        }
         steps = interleaved(arms, options.repeats)
-    once = {name: [a - b for a, b in zip(arms[name].once, arms["none"].once, strict=True)] for name in arms}
+    once = {
+        name: [a - b for a, b in zip(arms[name].once, arms["none"].once, strict=True)]
+        for name in arms
+    }
     ratios = {name: ratio(steps, name, "none") for name in arms if name != "none"}
-    seconds = {name: Spread.of(values) for name, values in once.items() if name not in ("none", "slow")}
+    seconds = {
+        name: Spread.of(values) for name, values in once.items() if name not in ("none", "slow")
+    }
     show("time of the steps over that without sinks", ratios)
     fastest = {name: Spread.of([min(steps[name]) / min(steps["none"])]) for name in ratios}
     show("the same, fastest fit over fastest fit", fastest)
     show("seconds once a run: opening and closing", seconds)
-    show("milliseconds a step", {"none": Spread.of([1e3 * one / (STEPS - OPENED) for one in steps["none"]])})
+    show(
+        "milliseconds a step",
+        {"none": Spread.of([1e3 * one / (STEPS - OPENED) for one in steps["none"]])},
+    )
     if options.json:
         write(options.json, ratios, fastest=fastest, seconds_once=seconds)
 
@@ -119,8 +141,12 @@ class Arm:
         workload, self._timed = WORKLOADS["mlp_small"], Timed()
         self._source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
         plugins = [*plugins, self._timed]
-        self._engine = fg.Engine(steps=STEPS, log_every=10, run_dir=run, plugins=plugins, autoload=False)
-        self._state = self._engine.init_state(Trained(workload.model(key=jax.random.key(0))), self._source)
+        self._engine = fg.Engine(
+            steps=STEPS, log_every=10, run_dir=run, plugins=plugins, autoload=False
+        )
+        self._state = self._engine.init_state(
+            Trained(workload.model(key=jax.random.key(0))), self._source
+        )
         self.once: list[float] = []
         self()
         self.once.clear()
@@ -140,7 +166,11 @@ def quiet() -> Iterator[None]:
     """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe. The progress display
     takes standard error for a terminal, where it costs more."""
     os.environ["FORCE_COLOR"] = "1"
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         yield
 
 

@@ -31,7 +31,9 @@ class Counting(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(
-            self.weight * 1.0, metrics={"weight": fg.metrics.LastValue.from_values(self.weight)}, preds=batch
+            self.weight * 1.0,
+            metrics={"weight": fg.metrics.LastValue.from_values(self.weight)},
+            preds=batch,
         )
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -52,7 +54,11 @@ class Linear(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         preds = batch["x"] @ self.weight
         error = (preds - batch["y"]) ** 2
-        return fg.Output(error.mean(), metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask)}, preds=preds)
+        return fg.Output(
+            error.mean(),
+            metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask)},
+            preds=preds,
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(0.1)
@@ -70,7 +76,9 @@ class Classifier(fg.Module):
         logits = jax.vmap(self.mlp)(batch["x"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         accuracy = fg.metrics.Accuracy.from_logits(logits, batch["label"], ctx.mask)
-        return fg.Output(jnp.mean(loss, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits)
+        return fg.Output(
+            jnp.mean(loss, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-2)
@@ -156,7 +164,9 @@ def regression(examples: int = 20, batch_size: int = 8, **options: Any) -> fg.Ar
 def classes(examples: int = 50, batch_size: int = 16, **options: Any) -> fg.ArrayData:
     """Inputs `x` (examples, 4) with a label of 0, 1 or 2."""
     x = np.random.default_rng(2).normal(size=(examples, 4)).astype(np.float32)
-    return fg.ArrayData({"x": x, "label": ((x[:, 0] > 0) + (x[:, 1] > 0)).astype(np.int32)}, batch_size, **options)
+    return fg.ArrayData(
+        {"x": x, "label": ((x[:, 0] > 0) + (x[:, 1] > 0)).astype(np.int32)}, batch_size, **options
+    )
 
 
 def numbers(*batches: Sequence[float]) -> list[np.ndarray]:
@@ -196,7 +206,9 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-6) -> None:
     first, second = arrays(a), arrays(b)
     assert first.keys() == second.keys() and first
     for path, array in first.items():
-        np.testing.assert_allclose(array, second[path], rtol=tolerance, atol=tolerance, err_msg=path)
+        np.testing.assert_allclose(
+            array, second[path], rtol=tolerance, atol=tolerance, err_msg=path
+        )
 
 
 def trained(state: fg.TrainState) -> Any:

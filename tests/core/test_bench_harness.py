@@ -46,10 +46,14 @@ def test_arms_take_turns_in_another_order_each_round(harness: ModuleType) -> Non
     measured = harness.interleaved({name: lambda name=name: arm(name) for name in "abc"}, rounds=30)
     rounds = ["".join(order[at : at + 3]) for at in range(0, 90, 3)]
     assert {"".join(sorted(one)) for one in rounds} == {"abc"} and len(set(rounds)) == 6
-    assert measured == {name: [float(at + 1) for at in range(90) if order[at] == name] for name in "abc"}
+    assert measured == {
+        name: [float(at + 1) for at in range(90) if order[at] == name] for name in "abc"
+    }
 
 
-def test_the_file_holds_ratios_and_where_they_were_measured(harness: ModuleType, tmp_path: Path) -> None:
+def test_the_file_holds_ratios_and_where_they_were_measured(
+    harness: ModuleType, tmp_path: Path
+) -> None:
     file = tmp_path / "out.json"
     ratios = {"mlp.fit": harness.Spread(0.9, 0.8, 1.0)}
     harness.write(file, ratios, microseconds={"mlp.b": harness.Spread(200.0, 190.0, 210.0)})

@@ -105,7 +105,9 @@ def test_version():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
-def test_help_names_the_commands_and_imports_nothing(arguments: list[str], packages: dict[str, str]):
+def test_help_names_the_commands_and_imports_nothing(
+    arguments: list[str], packages: dict[str, str]
+):
     done = run(*arguments, **packages)
     assert done.stderr == LIGHT
     assert "imported" not in done.stdout
@@ -118,7 +120,13 @@ def test_plugins_are_listed_without_importing_them(packages: dict[str, str]):
     assert done.stderr == LIGHT
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
     assert rows["demo"] == ["demo", "demo-dist", "1.5", "active:", "autoload", "demo_plugin:Demo"]
-    assert rows["rng"][1:] == ["fulgurite-rng", version("fulgurite-rng"), "active:", "autoload", "fulgurite_rng:Rng"]
+    assert rows["rng"][1:] == [
+        "fulgurite-rng",
+        version("fulgurite-rng"),
+        "active:",
+        "autoload",
+        "fulgurite_rng:Rng",
+    ]
 
 
 def test_plugins_are_listed_as_json(packages: dict[str, str]):
@@ -146,7 +154,10 @@ def test_a_command_that_there_is_already_is_an_error(packages: dict[str, str], t
     (dist / "entry_points.txt").write_text("[fulgurite.commands]\nfit = demo_commands:greet\n")
     done = run("fit", "--help", **packages)
     assert "code 2" in done.stderr
-    assert "error: other 2.0 adds a command 'fit', which already exists: uninstall one of them" in done.stderr
+    assert (
+        "error: other 2.0 adds a command 'fit', which already exists: uninstall one of them"
+        in done.stderr
+    )
     assert "code 0" in run("plugins", **packages).stderr
 
 
@@ -156,7 +167,9 @@ def test_an_unknown_command_ends_with_2():
     assert done.stderr.endswith("code 2, heavy: []\n")
 
 
-def test_fit_runs_the_experiment_of_a_file(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_fit_runs_the_experiment_of_a_file(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert exit_code("fit", program) == 0
     assert capsys.readouterr().out == "updates 3.0 None beside\n"
     assert exit_code("fit", program, "steps=2", "--run", str(tmp_path / "a")) == 0

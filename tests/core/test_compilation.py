@@ -13,7 +13,17 @@ import optax
 import pytest
 from fulgurite.errors import CompilationError, DataError, ModelError
 from jax.core import Tracer
-from models import Act, Classifier, Counting, Evaluating, Events, assert_same_bits, classes, numbers, trained
+from models import (
+    Act,
+    Classifier,
+    Counting,
+    Evaluating,
+    Events,
+    assert_same_bits,
+    classes,
+    numbers,
+    trained,
+)
 
 
 class Everything:
@@ -44,13 +54,20 @@ class Everything:
         weight = module.mlp.layers[0].weight
         due = ctx.is_due("everything.look")
         largest = jax.lax.cond(due, lambda: jnp.abs(weight).max(), lambda: plugin_state["largest"])
-        module = eqx.tree_at(lambda module: module.mlp.layers[0].weight, module, jnp.clip(weight, -0.8, 0.8))
+        module = eqx.tree_at(
+            lambda module: module.mlp.layers[0].weight, module, jnp.clip(weight, -0.8, 0.8)
+        )
         return module, {"largest": largest, "looks": plugin_state["looks"] + due}
 
     @fg.hookimpl
     def step_metrics(self, grads: Any, updates: Any, ctx: fg.Context) -> Any:
-        norm = jax.lax.cond(ctx.is_due("log"), lambda: optax.tree.norm(updates), lambda: jnp.zeros(()))
-        return {"gradient": optax.tree.norm(grads), "update": fg.metrics.LastValue.from_values(norm)}
+        norm = jax.lax.cond(
+            ctx.is_due("log"), lambda: optax.tree.norm(updates), lambda: jnp.zeros(())
+        )
+        return {
+            "gradient": optax.tree.norm(grads),
+            "update": fg.metrics.LastValue.from_values(norm),
+        }
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -93,7 +110,9 @@ class Layer(fg.Module):
     ],
     ids=["small", "a large state", "a convolution"],
 )
-def test_small_steps_alone_get_the_memory_optimized_schedule(layer: Any, shape: tuple[int, ...], small: bool) -> None:
+def test_small_steps_alone_get_the_memory_optimized_schedule(
+    layer: Any, shape: tuple[int, ...], small: bool
+) -> None:
     found: list[bool] = []
 
     class Look:
@@ -104,7 +123,9 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(layer: Any, shape: 
                 found.append(b"xla_cpu_scheduler_type" in executable.serialize())
 
     model = Layer(layer(jax.random.key(0)))
-    fg.Engine(steps=1, plugins=[Look()], autoload=False).fit(model, [np.ones((4, *shape), np.float32)])
+    fg.Engine(steps=1, plugins=[Look()], autoload=False).fit(
+        model, [np.ones((4, *shape), np.float32)]
+    )
     assert found == [small]
 
 
@@ -114,11 +135,18 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
         evaluating = Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=every)
-        engine = fg.Engine(steps=13, steps_per_execution=fuse, log_every=log, plugins=[events, everything, evaluating])
+        engine = fg.Engine(
+            steps=13,
+            steps_per_execution=fuse,
+            log_every=log,
+            plugins=[events, everything, evaluating],
+        )
         results.append(engine.fit(Classifier, classes(32, shuffle=True)))
         assert [name for name, _, _ in events.compiled] == ["step"]
         assert {"decide", "look", "log", f"save {every + 2}", "save 13"} <= set(everything.calls)
-        assert int(results[-1].state.plugins["everything"]["looks"]) == len({1, 2, *range(every, 14, every)})
+        assert int(results[-1].state.plugins["everything"]["looks"]) == len(
+            {1, 2, *range(every, 14, every)}
+        )
     for result in results[1:]:
         assert_same_bits(trained(result.state), trained(results[0].state))
     assert results[0].metrics["test"] == results[2].metrics["test"]  # both of step 12
@@ -135,7 +163,9 @@ def test_one_executable_for_each_shape_and_none_anew_for_another_fit() -> None:
     assert len(events.compiled) == 2
     padded = Events()
     fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
-    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [((8, 4), (8,))]
+    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
+        ((8, 4), (8,))
+    ]
 
 
 class WithFunction(Counting):
@@ -178,7 +208,10 @@ def test_no_tracer_is_kept(fuse: int) -> None:
 
 def test_a_split_dispatch_is_no_other_executable() -> None:
     events = Events()
-    actions = [Act(fg.At(1, 3, 6), lambda run: None), Act(fg.EveryEpoch(), lambda run: None, instance="epoch")]
+    actions = [
+        Act(fg.At(1, 3, 6), lambda run: None),
+        Act(fg.EveryEpoch(), lambda run: None, instance="epoch"),
+    ]
     fg.Engine(steps=11, steps_per_execution=4, log_every=5, plugins=[events, *actions]).fit(
         Counting, numbers([0], [0], [0])
     )
@@ -196,7 +229,10 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
             assert batch_spec["x"].shape == (16, 4) and batch_spec["label"].dtype == np.int32
 
     engine = fg.Engine(steps=1, plugins=[Looking(), events])
-    wide = [{name: array.astype(f"{array.dtype.kind}8") for name, array in batch.items()} for batch in classes(16)]
+    wide = [
+        {name: array.astype(f"{array.dtype.kind}8") for name, array in batch.items()}
+        for batch in classes(16)
+    ]
     engine.fit(Classifier, wide)
     assert seen == [(False, "step", True)]
     state = engine.init_state(Classifier, wide)
@@ -211,12 +247,18 @@ def test_case_17_the_fourth_shape_is_one_too_many() -> None:
     text = str(caught.value)
     assert len(events.compiled) == 3
     assert "the batch for step 5, float32[4]" in text and "max_compilations is 3" in text
-    assert all(f"  float32[{n}]\n" in text for n in (1, 2, 3)) and "Pad" in text and "remainder='pad'" in text
+    assert (
+        all(f"  float32[{n}]\n" in text for n in (1, 2, 3))
+        and "Pad" in text
+        and "remainder='pad'" in text
+    )
 
 
 def test_case_17_three_shapes_are_allowed_however_often() -> None:
     events = Events()
-    result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(Counting, numbers([0], [0, 0], [0, 0, 0]))
+    result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(
+        Counting, numbers([0], [0, 0], [0, 0, 0])
+    )
     assert len(events.compiled) == 3 and float(result.module.weight) == -9
 
 
@@ -224,7 +266,9 @@ def test_case_17_in_the_step_loop() -> None:
     engine = fg.Engine(steps=3, max_compilations=1)
     state = engine.init_state(Counting, numbers([0]))
     state, _ = engine.step(state, numbers([0])[0])
-    with pytest.raises(CompilationError, match=r"for step 2, float32\[2\], would be shape number 2"):
+    with pytest.raises(
+        CompilationError, match=r"for step 2, float32\[2\], would be shape number 2"
+    ):
         engine.step(state, numbers([0, 0])[0])
 
 
@@ -305,7 +349,9 @@ def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_el
     class Scaled(Classifier):
         def __init__(self, *, key: Any) -> None:
             super().__init__(key=key)
-            self.mlp = jax.tree.map(lambda leaf: scale * leaf if eqx.is_array(leaf) else leaf, self.mlp)
+            self.mlp = jax.tree.map(
+                lambda leaf: scale * leaf if eqx.is_array(leaf) else leaf, self.mlp
+            )
 
     engine, data = fg.Engine(steps=1), classes()
     first = engine.fit(Scaled, data).metrics
@@ -356,7 +402,9 @@ def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
 
 def test_a_changed_dtype_is_a_shape_of_its_own() -> None:
     events = Events()
-    result = fg.Engine(steps=2, plugins=[events]).fit(Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)])
+    result = fg.Engine(steps=2, plugins=[events]).fit(
+        Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)]
+    )
     assert len(events.compiled) == 2 and float(result.module.weight) == -2
 
 

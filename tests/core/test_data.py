@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fulgurite.data.iterator import BatchItem, BatchIterator
 from fulgurite.data.sources import ArrayData, DataSource, Indexed, MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError
-from fulgurite.data.iterator import BatchIterator, BatchItem
 from hypothesis import given, strategies as st
 
 
@@ -36,12 +36,16 @@ def test_case_29_remainder() -> None:
     assert lists(batch.value for batch in padded) == [[1, 2], [3, 4], [5, 0]]
     assert lists(batch.mask for batch in padded) == [[True, True], [True, True], [True, False]]
     assert all(isinstance(batch, MaskedBatch) and batch.mask.dtype == bool for batch in padded)
-    assert [len(ArrayData(numbers, 2, remainder=remainder)) for remainder in ("drop", "keep", "pad")] == [2, 3, 3]
+    assert [
+        len(ArrayData(numbers, 2, remainder=remainder)) for remainder in ("drop", "keep", "pad")
+    ] == [2, 3, 3]
 
 
 def test_case_29_a_seed_repeats_across_runs_and_differs_between_epochs() -> None:
     numbers = np.arange(100)
-    first, again = (lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(3, seed=7)) for _ in range(2))
+    first, again = (
+        lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(3, seed=7)) for _ in range(2)
+    )
     assert first == again
     assert sorted(np.concatenate(first).tolist()) == list(range(100))
     other_epoch = lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(4, seed=7))
@@ -80,7 +84,10 @@ def test_iterating_is_epoch_0_with_the_own_seed_or_0() -> None:
 def test_the_shares_of_all_processes_make_the_batches(
     examples: int, share: int, count: int, remainder: Any, shuffle: bool, start: int
 ) -> None:
-    arrays = {"x": np.arange(1, 2 * examples + 1, dtype=np.float32).reshape(examples, 2), "y": np.arange(examples) > 3}
+    arrays = {
+        "x": np.arange(1, 2 * examples + 1, dtype=np.float32).reshape(examples, 2),
+        "y": np.arange(examples) > 3,
+    }
     if remainder == "drop" and examples < share * count:
         return
     data = ArrayData(arrays, share * count, shuffle=shuffle, remainder=remainder)
@@ -90,8 +97,14 @@ def test_the_shares_of_all_processes_make_the_batches(
         with pytest.raises(ConfigurationError, match="equal part"):
             data.iter_epoch(2, seed=0, process=(0, count))
         return
-    parts = [list(data.iter_epoch(2, seed=0, start=start, process=(index, count))) for index in range(count)]
-    joined = [jax.tree.map(lambda *shares: np.concatenate(shares), *batch) for batch in zip(*parts, strict=True)]
+    parts = [
+        list(data.iter_epoch(2, seed=0, start=start, process=(index, count)))
+        for index in range(count)
+    ]
+    joined = [
+        jax.tree.map(lambda *shares: np.concatenate(shares), *batch)
+        for batch in zip(*parts, strict=True)
+    ]
     assert jax.tree.structure(joined) == jax.tree.structure(whole[start:])
     jax.tree.map(np.testing.assert_array_equal, joined, whole[start:])
 
@@ -99,7 +112,9 @@ def test_the_shares_of_all_processes_make_the_batches(
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
 @pytest.mark.parametrize("process", [(0, 1), (1, 3)])
-def test_batches_made_on_the_device_have_the_same_bits(shuffle: bool, remainder: Any, process: tuple[int, int]) -> None:
+def test_batches_made_on_the_device_have_the_same_bits(
+    shuffle: bool, remainder: Any, process: tuple[int, int]
+) -> None:
     values = np.random.default_rng(0).standard_normal((21, 2, 3)).astype(np.float32)
     arrays = {"x": values, "y": [np.arange(21, dtype=np.int32), values[:, 0, 0] > 0]}
     host = ArrayData(arrays, 6, shuffle=shuffle, remainder=remainder)
@@ -112,7 +127,11 @@ def test_batches_made_on_the_device_have_the_same_bits(shuffle: bool, remainder:
     expected = list(host.iter_epoch(1, seed=3, process=process))
     assert jax.tree.structure(made) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
-        assert (ours.dtype, ours.shape, np.asarray(ours).tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+        assert (ours.dtype, ours.shape, np.asarray(ours).tobytes()) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.tobytes(),
+        )
 
 
 def test_arrays_become_what_jax_makes_of_them_once() -> None:
@@ -126,7 +145,9 @@ def test_arrays_become_what_jax_makes_of_them_once() -> None:
     data = ArrayData(arrays, 4)
     assert [dtypes(batch) for batch in data] == [dtypes(data.arrays)] * 2 == [narrow] * 2
     assert [batch["i"].tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
-    assert all(np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays)
+    assert all(
+        np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays
+    )
     assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).value) == narrow
     assert dtypes(ArrayData(arrays, 4, on_device=True).device_arrays) == narrow
     assert np.shares_memory(next(iter(ArrayData(data.arrays, 4)))["f"], data.arrays["f"])
@@ -137,9 +158,15 @@ def test_arrays_become_what_jax_makes_of_them_once() -> None:
 
 
 def test_dtypes_and_padding_of_every_kind() -> None:
-    arrays = {"b": np.ones(3, bool), "h": np.ones((3, 2), jnp.bfloat16), "c": np.ones(3, np.complex64)}
+    arrays = {
+        "b": np.ones(3, bool),
+        "h": np.ones((3, 2), jnp.bfloat16),
+        "c": np.ones(3, np.complex64),
+    }
     last = list(ArrayData(arrays, 2, remainder="pad"))[-1].value
-    assert {name: leaf.dtype for name, leaf in last.items()} == {name: leaf.dtype for name, leaf in arrays.items()}
+    assert {name: leaf.dtype for name, leaf in last.items()} == {
+        name: leaf.dtype for name, leaf in arrays.items()
+    }
     assert last["b"].tolist() == [True, False]
     assert last["h"].astype(float).tolist() == [[1, 1], [0, 0]]
     assert last["c"].tolist() == [1, 0]
@@ -148,13 +175,22 @@ def test_dtypes_and_padding_of_every_kind() -> None:
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: ArrayData({"x": np.ones(3), "y": np.ones(4)}, 2), r"data\['y'\] has 4 examples, data\['x'\] has 3"),
-        (lambda: ArrayData({"x": np.ones(3), "y": [np.ones(3), np.float32(1)]}, 2), r"\[1\] is a single number"),
+        (
+            lambda: ArrayData({"x": np.ones(3), "y": np.ones(4)}, 2),
+            r"data\['y'\] has 4 examples, data\['x'\] has 3",
+        ),
+        (
+            lambda: ArrayData({"x": np.ones(3), "y": [np.ones(3), np.float32(1)]}, 2),
+            r"\[1\] is a single number",
+        ),
         (lambda: ArrayData([1, 2, 3], 2), r"data\[0\] is a single number"),
         (lambda: ArrayData(np.ones((0, 3)), 2), "data has 0 examples"),
         (lambda: ArrayData({}, 2), "0 examples"),
         (lambda: ArrayData(np.ones(3), 4, remainder="drop"), "3 examples make no batch of 4"),
-        (lambda: ArrayData({"name": np.array(["a", "b"])}, 1), r"data\['name'\] is a ndarray of dtype <U1"),
+        (
+            lambda: ArrayData({"name": np.array(["a", "b"])}, 1),
+            r"data\['name'\] is a ndarray of dtype <U1",
+        ),
         (lambda: ArrayData(np.array([1, None]), 1), "dtype object"),
         (lambda: ArrayData(np.zeros(2, "datetime64[s]"), 1), r"dtype datetime64\[s\]"),
     ],
@@ -171,8 +207,16 @@ def test_arrays_that_are_no_data(make: Callable[[], ArrayData], message: str) ->
         (lambda: ArrayData(np.ones(3), 2, seed=-1), "seed is -1"),
         (lambda: ArrayData(np.ones(3), 2, seed=(1, -1)), r"seed is \(1, -1\)"),
         (lambda: ArrayData(np.ones(3), 2, shuffle=True).iter_epoch(0, seed=-1), "seed is -1"),
-        (lambda: ArrayData(np.ones(9), 3, remainder="drop").iter_epoch(0, seed=0, process=(0, 2)), "batch_size is 3"),
-        (lambda: ArrayData(np.ones(5), 4).iter_epoch(0, seed=0, process=(0, 2)), "1 examples are left"),
+        (
+            lambda: ArrayData(np.ones(9), 3, remainder="drop").iter_epoch(
+                0, seed=0, process=(0, 2)
+            ),
+            "batch_size is 3",
+        ),
+        (
+            lambda: ArrayData(np.ones(5), 4).iter_epoch(0, seed=0, process=(0, 2)),
+            "1 examples are left",
+        ),
         (lambda: ArrayData(np.ones(4), 4).iter_epoch(0, seed=0, process=(2, 2)), "process 2 of 2"),
         (lambda: DataSource([np.ones(3)], prefetch=-1), "prefetch is -1"),
         (lambda: DataSource(lambda: [np.ones(3)]), "must be an iterable of batches, not <function"),
@@ -295,7 +339,9 @@ def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
     data = ArrayData(np.arange(20), 6, shuffle=True)
     with BatchIterator(data, seed=(1, 2), process=(1, 2)) as stream:
         items = list(islice(stream, 8))
-    expected = [batch for epoch in (0, 1) for batch in data.iter_epoch(epoch, seed=(1, 2), process=(1, 2))]
+    expected = [
+        batch for epoch in (0, 1) for batch in data.iter_epoch(epoch, seed=(1, 2), process=(1, 2))
+    ]
     assert lists(item.batch for item in items) == lists(expected)
 
 
@@ -312,19 +358,25 @@ def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
         WrappingDeck,
     ],
 )
-def test_a_stream_goes_on_exactly_from_every_position(make: Callable[[], Any], prefetch: int) -> None:
+def test_a_stream_goes_on_exactly_from_every_position(
+    make: Callable[[], Any], prefetch: int
+) -> None:
     steps = 14  # three epochs of four batches and the beginning of a fourth
     with BatchIterator(DataSource(make(), prefetch=prefetch), seed=5) as stream:
         assert stream.resumable
         items = list(islice(stream, steps))
     for consumed, item in enumerate(items[:-1], start=1):
         position = json.loads(json.dumps(item.position))
-        with BatchIterator(DataSource(make(), prefetch=prefetch), seed=5, position=position) as resumed:
+        with BatchIterator(
+            DataSource(make(), prefetch=prefetch), seed=5, position=position
+        ) as resumed:
             rest = list(islice(resumed, steps - consumed))
         assert list(map(bits, rest)) == list(map(bits, items[consumed:]))
 
 
-@pytest.mark.parametrize("make", [lambda: ArrayData(np.arange(11), 3, shuffle=True), lambda: Again(lambda: ones(9))])
+@pytest.mark.parametrize(
+    "make", [lambda: ArrayData(np.arange(11), 3, shuffle=True), lambda: Again(lambda: ones(9))]
+)
 def test_a_limit_shortens_every_epoch_and_resumes(make: Callable[[], Any]) -> None:
     with BatchIterator(make(), seed=5, limit=3) as stream:
         items = list(islice(stream, 8))
@@ -332,7 +384,9 @@ def test_a_limit_shortens_every_epoch_and_resumes(make: Callable[[], Any]) -> No
     assert [item.epoch_end for item in items] == [False, False, True] * 2 + [False, False]
     for consumed, item in enumerate(items, start=1):
         with BatchIterator(make(), seed=5, limit=3, position=item.position) as resumed:
-            assert list(map(bits, islice(resumed, 8 - consumed))) == list(map(bits, items[consumed:]))
+            assert list(map(bits, islice(resumed, 8 - consumed))) == list(
+                map(bits, items[consumed:])
+            )
 
 
 def test_a_stateful_iterator_goes_on_and_ends() -> None:
@@ -348,7 +402,9 @@ def test_a_stateful_iterator_goes_on_and_ends() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("make", [Deck, WrappingDeck, lambda: Tape(9)])
-def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(make: Any, prefetch: int) -> None:
+def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(
+    make: Any, prefetch: int
+) -> None:
     with BatchIterator(DataSource(make(), prefetch=prefetch), seed=0) as whole:
         expected = lists(jax.tree.leaves(item.batch)[0] for item in islice(whole, 9))
     source, found = make(), []
@@ -358,8 +414,12 @@ def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(make: Any
     assert found == expected
     source = make()
     for _ in range(3):
-        with BatchIterator(DataSource(source, prefetch=prefetch), seed=0, restore_on_close=True, epochs=1) as stream:
-            assert lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, 2)) == expected[:2]
+        with BatchIterator(
+            DataSource(source, prefetch=prefetch), seed=0, restore_on_close=True, epochs=1
+        ) as stream:
+            assert (
+                lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, 2)) == expected[:2]
+            )
 
 
 def test_an_iterator_does_not_repeat() -> None:
@@ -370,7 +430,10 @@ def test_an_iterator_does_not_repeat() -> None:
         assert [item.epoch_end for item in stream] == [False, True]
         with pytest.raises(DataError, match="has ended"):
             stream.peek()
-    with pytest.raises(DataError, match="no batch 0 in epoch 0"), BatchIterator(source, seed=0) as stream:
+    with (
+        pytest.raises(DataError, match="no batch 0 in epoch 0"),
+        BatchIterator(source, seed=0) as stream,
+    ):
         next(stream)
 
 
@@ -386,7 +449,9 @@ def test_an_iterator_does_not_repeat() -> None:
         (ArrayData(np.arange(6), 2), {"epoch": 2, "batch": 2}, 2),
     ],
 )
-def test_a_position_that_does_not_fit_the_data(source: Any, position: Any, limit: int | None) -> None:
+def test_a_position_that_does_not_fit_the_data(
+    source: Any, position: Any, limit: int | None
+) -> None:
     with pytest.raises(DataError, match="cannot resume from"):
         BatchIterator(source, seed=0, position=position, limit=limit)
 
@@ -401,7 +466,10 @@ def test_a_replay_of_data_that_is_now_shorter() -> None:
 
 @pytest.mark.parametrize("source", [[], Again(lambda: iter(())), iter(())])
 def test_data_without_a_batch(source: Any) -> None:
-    with pytest.raises(DataError, match="no batch 0 in epoch 0"), BatchIterator(source, seed=0) as stream:
+    with (
+        pytest.raises(DataError, match="no batch 0 in epoch 0"),
+        BatchIterator(source, seed=0) as stream,
+    ):
         stream.peek()
 
 
@@ -473,7 +541,13 @@ def test_a_source_that_reuses_its_buffer(prefetch: int) -> None:
 
 
 def test_leaves_become_arrays() -> None:
-    given = {"a": 1.5, "b": np.int32(2), "c": True, "d": jnp.ones(2, jnp.bfloat16), "e": np.ones(1, jnp.bfloat16)}
+    given = {
+        "a": 1.5,
+        "b": np.int32(2),
+        "c": True,
+        "d": jnp.ones(2, jnp.bfloat16),
+        "e": np.ones(1, jnp.bfloat16),
+    }
     with BatchIterator([given], seed=0) as stream:
         batch = next(stream).batch
     assert [(type(batch[name]), batch[name].dtype) for name in "abc"] == [
@@ -491,10 +565,15 @@ def test_arrays_are_handed_on_as_they_are() -> None:
         assert next(stream).batch["x"] is array
 
 
-@pytest.mark.parametrize("leaf", ["cat", np.array(["cat"]), np.array([None]), object(), np.timedelta64(1, "s")])
+@pytest.mark.parametrize(
+    "leaf", ["cat", np.array(["cat"]), np.array([None]), object(), np.timedelta64(1, "s")]
+)
 def test_leaves_that_are_not_numbers(leaf: Any) -> None:
     source = Again(lambda: iter([{"image": np.ones(1), "names": [leaf]}]))
-    with pytest.raises(DataError, match=r"data\['names'\]\[0\] is a"), BatchIterator(source, seed=0) as stream:
+    with (
+        pytest.raises(DataError, match=r"data\['names'\]\[0\] is a"),
+        BatchIterator(source, seed=0) as stream,
+    ):
         next(stream)
 
 
@@ -553,7 +632,9 @@ def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> N
         try:
             while True:
                 made.append(len(made))
-                if len(made) == 5:  # one consumed, two in the queue, one that waits for room, one looked ahead
+                if (
+                    len(made) == 5
+                ):  # one consumed, two in the queue, one that waits for room, one looked ahead
                     full.set()
                 elif len(made) > 5:
                     overfull.set()

@@ -61,13 +61,20 @@ def test_the_same_in_the_step_loop_and_in_evaluations(at: int) -> None:
 def test_data_that_ends_early_names_the_step_and_what_to_pass(fuse: int) -> None:
     done: list[int] = []
     plugin = Act(1, lambda run: done.append(run.step))
-    with pytest.raises(DataError, match=r"data ended after 3 steps of 5\..*iterated over again, such as fg\.ArrayData"):
-        fg.Engine(steps=5, steps_per_execution=fuse, plugins=[plugin]).fit(Counting, iter(numbers([0], [0], [0])))
+    with pytest.raises(
+        DataError,
+        match=r"data ended after 3 steps of 5\..*iterated over again, such as fg\.ArrayData",
+    ):
+        fg.Engine(steps=5, steps_per_execution=fuse, plugins=[plugin]).fit(
+            Counting, iter(numbers([0], [0], [0]))
+        )
     assert done == [1, 2, 3]
 
 
 def test_an_iterator_makes_one_epoch() -> None:
-    assert float(fg.Engine(epochs=1).fit(Counting, iter(numbers([0], [0], [0]))).module.weight) == -3
+    assert (
+        float(fg.Engine(epochs=1).fit(Counting, iter(numbers([0], [0], [0]))).module.weight) == -3
+    )
     with pytest.raises(DataError, match="data ended after 3 steps of 6"):
         fg.Engine(epochs=2).fit(Counting, iter(numbers([0], [0], [0])))
 
@@ -108,7 +115,9 @@ def test_data_whose_second_epoch_is_empty() -> None:
             while self.batches:
                 yield self.batches.pop()
 
-    with pytest.raises(DataError, match=r"\(Once\) has no batch 0 in epoch 1: .*iterated only once"):
+    with pytest.raises(
+        DataError, match=r"\(Once\) has no batch 0 in epoch 1: .*iterated only once"
+    ):
         fg.Engine(steps=5).fit(Counting, Once())
 
 
@@ -151,7 +160,9 @@ def test_the_same_in_the_step_loop() -> None:
 def test_a_source_that_reuses_its_buffers_says_copy() -> None:
     class Reusing:
         def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-            buffers = {name: np.zeros_like(array[:5]) for name, array in regression().arrays.items()}
+            buffers = {
+                name: np.zeros_like(array[:5]) for name, array in regression().arrays.items()
+            }
             for batch in regression(20, 5):
                 for name, buffer in buffers.items():
                     buffer[...] = batch[name]
@@ -160,7 +171,9 @@ def test_a_source_that_reuses_its_buffers_says_copy() -> None:
     for prefetch in (0, 2):
         for fuse in (1, 4):
             found = fg.Engine(steps=8).fit(
-                Linear, fg.DataSource(Reusing(), copy=True, prefetch=prefetch), steps_per_execution=fuse
+                Linear,
+                fg.DataSource(Reusing(), copy=True, prefetch=prefetch),
+                steps_per_execution=fuse,
             )
             expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), steps_per_execution=fuse)
             assert found.module.weight.tolist() == expected.module.weight.tolist()
@@ -168,7 +181,9 @@ def test_a_source_that_reuses_its_buffers_says_copy() -> None:
 
 def test_a_source_may_yield_arrays_of_the_device() -> None:
     host = fg.Engine(steps=4).fit(Linear, regression(16, 8))
-    batches = [{name: jnp.asarray(array) for name, array in batch.items()} for batch in regression(16, 8)]
+    batches = [
+        {name: jnp.asarray(array) for name, array in batch.items()} for batch in regression(16, 8)
+    ]
     for fuse in (1, 4):
         device = fg.Engine(steps=4).fit(Linear, batches, steps_per_execution=fuse)
         assert device.module.weight.tolist() == host.module.weight.tolist()
@@ -177,7 +192,8 @@ def test_a_source_may_yield_arrays_of_the_device() -> None:
 
 def test_lists_of_numbers_in_a_batch_are_an_error_and_not_an_array_for_each_number() -> None:
     with pytest.raises(
-        DataError, match=r"data\['y'\] is a list of 3 numbers, each an array of its own: give one array"
+        DataError,
+        match=r"data\['y'\] is a list of 3 numbers, each an array of its own: give one array",
     ):
         fg.Engine(steps=1).fit(Linear, [{"x": np.zeros((3, 3), np.float32), "y": [0.0, 1.0, 2.0]}])
     few = [{"x": [jnp.zeros((3, 3))], "scale": [2.0]}]  # a list of arrays, and one number

@@ -8,8 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import fulgurite as fg
-import pytest
 import fulgurite.plugins.selection as discovery
+import pytest
 from fulgurite.errors import ConfigurationError, PluginError
 from models import Counting, numbers
 
@@ -53,16 +53,21 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         info = folder / f"{module}-{version}.dist-info"
         info.mkdir(parents=True)
         (folder / f"{module}.py").write_text(dedent(source))
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
         groups = [
-            f"[{group}]\n" + "\n".join(entries) for group, entries in zip(GROUPS, (plugins, autoload), strict=True)
+            f"[{group}]\n" + "\n".join(entries)
+            for group, entries in zip(GROUPS, (plugins, autoload), strict=True)
         ]
         (info / "entry_points.txt").write_text("\n".join(groups))
         monkeypatch.syspath_prepend(folder)
         importlib.invalidate_caches()
         made.append(module)
 
-    for name in {entry.dist.name for group in GROUPS for entry in entry_points(group=group) if entry.dist}:
+    for name in {
+        entry.dist.name for group in GROUPS for entry in entry_points(group=group) if entry.dist
+    }:
         # The first distribution of a name on the path is the one that counts, and this one offers nothing.
         install(name)
     made.clear()
@@ -125,13 +130,18 @@ def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
 
 def test_what_brings_a_plugin_of_ours_is_told():
     available = discovery.find_installed()
-    with pytest.raises(PluginError, match="no plugin 'jsonl' is installed. fulgurite-logging brings it, .*/logging$"):
+    with pytest.raises(
+        PluginError,
+        match="no plugin 'jsonl' is installed. fulgurite-logging brings it, .*/logging$",
+    ):
         discovery.find("jsonl", {})
     with pytest.raises(PluginError, match="no plugin 'mine' is installed. There are: .*"):
         discovery.find("mine", available)
     for name, (one, *_) in available.items():
         if one.distribution.startswith("fulgurite-"):
-            with pytest.raises(PluginError, match=f"{one.distribution.partition(' ')[0]} brings it"):
+            with pytest.raises(
+                PluginError, match=f"{one.distribution.partition(' ')[0]} brings it"
+            ):
                 discovery.find(name, {})
 
 
@@ -154,7 +164,9 @@ def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pyte
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
-def test_the_environment_adds_nothing_that_the_program_gives(install: Install, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_adds_nothing_that_the_program_gives(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     sink = importlib.import_module("acme_sinks").Sink()
     monkeypatch.setenv("FULGURITE_PLUGINS", "acme, acme")
@@ -162,7 +174,9 @@ def test_the_environment_adds_nothing_that_the_program_gives(install: Install, m
     assert active(fg.Engine(plugins=[{"acme": {}}])) == active(fg.Engine()) == {"acme": "named"}
 
 
-def test_a_name_from_the_environment_must_be_installed(install: Install, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_from_the_environment_must_be_installed(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     monkeypatch.setenv("FULGURITE_PLUGINS", "amce")
     with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
@@ -186,7 +200,12 @@ def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: In
 
 
 def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink", "more = acme_sinks:Sink"), ("acme = acme_sinks:Sink",))
+    install(
+        "acme-sinks",
+        SINK,
+        ("acme = acme_sinks:Sink", "more = acme_sinks:Sink"),
+        ("acme = acme_sinks:Sink",),
+    )
     assert active(fg.Engine()) == {"acme": "autoload"}
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
@@ -211,20 +230,28 @@ def test_each_switch_takes_it_away_before_it_is_imported(
     assert "acme_sinks" not in sys.modules
 
 
-def test_an_allow_list_lets_those_through_that_it_names(install: Install, monkeypatch: pytest.MonkeyPatch):
+def test_an_allow_list_lets_those_through_that_it_names(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+):
     offered = ("acme = acme_sinks:Sink", "more = acme_sinks:Sink", "most = acme_sinks:Sink")
     install("acme-sinks", SINK, offered, offered)
     monkeypatch.setenv("FULGURITE_AUTOLOAD", "acme, most")
     assert active(fg.Engine()) == {"acme": "autoload", "most": "autoload"}
 
 
-def test_switching_autoload_off_leaves_what_is_named(install: Install, monkeypatch: pytest.MonkeyPatch):
+def test_switching_autoload_off_leaves_what_is_named(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
     monkeypatch.setenv("FULGURITE_AUTOLOAD", "0")
     assert active(fg.Engine(plugins=["acme"], autoload=False)) == {"acme": "named"}
 
 
-CHANGING = {"build": "register_rng_streams", "traced": "transform_batch", "persistence": "get_host_state"}
+CHANGING = {
+    "build": "register_rng_streams",
+    "traced": "transform_batch",
+    "persistence": "get_host_state",
+}
 
 
 @pytest.mark.parametrize(("kind", "hook"), CHANGING.items())
@@ -270,7 +297,10 @@ def test_the_exception_is_a_distribution_not_a_name(install: Install):
 
 
 def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPatch):
-    if not any(entry.dist and entry.dist.name == "fulgurite-rng" for entry in entry_points(group="fulgurite.autoload")):
+    if not any(
+        entry.dist and entry.dist.name == "fulgurite-rng"
+        for entry in entry_points(group="fulgurite.autoload")
+    ):
         pytest.skip("fulgurite-rng is not installed here")
     monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
     monkeypatch.setenv("FULGURITE_AUTOLOAD", "rng")
@@ -294,11 +324,15 @@ def test_one_name_from_two_distributions_is_an_error_once_it_is_asked_for(instal
 def torn(install: Install) -> None:
     """Two distributions that both autoload `acme`."""
     for module in ("acme_one", "acme_two"):
-        install(module.replace("_", "-"), SINK, (f"acme = {module}:Sink",), (f"acme = {module}:Sink",))
+        install(
+            module.replace("_", "-"), SINK, (f"acme = {module}:Sink",), (f"acme = {module}:Sink",)
+        )
 
 
 def test_one_name_autoloaded_from_two_distributions_is_an_error(torn: None):
-    with pytest.raises(PluginError, match=r"'acme' is claimed by acme-(one|two) 1\.0 and acme-(one|two) 1\.0"):
+    with pytest.raises(
+        PluginError, match=r"'acme' is claimed by acme-(one|two) 1\.0 and acme-(one|two) 1\.0"
+    ):
         fg.Engine()
 
 
@@ -318,13 +352,22 @@ BROKEN = "raise RuntimeError('needs a newer thing')"
 
 def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install: Install):
     install("acme-broken", BROKEN, ("broken = acme_broken:Sink",), version="0.7")
-    with pytest.raises(PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\).*RuntimeError: needs a newer thing"):
+    with pytest.raises(
+        PluginError,
+        match=r"plugin 'broken' \(acme-broken 0\.7\).*RuntimeError: needs a newer thing",
+    ):
         fg.Engine(plugins=["broken"])
 
 
 @pytest.mark.parametrize("broken", [BROKEN, "raise SystemExit(3)", "Sink = 3"])
 def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install, broken: str):
-    install("acme-broken", broken, ("broken = acme_broken:Sink",), ("broken = acme_broken:Sink",), version="0.7")
+    install(
+        "acme-broken",
+        broken,
+        ("broken = acme_broken:Sink",),
+        ("broken = acme_broken:Sink",),
+        version="0.7",
+    )
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
     with pytest.warns(UserWarning, match=r"plugin 'broken' \(acme-broken 0\.7\)"):
         engine = fg.Engine(steps=1)
@@ -339,7 +382,9 @@ def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install)
     import acme_sinks  # type: ignore[import-not-found]
 
     assert list(fg.Engine(plugins=[acme_sinks.Sink()]).plugins.plugins) == ["acme"]
-    with pytest.raises(PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\) cannot be imported from 'not a"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\) cannot be imported from 'not a"
+    ):
         fg.Engine(plugins=["broken"])
 
 
@@ -358,4 +403,6 @@ def test_a_failure_names_the_distribution_that_brought_the_plugin(install: Insta
     plugin = "failing" if given == "by name" else importlib.import_module("acme_failing").Failing()
     with pytest.raises(OSError, match="no room") as caught:
         fg.Engine(steps=1, plugins=[plugin]).fit(Counting(), numbers([0]))
-    assert caught.value.__notes__ == ["plugin 'failing' (acme-failing 3.1), hook on_fit_start, step 0"]
+    assert caught.value.__notes__ == [
+        "plugin 'failing' (acme-failing 3.1), hook on_fit_start, step 0"
+    ]

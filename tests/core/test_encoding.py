@@ -15,11 +15,15 @@ from hypothesis.extra import numpy as hnp
 
 DTYPES = "bool int8 int32 int64 uint8 uint64 float16 float32 float64 >f4 <i2".split()
 ARRAYS = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=3))
+    lambda dtype: hnp.arrays(
+        dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=3)
+    )
 )
 KEYS = st.text().filter(lambda key: not key.startswith("$"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-VALUES = st.recursive(SCALARS | ARRAYS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+VALUES = st.recursive(
+    SCALARS | ARRAYS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8
+)
 
 
 def strict(text: str) -> Any:
@@ -34,7 +38,12 @@ def strict(text: str) -> Any:
 def same(a: Any, b: Any) -> bool:
     """Equal in type, dtype, shape and value; NaN equals NaN, and minus zero does not equal zero."""
     if isinstance(a, np.ndarray):
-        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and all(map(same, a.flat, b.flat))
+        return (
+            type(a) is type(b)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and all(map(same, a.flat, b.flat))
+        )
     if isinstance(a, dict):
         return type(a) is type(b) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
@@ -58,7 +67,11 @@ def test_it_is_strict_json_on_one_line(value: Any):
     assert same(loads(text.encode()), value)
 
 
-@given(hnp.arrays(hnp.scalar_dtypes().filter(lambda dtype: dtype.kind in "biuf" and dtype.itemsize <= 8), ()))
+@given(
+    hnp.arrays(
+        hnp.scalar_dtypes().filter(lambda dtype: dtype.kind in "biuf" and dtype.itemsize <= 8), ()
+    )
+)
 def test_scalars_of_numpy_are_numbers(array: np.ndarray):
     expected = array.item()
     assert same(loads(dumps(array)), expected)
@@ -69,9 +82,15 @@ def test_the_text():
     assert dumps({"loss": 0.5, "n": 3, "ok": True, "none": None, "text": "é\n"}) == (
         '{"loss":0.5,"n":3,"ok":true,"none":null,"text":"é\\n"}'
     )
-    assert dumps([math.nan, math.inf, -math.inf]) == '[{"$float":"nan"},{"$float":"inf"},{"$float":"-inf"}]'
+    assert (
+        dumps([math.nan, math.inf, -math.inf])
+        == '[{"$float":"nan"},{"$float":"inf"},{"$float":"-inf"}]'
+    )
     assert dumps(np.array([[1, 2]], np.int8)) == '{"$array":[1,2],"dtype":"int8","shape":[1,2]}'
-    assert dumps(np.array([1, np.nan], np.float32)) == '{"$array":[1.0,{"$float":"nan"}],"dtype":"float32","shape":[2]}'
+    assert (
+        dumps(np.array([1, np.nan], np.float32))
+        == '{"$array":[1.0,{"$float":"nan"}],"dtype":"float32","shape":[2]}'
+    )
 
 
 def test_tuples_become_lists():

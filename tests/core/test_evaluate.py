@@ -14,7 +14,18 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError, ModelError, PluginError
-from models import Act, Classifier, Counting, Evaluating, Kept, Linear, classes, made, numbers, regression
+from models import (
+    Act,
+    Classifier,
+    Counting,
+    Evaluating,
+    Kept,
+    Linear,
+    classes,
+    made,
+    numbers,
+    regression,
+)
 from sklearn.metrics import average_precision_score
 
 
@@ -55,7 +66,10 @@ class Measuring(fg.Module):
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         output = self.training_step(batch, ctx)
         mask = jnp.ones(len(batch["y"]), bool) if ctx.mask is None else ctx.mask
-        gathered = {"precision": Precision(mask, output.preds, batch["y"]), "all": Kept(mask, {"logit": output.preds})}
+        gathered = {
+            "precision": Precision(mask, output.preds, batch["y"]),
+            "all": Kept(mask, {"logit": output.preds}),
+        }
         return output.replace(metrics=output.metrics | gathered)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -73,7 +87,9 @@ class Padded:
             part = {name: array[start : start + 4] for name, array in self.arrays.items()}
             missing = 4 - len(part["y"])
             filled = {
-                name: np.concatenate([array, np.full((missing, *array.shape[1:]), np.nan, array.dtype)])
+                name: np.concatenate(
+                    [array, np.full((missing, *array.shape[1:]), np.nan, array.dtype)]
+                )
                 for name, array in part.items()
             }
             yield fg.MaskedBatch(filled, np.arange(4) < 4 - missing)
@@ -125,7 +141,9 @@ def test_predictions_are_in_order_and_without_padding(source: str) -> None:
     arrays = examples()
     preds = fg.Engine().predict(Measuring(), SOURCES[source](arrays))
     assert isinstance(preds, np.ndarray) and preds.shape == (11,)
-    np.testing.assert_allclose(preds, arrays["x"] @ np.asarray([0.5, -1.0, 2.0], np.float32), rtol=1e-5)
+    np.testing.assert_allclose(
+        preds, arrays["x"] @ np.asarray([0.5, -1.0, 2.0], np.float32), rtol=1e-5
+    )
 
 
 def test_many_batches_are_predicted_in_order() -> None:
@@ -140,7 +158,11 @@ def test_trees_are_predicted() -> None:
             return {"twice": 2 * batch, "pair": (batch, jnp.stack([batch, -batch], -1))}
 
     preds = fg.Engine().predict(made(Trees), numbers([1, 2], [3]))
-    assert preds["twice"].tolist() == [2, 4, 6] and preds["pair"][1].tolist() == [[1, -1], [2, -2], [3, -3]]
+    assert preds["twice"].tolist() == [2, 4, 6] and preds["pair"][1].tolist() == [
+        [1, -1],
+        [2, -2],
+        [3, -3],
+    ]
 
 
 def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> None:
@@ -162,7 +184,11 @@ def test_running_metrics_of_any_shape_are_averaged_element_by_element() -> None:
     class Norms(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(
-                metrics={"last": fg.metrics.LastValue.from_values(jnp.arange(6.0).reshape(2, 3) * batch.mean())}
+                metrics={
+                    "last": fg.metrics.LastValue.from_values(
+                        jnp.arange(6.0).reshape(2, 3) * batch.mean()
+                    )
+                }
             )
 
     found = fg.Engine().evaluate(made(Norms), numbers([1, 3], [8]))
@@ -172,7 +198,9 @@ def test_running_metrics_of_any_shape_are_averaged_element_by_element() -> None:
 METRICS = {
     "an array of shape": lambda batch: {"v": batch},
     "of type str": lambda batch: {"v": "x"},
-    r"'updates' is both a term of the loss, .* and a metric": lambda batch: {"updates": batch.mean()},
+    r"'updates' is both a term of the loss, .* and a metric": lambda batch: {
+        "updates": batch.mean()
+    },
     r"metrics of .* are of type list: return a dictionary": lambda batch: [batch.mean()],
 }
 
@@ -199,14 +227,22 @@ def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_fo
 
     for function in (mean, masked):
         task = fg.Task(lambda x: x, loss=function, metrics={"mean": function})
-        found = fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function})
+        found = fg.Engine().evaluate(
+            task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function}
+        )
         assert found == {"loss": 4, "own": 4, "mean": 4}
-        assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {"loss": 4, "mean": 4}
+        assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {
+            "loss": 4,
+            "mean": 4,
+        }
     padded = [fg.MaskedBatch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
     for loss, metric in ((mean, masked), (masked, mean)):
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
-        with pytest.raises(ModelError, match=r"is one number for a padded batch, made without its mask: give an array"):
+        with pytest.raises(
+            ModelError,
+            match=r"is one number for a padded batch, made without its mask: give an array",
+        ):
             fg.Engine().evaluate(task, padded)
 
 
@@ -245,15 +281,22 @@ def test_metrics_of_the_caller_take_the_mask() -> None:
     arrays, engine = examples(), fg.Engine()
 
     def accuracy(preds: Any, batch: Any, mask: Any) -> fg.metrics.Metric:
-        return fg.metrics.Accuracy.from_logits(jnp.stack([0 * preds, preds], -1), batch["y"] > 0, mask)
+        return fg.metrics.Accuracy.from_logits(
+            jnp.stack([0 * preds, preds], -1), batch["y"] > 0, mask
+        )
 
     expected = np.mean((engine.predict(Measuring(), [arrays]) > 0) == arrays["y"])
     for data in (Padded(arrays), fg.ArrayData(arrays, 4)):
         found = engine.evaluate(Measuring(), data, metrics={"accuracy": accuracy})
         assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(ModelError, match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it"):
+    with pytest.raises(
+        ModelError,
+        match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it",
+    ):
         engine.evaluate(
-            Measuring(), Padded(arrays), metrics={"all": lambda preds, batch: fg.metrics.Mean.from_values(preds)}
+            Measuring(),
+            Padded(arrays),
+            metrics={"all": lambda preds, batch: fg.metrics.Mean.from_values(preds)},
         )
     task = fg.Task(
         lambda x: x[0],
@@ -261,7 +304,9 @@ def test_metrics_of_the_caller_take_the_mask() -> None:
         metrics={"mean": lambda preds, batch, mask: fg.metrics.Mean.from_values(preds, mask)},
         forward=lambda model, batch, ctx: jax.vmap(model)(batch["x"]),
     )
-    assert engine.evaluate(task, Padded(arrays))["mean"] == pytest.approx(arrays["x"][:, 0].mean(), rel=1e-6)
+    assert engine.evaluate(task, Padded(arrays))["mean"] == pytest.approx(
+        arrays["x"][:, 0].mean(), rel=1e-6
+    )
 
 
 def test_metrics_without_predictions_say_what_to_return() -> None:
@@ -269,7 +314,9 @@ def test_metrics_without_predictions_say_what_to_return() -> None:
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.weight)
 
-    with pytest.raises(ModelError, match=r"'test' has metrics of its own: return fg\.Output\(\.\.\., preds="):
+    with pytest.raises(
+        ModelError, match=r"'test' has metrics of its own: return fg\.Output\(\.\.\., preds="
+    ):
         fg.Engine().evaluate(made(Silent), numbers([0]), metrics={"a": lambda preds, batch: preds})
     with pytest.raises(ModelError, match="Silent cannot predict: define predict_step"):
         fg.Engine().predict(made(Silent), numbers([0]))
@@ -298,7 +345,10 @@ class Trainable(Plain):
     ],
 )
 def test_a_module_without_the_step_is_told_what_to_be(model: Any, call: str, missing: str) -> None:
-    with pytest.raises(ModelError, match=rf"{model.__name__} has no {missing}: subclass fg\.Module, or give fg\.Task"):
+    with pytest.raises(
+        ModelError,
+        match=rf"{model.__name__} has no {missing}: subclass fg\.Module, or give fg\.Task",
+    ):
         getattr(fg.Engine(steps=1), call)(model(jnp.zeros(())), numbers([0]))
 
 
@@ -315,9 +365,15 @@ def test_predictions_without_an_example_axis(given: str) -> None:
         def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
             return PREDICTIONS[given](batch)
 
-    with pytest.raises(ModelError, match=rf"Predicting\.predict_step gave {given}: return arrays that begin") as caught:
-        fg.Engine().predict(made(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad"))
-    assert caught.value.__notes__[0].startswith("while tracing batch 0 of 'predict' on a batch of float32[4]")
+    with pytest.raises(
+        ModelError, match=rf"Predicting\.predict_step gave {given}: return arrays that begin"
+    ) as caught:
+        fg.Engine().predict(
+            made(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad")
+        )
+    assert caught.value.__notes__[0].startswith(
+        "while tracing batch 0 of 'predict' on a batch of float32[4]"
+    )
 
 
 def test_batches_and_metrics_that_change_on_the_way_name_the_batch() -> None:
@@ -325,26 +381,46 @@ def test_batches_and_metrics_that_change_on_the_way_name_the_batch() -> None:
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             late = len(batch["x"]) > 1
             kept = {"kept": Kept(jnp.ones(len(batch["x"]), bool), batch["x"])}
-            return fg.Output(metrics=kept if late and "k" in batch else {"mean": batch["x"].mean()} if late else {})
+            return fg.Output(
+                metrics=kept
+                if late and "k" in batch
+                else {"mean": batch["x"].mean()}
+                if late
+                else {}
+            )
 
         def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
             return batch["x"][:, None] * jnp.ones(len(batch["x"]))
 
-    engine, module, data = fg.Engine(), made(Changing), [{"x": batch} for batch in numbers([1], [2], [3, 4])]
+    engine, module, data = (
+        fg.Engine(),
+        made(Changing),
+        [{"x": batch} for batch in numbers([1], [2], [3, 4])],
+    )
     with pytest.raises(ModelError, match="the metrics of batch 2 of 'test' changed .* at mean"):
         engine.evaluate(module, data)
     with pytest.raises(ModelError, match="the metrics of batch 2 of 'test' changed the structure"):
         engine.evaluate(module, [{**batch, "k": batch["x"]} for batch in data])
-    with pytest.raises(ModelError, match=r"float32\[2,2\] for batch 2, and float32\[1,1\] for batch 0"):
+    with pytest.raises(
+        ModelError, match=r"float32\[2,2\] for batch 2, and float32\[1,1\] for batch 0"
+    ):
         engine.predict(module, data)
     for call in (engine.evaluate, engine.predict):
-        with pytest.raises(DataError, match=r"batch 1 of '\w+' has another structure .*: y float32\[1\], not x"):
+        with pytest.raises(
+            DataError, match=r"batch 1 of '\w+' has another structure .*: y float32\[1\], not x"
+        ):
             call(module, [data[0], {"y": data[1]["x"]}])
 
 
 def test_the_last_batch_alone_may_be_padded() -> None:
-    data = [*numbers([1, 2]), fg.MaskedBatch(np.asarray([3, 0], np.float32), np.asarray([True, False]))]
-    assert fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"] == 2
+    data = [
+        *numbers([1, 2]),
+        fg.MaskedBatch(np.asarray([3, 0], np.float32), np.asarray([True, False])),
+    ]
+    assert (
+        fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"]
+        == 2
+    )
 
 
 @pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
@@ -352,7 +428,9 @@ def test_a_mask_that_does_not_fit_its_batch(mask: Any) -> None:
     data = [fg.MaskedBatch(np.zeros(2, np.float32), mask)]
     engine = fg.Engine(steps=1)
     for call in (engine.fit, engine.evaluate, engine.predict):
-        with pytest.raises(DataError, match=r"the mask is .*, not bool with one value an example of float32\[2\]"):
+        with pytest.raises(
+            DataError, match=r"the mask is .*, not bool with one value an example of float32\[2\]"
+        ):
             call(Counting(), data)
 
 
@@ -372,7 +450,8 @@ def test_a_state_that_was_left_out_says_how_to_make_it() -> None:
         lambda model, data: engine.evaluate(module, data),
     ):
         with pytest.raises(
-            ModelError, match=r"Normed has layers that keep state, .* eqx\.nn\.make_with_state\(Normed\)"
+            ModelError,
+            match=r"Normed has layers that keep state, .* eqx\.nn\.make_with_state\(Normed\)",
         ):
             use(Normed, numbers([0]))
     assert engine.evaluate((module, state), numbers([0])) == {"updates": 0}
@@ -382,9 +461,17 @@ def test_limits() -> None:
     data = numbers([1], [2], [3], [4])
     mean = {"mean": lambda preds, batch: preds}
     assert fg.Engine().evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"] == 2
-    assert fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"] == 1.5
-    assert fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=1, metrics=mean)["mean"] == 1
-    assert fg.Engine(limit_train_batches=2).evaluate(Counting(), data, metrics=mean)["mean"] == 2.5  # of training only
+    assert (
+        fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"]
+        == 1.5
+    )
+    assert (
+        fg.Engine(fast_dev_run=2).evaluate(Counting(), data, num_batches=1, metrics=mean)["mean"]
+        == 1
+    )
+    assert (
+        fg.Engine(limit_train_batches=2).evaluate(Counting(), data, metrics=mean)["mean"] == 2.5
+    )  # of training only
     assert fg.Engine().predict(Counting(), data, num_batches=2).tolist() == [1, 2]
     assert fg.Engine(fast_dev_run=1).predict(Counting(), data).tolist() == [1]
 
@@ -397,7 +484,9 @@ def test_weights_of_everything_that_holds_a_module() -> None:
     result = engine.fit(Classifier, data)
     expected = engine.evaluate(result, data)
     logits = jax.vmap(result.module.mlp)(data.arrays["x"])
-    assert expected["accuracy"] == pytest.approx(np.mean(np.argmax(logits, -1) == data.arrays["label"]))
+    assert expected["accuracy"] == pytest.approx(
+        np.mean(np.argmax(logits, -1) == data.arrays["label"])
+    )
     for weights in (result.state, result.module, (result.module, None)):
         assert engine.evaluate(weights, data) == expected
         assert engine.predict(weights, data).tobytes() == engine.predict(result, data).tobytes()
@@ -428,13 +517,21 @@ def test_the_same_evaluation_of_other_weights_is_not_kept() -> None:
 
 def test_what_is_no_model() -> None:
     for model in (Classifier, 3, None):
-        with pytest.raises(ModelError, match=r"a module, \(module, state\), a train state or a result"):
+        with pytest.raises(
+            ModelError, match=r"a module, \(module, state\), a train state or a result"
+        ):
             fg.Engine().evaluate(model, classes())
 
 
 def test_a_task_is_evaluated_with_its_mask() -> None:
-    task = fg.Task(lambda x: 2 * x, loss=lambda preds, batch: preds, metrics={"twice": lambda preds, batch: preds})
-    data = [fg.MaskedBatch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
+    task = fg.Task(
+        lambda x: 2 * x,
+        loss=lambda preds, batch: preds,
+        metrics={"twice": lambda preds, batch: preds},
+    )
+    data = [
+        fg.MaskedBatch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))
+    ]
     assert fg.Engine().evaluate(task, data) == {"loss": 3, "twice": 3}
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 
@@ -453,7 +550,9 @@ class Parts:
 
 def test_a_data_module_has_the_data_for_everything() -> None:
     mean = {"mean": lambda preds, batch: preds}
-    data = Parts(numbers([1], [2]), {"test": numbers([3]), "easy": numbers([4], [6])}, numbers([7], [8]))
+    data = Parts(
+        numbers([1], [2]), {"test": numbers([3]), "easy": numbers([4], [6])}, numbers([7], [8])
+    )
     engine = fg.Engine(steps=3)
     result = engine.fit(Counting, data)
     assert float(result.module.weight) == -3
@@ -468,9 +567,14 @@ def test_a_data_module_has_the_data_for_everything() -> None:
 def test_a_data_module_may_lack_what_is_not_asked_for() -> None:
     engine, data = fg.Engine(steps=1), SimpleNamespace(train=numbers([1]))
     assert float(engine.fit(Counting, data).module.weight) == -1
-    assert engine.evaluate(Counting(), SimpleNamespace(evaluations={"test": numbers([1])})) == {"updates": 0}
+    assert engine.evaluate(Counting(), SimpleNamespace(evaluations={"test": numbers([1])})) == {
+        "updates": 0
+    }
     for call, part in ((engine.predict, "predict"), (engine.evaluate, "evaluations")):
-        with pytest.raises(DataError, match=f"SimpleNamespace has no {part}: give it the attribute, or pass the data"):
+        with pytest.raises(
+            DataError,
+            match=f"SimpleNamespace has no {part}: give it the attribute, or pass the data",
+        ):
             call(Counting(), data)
 
 
@@ -485,16 +589,26 @@ def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
-    assert [(step, name) for step, name, _ in plugin.told] == [(2, "all"), (2, "first"), (4, "all"), (4, "first")]
+    assert [(step, name) for step, name, _ in plugin.told] == [
+        (2, "all"),
+        (2, "first"),
+        (4, "all"),
+        (4, "first"),
+    ]
     assert result.metrics["all"] == engine.evaluate(result, data)
     assert result.metrics["first"] == engine.evaluate(result, data, num_batches=1)
-    assert result.history["all/loss"].tolist() == [plugin.told[0][2]["loss"], plugin.told[2][2]["loss"]]
+    assert result.history["all/loss"].tolist() == [
+        plugin.told[0][2]["loss"],
+        plugin.told[2][2]["loss"],
+    ]
     assert result.history.steps("all/loss").tolist() == [2, 4]
 
 
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
-    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.EvaluatorSpec("all", regression()), trigger=1)])
+    loud = fg.Engine(
+        steps=4, plugins=[Evaluating(fg.EvaluatorSpec("all", regression()), trigger=1)]
+    )
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
 
@@ -504,11 +618,18 @@ def test_an_evaluation_of_other_weights() -> None:
         def module_views(self, state: fg.TrainState) -> Any:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
-    specs = [fg.EvaluatorSpec("now", numbers([0])), fg.EvaluatorSpec("twice", numbers([0]), module_view="doubled")]
-    result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(Counting, numbers([0]))
+    specs = [
+        fg.EvaluatorSpec("now", numbers([0])),
+        fg.EvaluatorSpec("twice", numbers([0]), module_view="doubled"),
+    ]
+    result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(
+        Counting, numbers([0])
+    )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
     unknown = Evaluating(fg.EvaluatorSpec("now", numbers([0]), module_view="doubledd"), trigger=2)
-    with pytest.raises(PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"):
+    with pytest.raises(
+        PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"
+    ):
         fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
 
 
@@ -532,7 +653,9 @@ def test_nothing_is_due_in_an_evaluation() -> None:
     result = fg.Engine(plugins=[Due(), act, evaluating], steps=2, log_every=1, autoload=False).fit(
         Linear(), regression()
     )
-    assert result.history["train/due"].tolist() == [1, 1] and result.history["test/due"].tolist() == [0, 0]
+    assert result.history["train/due"].tolist() == [1, 1] and result.history[
+        "test/due"
+    ].tolist() == [0, 0]
 
 
 def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
@@ -543,7 +666,9 @@ def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
 
     engine = fg.Engine(plugins=[Decay()])
     found = engine.evaluate(Linear(), regression())
-    assert found["l2"] == 0 and found["loss"] == pytest.approx(np.mean(regression().arrays["y"] ** 2), rel=1e-6)
+    assert found["l2"] == 0 and found["loss"] == pytest.approx(
+        np.mean(regression().arrays["y"] ** 2), rel=1e-6
+    )
     module = eqx.tree_at(lambda module: module.weight, Linear(), jnp.asarray([1.0, 2.0, 0.0]))
     found, plain = engine.evaluate(module, regression()), fg.Engine().evaluate(module, regression())
     assert found["l2"] == 5 and found["loss"] == pytest.approx(plain["loss"] + 5, rel=1e-6)

@@ -125,7 +125,9 @@ def settings(
 
 def counting(steps: int = 3) -> fg.Experiment:
     """Counts."""
-    return fg.Experiment(engine=fg.Engine(steps=steps), model=Net, data=partial(list, [np.ones((2, 1), np.float32)]))
+    return fg.Experiment(
+        engine=fg.Engine(steps=steps), model=Net, data=partial(list, [np.ones((2, 1), np.float32)])
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,10 @@ def counting(steps: int = 3) -> fg.Experiment:
 def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
     name = override.partition("=")[0]
     got, unchanged = build(settings, [override]).model, build(settings, []).model
-    assert (repr(got.pop(name)), unchanged.pop(name) is not None) == (repr(value), name not in ("limit", "rates"))
+    assert (repr(got.pop(name)), unchanged.pop(name) is not None) == (
+        repr(value),
+        name not in ("limit", "rates"),
+    )
     assert got == unchanged
 
 
@@ -199,7 +204,9 @@ def test_arguments_as_manifests_hold_them():
     assert made.engine.config is not None
     kept = json.loads(json.dumps(made.engine.config))
     assert build(settings, ["act=tanh"], kept).model == made.model
-    with pytest.raises(ConfigurationError, match=r"act=.*is not what the run was made with, act='tanh'"):
+    with pytest.raises(
+        ConfigurationError, match=r"act=.*is not what the run was made with, act='tanh'"
+    ):
         build(settings, ["act=relu"], kept)
 
     def experiment(width: Any = 1j) -> fg.Experiment:
@@ -223,7 +230,9 @@ def test_a_function_that_returns_no_experiment_is_an_error():
     def experiment() -> Any:
         return fg.Engine(steps=1)
 
-    with pytest.raises(ConfigurationError, match=r"experiment returned Engine; return fg\.Experiment"):
+    with pytest.raises(
+        ConfigurationError, match=r"experiment returned Engine; return fg\.Experiment"
+    ):
         build(experiment, [])
 
 
@@ -232,7 +241,9 @@ def test_main_trains_with_the_overrides():
     assert float(fg.main(counting, ["steps=5"]).module.weight) == -5
 
 
-def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(tmp_path: Path):
+def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(
+    tmp_path: Path,
+):
     directories = []
 
     class Where:
@@ -245,7 +256,11 @@ def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overr
         return fg.Experiment(engine=fg.Engine(steps=steps, plugins=[Where()]), model=Net, data=data)
 
     path = str(tmp_path / "run")
-    for argv in (["steps=2", "--run", path, "lr=2"], ["--run", path, "steps=2"], ["steps=2", f"--run={path}"]):
+    for argv in (
+        ["steps=2", "--run", path, "lr=2"],
+        ["--run", path, "steps=2"],
+        ["steps=2", f"--run={path}"],
+    ):
         assert int(fg.main(experiment, argv).state.step) == 2
     assert directories == [tmp_path / "run"] * 3
 
@@ -263,7 +278,9 @@ def test_mistakes_on_the_command_line_end_with_2(capsys: pytest.CaptureFixture[s
         assert message in err and not out
 
 
-def test_an_unknown_plugin_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_plugin_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setenv("FULGURITE_PLUGINS", "progres")
     with pytest.raises(SystemExit) as stopped:
         fg.main(counting, [])
@@ -319,7 +336,9 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
 
     def experiment() -> fg.Experiment:
         return fg.Experiment(
-            fg.Engine(steps=10**6, autoload=False), model=Net, data=fg.DataSource(batches(), prefetch=0)
+            fg.Engine(steps=10**6, autoload=False),
+            model=Net,
+            data=fg.DataSource(batches(), prefetch=0),
         )
 
     full = open("/dev/full", "w", buffering=1)
@@ -331,8 +350,12 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
         full.close()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_second_signal_ends_the_program_at_once(tmp_path: Path, number: signal.Signals, code: int):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_second_signal_ends_the_program_at_once(
+    tmp_path: Path, number: signal.Signals, code: int
+):
     """The data source never gives another batch, so that the first signal waits for it."""
     with started(tmp_path, "stuck=true") as process:
         process.send_signal(number)
@@ -358,7 +381,9 @@ def started(path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     (path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(path / "program.py"), "--run", str(path / "run"), *arguments]
     alone = os.environ | {"FULGURITE_AUTOLOAD": "0"}  # what is installed may print, too
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "step 100\n"

@@ -58,12 +58,20 @@ def test_many_steps_are_cut_short_and_an_engine_without_plugins_has_none() -> No
 
 
 def test_the_slots_are_the_exclusive_hooks() -> None:
-    specified = {name: hook for name, hook in vars(hooks).items() if hasattr(hook, "fulgurite_kind")}
-    assert {name for name, hook in specified.items() if "Exclusive" in (hook.__doc__ or "")} == set(SLOTS)
+    specified = {
+        name: hook for name, hook in vars(hooks).items() if hasattr(hook, "fulgurite_kind")
+    }
+    assert {name for name, hook in specified.items() if "Exclusive" in (hook.__doc__ or "")} == set(
+        SLOTS
+    )
 
 
 def test_how_often_in_epochs_is_not_known_before_their_end() -> None:
-    rows = fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4) | fg.At(2), autoload=False).explain().splitlines()
+    rows = (
+        fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4) | fg.At(2), autoload=False)
+        .explain()
+        .splitlines()
+    )
     assert rows[-1].split(maxsplit=2)[-1] == "EvenlySpaced(n=4) | At(2): 2"
     rows = fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4), autoload=False).explain().splitlines()
     assert rows[-1].endswith("EvenlySpaced(n=4): not known before the end is")

@@ -56,7 +56,9 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
         def loss(leaves: Any) -> Any:
             net = eqx.combine(jax.tree.unflatten(treedef, leaves), static)
             logits = jax.vmap(net.mlp)(batch["x"])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
+            return optax.softmax_cross_entropy_with_integer_labels(
+                logits, batch["label"]
+            ).mean(), logits
 
         (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(leaves)
         updates, opt_state = optimizer.update(grads, opt_state)
@@ -68,7 +70,9 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
             if len(losses) < 30:
                 leaves, opt_state, value, logits = update(leaves, opt_state, batch)
                 losses.append(float(value))
-                right += int(np.sum(np.argmax(logits, -1) == batch["label"])) if len(losses) > 20 else 0
+                right += (
+                    int(np.sum(np.argmax(logits, -1) == batch["label"])) if len(losses) > 20 else 0
+                )
                 seen += len(batch["label"]) if len(losses) > 20 else 0
     result = fg.Engine(steps=30, log_every=10).fit(model, data)
     assert_close(eqx.filter(result.module, eqx.is_array), jax.tree.unflatten(treedef, leaves))
@@ -100,9 +104,9 @@ def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
     data = classes(48, shuffle=True)
     plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)
     results = [
-        fg.Engine(steps=30, steps_per_execution=8, log_every=log, plugins=[Act(every, lambda run: None)]).fit(
-            Classifier, data
-        )
+        fg.Engine(
+            steps=30, steps_per_execution=8, log_every=log, plugins=[Act(every, lambda run: None)]
+        ).fit(Classifier, data)
         for log, every in ((3, fg.Every(7)), (30, fg.At(1, 2, 29)), (7, fg.Every(1)))
     ]
     for result in results:
@@ -110,7 +114,9 @@ def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
 
 
 def test_a_cadence_of_logging_changes_no_bit_of_the_state() -> None:
-    states = [fg.Engine(steps=12, log_every=log).fit(Classifier, classes()).state for log in (1, 5, None)]
+    states = [
+        fg.Engine(steps=12, log_every=log).fit(Classifier, classes()).state for log in (1, 5, None)
+    ]
     assert_same_bits(trained(states[0]), trained(states[1]))
     assert_same_bits(trained(states[0]), trained(states[2]))
 
@@ -126,8 +132,12 @@ class Convolution(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         images = batch["x"].reshape(-1, 1, 4, 4)
-        logits = jax.vmap(lambda image: self.head(jax.nn.relu(self.conv(image)).mean((1, 2))))(images)
-        return fg.Output(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean())
+        logits = jax.vmap(lambda image: self.head(jax.nn.relu(self.conv(image)).mean((1, 2))))(
+            images
+        )
+        return fg.Output(
+            optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-2)
@@ -135,16 +145,25 @@ class Convolution(fg.Module):
 
 def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -> None:
     generator = np.random.default_rng(0)
-    arrays = {"x": generator.normal(size=(32, 16)).astype(np.float32), "label": np.arange(32, dtype=np.int32) % 3}
+    arrays = {
+        "x": generator.normal(size=(32, 16)).astype(np.float32),
+        "label": np.arange(32, dtype=np.int32) % 3,
+    }
     data = fg.ArrayData(arrays, 8, shuffle=True)
     plain = fg.Engine(steps=20).fit(Convolution, data)
-    fused, split = (fg.Engine(steps=20, steps_per_execution=8, log_every=log).fit(Convolution, data) for log in (20, 3))
+    fused, split = (
+        fg.Engine(steps=20, steps_per_execution=8, log_every=log).fit(Convolution, data)
+        for log in (20, 3)
+    )
     assert_same_bits(trained(fused.state), trained(split.state))
     assert_close(trained(plain.state), trained(fused.state), 1e-5)
 
 
 def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
-    host, device = (fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on)) for on in (False, True))
+    host, device = (
+        fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on))
+        for on in (False, True)
+    )
     assert_same_bits(trained(host.state), trained(device.state))
     engine, data = fg.Engine(steps=9), classes(shuffle=True, on_device=True)
     state = engine.init_state(Classifier, data)
@@ -155,7 +174,9 @@ def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
 
 def test_the_seed_decides_parameters_and_order() -> None:
     data = classes(shuffle=True)
-    first, again, other = (fg.Engine(steps=3, seed=seed).fit(Classifier, data) for seed in (1, 1, 2))
+    first, again, other = (
+        fg.Engine(steps=3, seed=seed).fit(Classifier, data) for seed in (1, 1, 2)
+    )
     assert_same_bits(trained(first.state), trained(again.state))
     assert not np.array_equal(first.module.mlp.layers[0].weight, other.module.mlp.layers[0].weight)
 
@@ -166,16 +187,30 @@ def test_the_seed_decides_parameters_and_order() -> None:
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
     evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([0, 0])), trigger=3)
-    result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(Counting, numbers([0], [0]))
+    result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(
+        Counting, numbers([0], [0])
+    )
     assert float(result.module.weight) == -11 and int(result.state.step) == 11
-    assert [(step, metrics["updates"]) for step, _, metrics in evaluating.told] == [(3, 3), (6, 6), (9, 9)]
-    assert result.history["test/updates"].tolist() == result.history.steps("test/updates").tolist() == [3, 6, 9]
+    assert [(step, metrics["updates"]) for step, _, metrics in evaluating.told] == [
+        (3, 3),
+        (6, 6),
+        (9, 9),
+    ]
+    assert (
+        result.history["test/updates"].tolist()
+        == result.history.steps("test/updates").tolist()
+        == [3, 6, 9]
+    )
 
 
 def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
     events = Events()
     result = fg.Engine(epochs=3, plugins=[events]).fit(Counting, Epochs((10, 12, 8)))
-    assert [(epoch, step, span.stop) for epoch, step, span in events.epochs] == [(0, 10, 30), (1, 22, 34), (2, 30, 30)]
+    assert [(epoch, step, span.stop) for epoch, step, span in events.epochs] == [
+        (0, 10, 30),
+        (1, 22, 34),
+        (2, 30, 30),
+    ]
     assert events.epochs[-1][2].epoch_ends == (10, 22, 30)
     assert int(result.state.step) == -float(result.module.weight) == 30
 
@@ -186,7 +221,9 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
         Act(fg.EveryEpoch(2), lambda run: ends.append(run.step)),
         Act(fg.AtEnd(), lambda run: ends.append(-run.step)),
     ]
-    fg.Engine(epochs=3, steps_per_execution=8, plugins=[events, *actions]).fit(Counting, Epochs((10, 12, 8)))
+    fg.Engine(epochs=3, steps_per_execution=8, plugins=[events, *actions]).fit(
+        Counting, Epochs((10, 12, 8))
+    )
     assert [(step, span.stop) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
     assert ends == [22, -30]
 
@@ -195,7 +232,9 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
 def test_an_epoch_that_is_longer_than_expected_is_finished(fuse: int) -> None:
     events, ends = Events(), []
     plugins = [events, Act(fg.AtEnd(), lambda run: ends.append(run.step))]
-    result = fg.Engine(epochs=2, steps_per_execution=fuse, plugins=plugins).fit(Counting, Epochs((2, 5)))
+    result = fg.Engine(epochs=2, steps_per_execution=fuse, plugins=plugins).fit(
+        Counting, Epochs((2, 5))
+    )
     assert [(epoch, step) for epoch, step, _ in events.epochs] == [(0, 2), (1, 7)]
     assert ends == [7] and float(result.module.weight) == -7
 
@@ -203,7 +242,9 @@ def test_an_epoch_that_is_longer_than_expected_is_finished(fuse: int) -> None:
 def test_a_second_fit_of_epochs_counts_its_own() -> None:
     events, engine = Events(), fg.Engine(epochs=1)
     first = engine.fit(Counting, Epochs((4,)))
-    second = fg.Engine(steps=99, plugins=[events]).fit(data=Epochs((3, 5)), state=first.state, epochs=2)
+    second = fg.Engine(steps=99, plugins=[events]).fit(
+        data=Epochs((3, 5)), state=first.state, epochs=2
+    )
     assert [(epoch, step, span.start, span.stop) for epoch, step, span in events.epochs] == [
         (0, 7, 4, 10),
         (1, 12, 4, 12),
@@ -231,7 +272,8 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
 def test_a_second_fit_goes_on() -> None:
     spans = []
     plugin = Act(
-        fg.AtStart() | fg.AtEnd(), lambda run: spans.append((run.step, run.step_range.start, run.step_range.stop))
+        fg.AtStart() | fg.AtEnd(),
+        lambda run: spans.append((run.step, run.step_range.start, run.step_range.stop)),
     )
     engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)
     first = engine.fit(Classifier, data)
@@ -246,7 +288,11 @@ def test_a_second_fit_goes_on() -> None:
 def test_a_second_fit_has_other_orders_of_the_data() -> None:
     class Seeing(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch)})
+            return (
+                super()
+                .training_step(batch, ctx)
+                .replace(metrics={"seen": fg.metrics.LastValue.from_values(batch)})
+            )
 
     data, state = fg.ArrayData(np.arange(8, dtype=np.float32), 4, shuffle=True), None
     engine, orders = fg.Engine(steps=2, log_every=1), []
@@ -290,7 +336,9 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path:
     largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
     spec = fg.EvaluatorSpec("test", numbers([1], [2], [6]), metrics=largest)
     evaluating = Evaluating(spec, trigger=fg.AtEnd())
-    engine = fg.Engine(steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Sink(), evaluating])
+    engine = fg.Engine(
+        steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Sink(), evaluating]
+    )
     result = engine.fit(Counting, numbers([0], [0]))
     assert int(result.state.step) == 2 and not seen and not list(tmp_path.iterdir())
     assert [(step, metrics["largest"]) for step, _, metrics in evaluating.told] == [(2, 2)]
@@ -302,14 +350,20 @@ def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
         Act(fg.At(5), lambda run: fg.StopTraining("enough"), stage="decide"),
         Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"),
     ]
-    result = fg.Engine(steps=100, steps_per_execution=8, plugins=plugins).fit(Counting, numbers([0]))
+    result = fg.Engine(steps=100, steps_per_execution=8, plugins=plugins).fit(
+        Counting, numbers([0])
+    )
     assert result.stop_reason == "enough" and ends == [5] and float(result.module.weight) == -5
 
 
 def test_an_action_stops_training_before_its_first_step() -> None:
     plugin = Act(fg.AtStart(), lambda run: fg.StopTraining("nothing to do"), stage="decide")
     result = fg.Engine(steps=3, plugins=[plugin]).fit(Counting, numbers([0]))
-    assert (result.stop_reason, int(result.state.step), float(result.module.weight)) == ("nothing to do", 0, 0)
+    assert (result.stop_reason, int(result.state.step), float(result.module.weight)) == (
+        "nothing to do",
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -317,10 +371,14 @@ def test_an_action_replaces_the_state(fuse: int) -> None:
     def reset(run: fg.Run) -> fg.ReplaceState:
         weight = jnp.full((), 100.0)
         return fg.ReplaceState(
-            run.state.replace(module=eqx.tree_at(lambda module: module.weight, run.state.module, weight))
+            run.state.replace(
+                module=eqx.tree_at(lambda module: module.weight, run.state.module, weight)
+            )
         )
 
-    result = fg.Engine(steps=5, steps_per_execution=fuse, plugins=[Act(fg.At(3), reset)]).fit(Counting, numbers([0]))
+    result = fg.Engine(steps=5, steps_per_execution=fuse, plugins=[Act(fg.At(3), reset)]).fit(
+        Counting, numbers([0])
+    )
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
@@ -333,8 +391,12 @@ class Measured(Counting):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jnp.stack([jnp.zeros(len(batch)), batch], axis=-1)
         metrics = {
-            "average": fg.metrics.ExponentialMovingAverage.from_values(jnp.mean(batch, where=ctx.mask), weight=0.25),
-            "positive": fg.metrics.Accuracy.from_logits(logits, jnp.ones(len(batch), int), ctx.mask),
+            "average": fg.metrics.ExponentialMovingAverage.from_values(
+                jnp.mean(batch, where=ctx.mask), weight=0.25
+            ),
+            "positive": fg.metrics.Accuracy.from_logits(
+                logits, jnp.ones(len(batch), int), ctx.mask
+            ),
             "mean": jnp.mean(batch, where=ctx.mask),
             "largest": fg.metrics.Max.from_values(batch, ctx.mask),
         }
@@ -364,8 +426,12 @@ def test_only_log_triggers_close_a_window() -> None:
     def look(run: fg.Run) -> None:
         assert int(run.state.step) == run.step
 
-    noisy = [Act(fg.Every(1), look, stage=phase, instance=phase) for phase in ("act", "save", "decide")]
-    busy = fg.Engine(steps=6, log_every=3, plugins=noisy).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
+    noisy = [
+        Act(fg.Every(1), look, stage=phase, instance=phase) for phase in ("act", "save", "decide")
+    ]
+    busy = fg.Engine(steps=6, log_every=3, plugins=noisy).fit(
+        Measured, numbers([1], [2], [3], [4], [5], [6])
+    )
     for result in (quiet, busy):
         assert result.history["train/mean"].tolist() == [2, 5]
         assert result.history["train/largest"].tolist() == [3, 6]
@@ -374,7 +440,9 @@ def test_only_log_triggers_close_a_window() -> None:
 
 def test_a_plugin_closes_the_window_by_an_action_of_phase_log() -> None:
     plugin = Act(fg.Every(2), None, stage="log")
-    result = fg.Engine(steps=6, log_every=None, plugins=[plugin]).fit(Measured, numbers([1], [2], [3], [4], [5], [6]))
+    result = fg.Engine(steps=6, log_every=None, plugins=[plugin]).fit(
+        Measured, numbers([1], [2], [3], [4], [5], [6])
+    )
     assert result.history["train/mean"].tolist() == [1.5, 3.5, 5.5]
 
 
@@ -392,13 +460,18 @@ def test_batch_loss_and_its_moving_average_are_always_there() -> None:
     assert result.history["train/loss"].tolist() == [2, 4]
     assert result.stop_reason is None
     assert result.history["train/batch_loss"].tolist() == [0, 6]
-    np.testing.assert_allclose(result.history["train/loss_average"], [2, 3], rtol=1e-6)  # weights 1, 1/2, 1/3, 1/4
+    np.testing.assert_allclose(
+        result.history["train/loss_average"], [2, 3], rtol=1e-6
+    )  # weights 1, 1/2, 1/3, 1/4
 
 
 def test_a_metric_with_a_name_of_the_engine_s() -> None:
     class Named(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            metrics = {name: jnp.float32(value) for value, name in enumerate(("loss", "batch_loss", "loss_average"), 7)}
+            metrics = {
+                name: jnp.float32(value)
+                for value, name in enumerate(("loss", "batch_loss", "loss_average"), 7)
+            }
             return fg.Output(self.weight, metrics=metrics)
 
     result = fg.Engine(steps=1).fit(Named, numbers([0]))
@@ -417,10 +490,14 @@ class Scale(eqx.Module):
 
 def task(**options: Any) -> fg.Task:
     """Ten times the input as the loss of an example, averaged over its elements."""
-    return fg.Task(Scale(jnp.full((), 10.0)), lambda preds, batch: preds.mean(-1), optax.sgd(0.0), **options)
+    return fg.Task(
+        Scale(jnp.full((), 10.0)), lambda preds, batch: preds.mean(-1), optax.sgd(0.0), **options
+    )
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 10.0), (2.5, 25.0), (lambda step: step / 20, 50.0)])
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(1.0, 10.0), (2.5, 25.0), (lambda step: step / 20, 50.0)]
+)
 def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
     data = [(np.ones((2, 3), np.float32),)]
     engine = fg.Engine(steps=1)
@@ -433,7 +510,9 @@ def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
 def test_case_24_masks(weight: float, expected: tuple[float, float]) -> None:
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
     everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
-    masked = fg.Engine(steps=1).fit(task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))])
+    masked = fg.Engine(steps=1).fit(
+        task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))]
+    )
     found = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
     assert found == pytest.approx(expected)
 
@@ -455,7 +534,12 @@ def test_a_task_trains_a_plain_model_with_metrics() -> None:
 
 def test_a_task_gives_each_example_a_key_where_the_model_takes_one() -> None:
     model = eqx.nn.Sequential([eqx.nn.Identity(), eqx.nn.Dropout(0.5)])
-    task = fg.Task(model, lambda preds, batch: preds, optax.sgd(0.0), {"all": lambda preds, batch: (preds != 0) * 1.0})
+    task = fg.Task(
+        model,
+        lambda preds, batch: preds,
+        optax.sgd(0.0),
+        {"all": lambda preds, batch: (preds != 0) * 1.0},
+    )
     data = [(np.ones(64, np.float32),)]
     dropped = fg.Engine(steps=1).fit(task, data).metrics["train"]["all"]
     assert 0.2 < dropped < 0.8 and fg.Engine().evaluate(task, data)["all"] == 1
@@ -465,7 +549,9 @@ def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
     with pytest.raises(ModelError, match="forward=lambda"):
         fg.Engine(steps=1).fit(task(), [{"x": np.ones((2, 3), np.float32)}])
     with pytest.raises(ConfigurationError, match=r"pass optimizer="):
-        fg.Engine(steps=1).fit(fg.Task(Scale(jnp.ones(())), lambda preds, batch: preds), [(np.ones(2, np.float32),)])
+        fg.Engine(steps=1).fit(
+            fg.Task(Scale(jnp.ones(())), lambda preds, batch: preds), [(np.ones(2, np.float32),)]
+        )
 
 
 # --- what is no model -------------------------------------------------------------------------------------------------
@@ -486,7 +572,11 @@ def test_models_without_a_contract_are_told_what_is_missing() -> None:
 
     cases: list[tuple[Any, type[Exception], str]] = [
         (Stepless(), ModelError, "Stepless has no training_step"),
-        (eqx.nn.Linear(2, 2, key=jax.random.key(0)), ModelError, "subclass fg.Module, or give fg.Task"),
+        (
+            eqx.nn.Linear(2, 2, key=jax.random.key(0)),
+            ModelError,
+            "subclass fg.Module, or give fg.Task",
+        ),
         (Unoptimized, ConfigurationError, "Unoptimized.configure_optimizers gave float"),
         (Several, PluginError, "the optimizers a, b need"),
         (3, ModelError, "int is none of them"),
@@ -575,7 +665,10 @@ def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
         reason, step, weight, planned_ends, told = line.split()
         assert (reason, planned_ends, told) == (expected, "0", "1")
         assert int(step) == -float(weight) and 7 <= int(step) < 2000
-    assert int(lines[1].split()[1]) in (7, 8)  # seen after the step that may have been begun already
+    assert int(lines[1].split()[1]) in (
+        7,
+        8,
+    )  # seen after the step that may have been begun already
     assert lines[2:] == ["at once 1 0", "True True"]
 
 
@@ -591,7 +684,9 @@ def test_no_host_hook_waits_for_the_device() -> None:
         weight: jax.Array
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            product = jax.lax.fori_loop(0, 30, lambda _, x: jnp.tanh(x @ batch), batch * self.weight)
+            product = jax.lax.fori_loop(
+                0, 30, lambda _, x: jnp.tanh(x @ batch), batch * self.weight
+            )
             return fg.Output(self.weight + jax.lax.stop_gradient(product.mean()))
 
         def configure_optimizers(self) -> optax.GradientTransformation:
@@ -600,7 +695,9 @@ def test_no_host_hook_waits_for_the_device() -> None:
     class Watching:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [fg.ScheduledAction("watch", fg.Every(1), lambda run: self.note("action", run.step))]
+            return [
+                fg.ScheduledAction("watch", fg.Every(1), lambda run: self.note("action", run.step))
+            ]
 
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
@@ -641,10 +738,16 @@ def test_the_steps_in_flight_are_bounded() -> None:
             for _ in range(15):
                 alive.append(sum(batch() is not None for batch in batches))
                 room = np.zeros(400 * 400 * 4 + 64, np.uint8)
-                batch = room[-room.ctypes.data % 64 :][: 400 * 400 * 4].view(np.float32).reshape(400, 400)
+                batch = (
+                    room[-room.ctypes.data % 64 :][: 400 * 400 * 4]
+                    .view(np.float32)
+                    .reshape(400, 400)
+                )
                 batches.append(weakref.ref(batch))
                 yield batch
                 del room, batch
 
     fg.Engine(steps=15, log_every=None).fit(Slow, fg.DataSource(Aligned(), prefetch=0))
-    assert len(alive) == 15 and max(alive) <= 4 + 2  # one is about to be taken, one is looked ahead at
+    assert (
+        len(alive) == 15 and max(alive) <= 4 + 2
+    )  # one is about to be taken, one is looked ahead at

@@ -30,7 +30,9 @@ class Watcher:
 
     @fg.hookimpl
     def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        self.told.append(f"{run.step}: evaluation {name} ended with {metrics['updates']:.0f} updates")
+        self.told.append(
+            f"{run.step}: evaluation {name} ended with {metrics['updates']:.0f} updates"
+        )
 
     @fg.hookimpl
     def on_save(self, run: fg.Run, step: int) -> None:
@@ -106,13 +108,24 @@ class Actor:
     def register_actions(self) -> list[fg.ScheduledAction]:
         return [
             fg.ScheduledAction("act", fg.Every(5) | fg.At(6), self.act, "act"),
-            fg.ScheduledAction("decide", fg.Every(5), lambda run: self.told.append(f"{run.step}: decides"), "decide"),
-            fg.ScheduledAction("begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")),
-            fg.ScheduledAction("end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")),
+            fg.ScheduledAction(
+                "decide",
+                fg.Every(5),
+                lambda run: self.told.append(f"{run.step}: decides"),
+                "decide",
+            ),
+            fg.ScheduledAction(
+                "begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")
+            ),
+            fg.ScheduledAction(
+                "end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")
+            ),
         ]
 
     def act(self, run: fg.Run) -> None:
-        self.told.append(f"{run.step}: acts, having seen the loss {run.metrics['train']['batch_loss']:.0f}")
+        self.told.append(
+            f"{run.step}: acts, having seen the loss {run.metrics['train']['batch_loss']:.0f}"
+        )
         if run.step == self.fails_at:
             raise RuntimeError("cannot act")
 
@@ -185,7 +198,9 @@ compiled step
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_golden_order_of_a_whole_run(fuse: int) -> None:
     told: Told = []
-    engine = fg.Engine(steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False)
+    engine = fg.Engine(
+        steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False
+    )
     with pytest.warns(UserWarning, match="sink 'sink:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == WHOLE_RUN.splitlines()
@@ -217,6 +232,9 @@ compiled step
 def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
     told: Told = []
     engine = fg.Engine(steps=10, log_every=5, plugins=plugins(told, fails_at=6), autoload=False)
-    with pytest.warns(UserWarning, match="sink 'sink:failing' failed"), pytest.raises(RuntimeError, match="cannot act"):
+    with (
+        pytest.warns(UserWarning, match="sink 'sink:failing' failed"),
+        pytest.raises(RuntimeError, match="cannot act"),
+    ):
         engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == FAILING_RUN.splitlines()

@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+import fulgurite.hookspecs as hooks
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import fulgurite.hookspecs as hooks
 from fulgurite.errors import ModelError, PathError, PluginError
-from models import Act, Counting, Events, Linear, assert_close, assert_same_bits, numbers, regression, trained
+from models import (
+    Act,
+    Counting,
+    Events,
+    Linear,
+    assert_close,
+    assert_same_bits,
+    numbers,
+    regression,
+    trained,
+)
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -73,7 +83,9 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 
 def plugin(name: str, /, **members: Any) -> Any:
     """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
-    marked = {key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()}
+    marked = {
+        key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()
+    }
     return type(name, (), {"plugin_name": name, **marked})()
 
 
@@ -86,13 +98,17 @@ def test_every_hook_has_a_test() -> None:
     for hook, where in TESTED.items():
         file, _, name = where.partition("::")
         functions = [
-            node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)
+            node.name
+            for node in ast.parse((HERE / file).read_text()).body
+            if isinstance(node, ast.FunctionDef)
         ]
         assert name in functions, f"{hook} is said to be tested by {where}"
 
 
 def test_every_hook_says_what_it_is() -> None:
-    silent = [name for name in engine().plugins.kinds if not (getattr(hooks, name).__doc__ or "").strip()]
+    silent = [
+        name for name in engine().plugins.kinds if not (getattr(hooks, name).__doc__ or "").strip()
+    ]
     assert not silent
 
 
@@ -111,7 +127,10 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     assert spec and spec.loader
     spec.loader.exec_module(shown := importlib.util.module_from_spec(spec))
     data, called = regression(), set[str]()
-    media = plugin("shows", on_fit_start=lambda self, run: (run.log_media("shows", {}), run.log_config("shows", {})))
+    media = plugin(
+        "shows",
+        on_fit_start=lambda self, run: (run.log_media("shows", {}), run.log_config("shows", {})),
+    )
     kinds = [
         shown.DataParallel,
         shown.Alone,
@@ -143,7 +162,11 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         sys.setprofile(None)
     assert sorted(engine().plugins.kinds.keys() - called) == []
     assert result.failures == {}
-    steps = [line.split()[0] for line in (tmp_path / "lines.txt").read_text().splitlines() if "train" in line]
+    steps = [
+        line.split()[0]
+        for line in (tmp_path / "lines.txt").read_text().splitlines()
+        if "train" in line
+    ]
     assert steps == ["5", "10", "15", "20"]
 
 
@@ -155,7 +178,11 @@ class Drawing(Counting):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         drawn = jax.random.uniform(ctx.key("noise"))
-        return super().training_step(batch, ctx).replace(metrics={"drawn": fg.metrics.LastValue.from_values(drawn)})
+        return (
+            super()
+            .training_step(batch, ctx)
+            .replace(metrics={"drawn": fg.metrics.LastValue.from_values(drawn)})
+        )
 
 
 def test_rng_streams_are_there_by_name() -> None:
@@ -183,7 +210,9 @@ class Adding(fg.UpdateRule):
 
     def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
         module = jax.tree.map(lambda weight: weight + 2, state.module)
-        return state.replace(module=module, opt_state=state.opt_state + 1), forward(state.module, batch, ctx)
+        return state.replace(module=module, opt_state=state.opt_state + 1), forward(
+            state.module, batch, ctx
+        )
 
 
 def test_update_rule_is_the_inside_of_a_step() -> None:
@@ -211,7 +240,9 @@ class Scaling(fg.UpdateRule):
 
     def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
         new, output = self.rule(forward, state, batch, ctx)
-        scaled = jax.tree.map(lambda old, made: old + self.factor * (made - old), state.module, new.module)
+        scaled = jax.tree.map(
+            lambda old, made: old + self.factor * (made - old), state.module, new.module
+        )
         return new.replace(module=scaled), output
 
     def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
@@ -232,7 +263,9 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
 def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
     events = Events()
     parts = [scaled("double", 2.0, until=3), Act(fg.At(3), lambda run: None), events]
-    result = engine(*parts, steps=5, steps_per_execution=fuse, max_compilations=1).fit(Counting(), numbers([0]))
+    result = engine(*parts, steps=5, steps_per_execution=fuse, max_compilations=1).fit(
+        Counting(), numbers([0])
+    )
     assert float(result.module.weight) == -(2 * 3 + 2)
     assert len(events.compiled) == 2
     stepping = engine(scaled("double", 2.0, until=3), steps=5)
@@ -287,7 +320,9 @@ def test_consensus_decides_for_all_processes(fuse: int) -> None:
 
 
 def test_optimizers_take_the_place_of_the_modules() -> None:
-    thrice = plugin("thrice", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(3.0))})
+    thrice = plugin(
+        "thrice", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(3.0))}
+    )
     assert float(engine(thrice, steps=4).fit(Counting(), numbers([0])).module.weight) == -12
 
 
@@ -304,13 +339,16 @@ def test_an_optimizer_may_update_a_part_of_the_module() -> None:
         def configure_optimizers(self) -> Any:
             return {"default": fg.OptimizerSpec(optax.adamw(0.1, weight_decay=0.5), "second")}
 
-    grads = plugin("grads", step_metrics=lambda self, grads: {"leaves": float(len(jax.tree.leaves(grads)))})
+    grads = plugin(
+        "grads", step_metrics=lambda self, grads: {"leaves": float(len(jax.tree.leaves(grads)))}
+    )
     result = engine(grads, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
     assert result.module.first.tolist() == [1, 1, 1] and result.module.second[0] < 0.9
     assert [leaf.shape for leaf in jax.tree.leaves(result.state.opt_state)] == [(), (2,), (2,)]
     assert result.metrics["train"]["grads/leaves"] == 1
     missing = plugin(
-        "missing", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(0.1), "third")}
+        "missing",
+        configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(0.1), "third")},
     )
     with pytest.raises(PathError, match="'third' selects no array"):
         engine(missing, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
@@ -330,7 +368,9 @@ def test_optimizers_may_leave_it_to_the_module() -> None:
 def test_evaluators_are_run_by_name() -> None:
     told: list[Any] = []
     answers: list[Any] = []
-    spec = fg.EvaluatorSpec("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
+    spec = fg.EvaluatorSpec(
+        "test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds}
+    )
     evaluators = plugin(
         "evaluating",
         register_evaluators=lambda self: [
@@ -343,7 +383,9 @@ def test_evaluators_are_run_by_name() -> None:
     def evaluate(run: fg.Run) -> None:
         answers.extend([run.evaluate("test"), run.evaluate("short")])
 
-    result = engine(evaluators, Act(fg.At(3), evaluate, "evaluate"), steps=4).fit(Counting(), numbers([0]))
+    result = engine(evaluators, Act(fg.At(3), evaluate, "evaluate"), steps=4).fit(
+        Counting(), numbers([0])
+    )
     assert answers == [{"mean": 5.0}, {"mean": 3.0}]
     assert told == [(3, "test", answers[0]), (3, "short", answers[1])]
     assert result.metrics["test"] == answers[0]
@@ -351,8 +393,12 @@ def test_evaluators_are_run_by_name() -> None:
     assert result.history.steps("short/mean").tolist() == [3]
 
 
-@pytest.mark.parametrize(("order", "weight"), [(("scale", "clip"), -6.0), (("clip", "scale"), -30.0)])
-def test_gradient_transforms_are_chained_before_the_optimizer(order: tuple[str, ...], weight: float) -> None:
+@pytest.mark.parametrize(
+    ("order", "weight"), [(("scale", "clip"), -6.0), (("clip", "scale"), -30.0)]
+)
+def test_gradient_transforms_are_chained_before_the_optimizer(
+    order: tuple[str, ...], weight: float
+) -> None:
     """The gradient is 1: scaled to 10 and clipped to 2, or clipped to 1 and scaled to 10."""
     asked: list[str] = []
 
@@ -378,12 +424,17 @@ def test_gradient_transforms_have_keys_of_their_own() -> None:
             return optax.add_noise(1.0, 0.55, key)
 
         plugins = [plugin(name, gradient_transform=noise) for name in ("one", "other")]
-        return float(engine(*plugins, steps=3, seed=seed).fit(Counting(), numbers([0])).module.weight)
+        return float(
+            engine(*plugins, steps=3, seed=seed).fit(Counting(), numbers([0])).module.weight
+        )
 
     weights = weight(0), weight(1), weight(0)
     assert weights[0] == weights[2] != weights[1]
     assert len({jax.random.key_data(key).tobytes() for key in keys.values()}) == 4
-    expected, transform = 0.0, optax.chain(*(optax.add_noise(1.0, 0.55, keys[0, name]) for name in ("one", "other")))
+    expected, transform = (
+        0.0,
+        optax.chain(*(optax.add_noise(1.0, 0.55, keys[0, name]) for name in ("one", "other"))),
+    )
     state = transform.init(jnp.zeros(()))
     for _ in range(3):
         update, state = transform.update(jnp.ones(()), state)
@@ -407,7 +458,9 @@ class Averaging:
     @fg.hookimpl
     def after_update(self, module: Linear, plugin_state: Any) -> Any:
         average = jax.tree.map(
-            lambda old, new: self.decay * old + (1 - self.decay) * new, plugin_state["average"], module
+            lambda old, new: self.decay * old + (1 - self.decay) * new,
+            plugin_state["average"],
+            module,
         )
         return module, {"average": average}
 
@@ -429,14 +482,21 @@ def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_averages_of_the_weights_are_those_of_numpy(fuse: int) -> None:
-    result = engine(Averaging(), steps=11, steps_per_execution=fuse, log_every=5).fit(Linear(), regression(24, 8))
+    result = engine(Averaging(), steps=11, steps_per_execution=fuse, log_every=5).fit(
+        Linear(), regression(24, 8)
+    )
     weight, average = averaged_by_hand(11)
     np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
-    np.testing.assert_allclose(result.state.plugin_states["averaging"]["average"].weight, average, rtol=1e-5)
+    np.testing.assert_allclose(
+        result.state.plugin_states["averaging"]["average"].weight, average, rtol=1e-5
+    )
 
 
 def test_averaging_leaves_training_as_it_is() -> None:
-    with_, without = (engine(*plugins, steps=11).fit(Linear(), regression(24, 8)) for plugins in ([Averaging()], []))
+    with_, without = (
+        engine(*plugins, steps=11).fit(Linear(), regression(24, 8))
+        for plugins in ([Averaging()], [])
+    )
     assert_same_bits(trained(with_.state), trained(without.state))
 
 
@@ -448,7 +508,9 @@ def test_module_views_are_evaluated_by_name() -> None:
     act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))
     engine(Averaging(), evaluating, act, steps=9).fit(Linear(), data)
     x, y = (np.concatenate([batch[name] for batch in data]) for name in ("x", "y"))
-    assert answers[0]["error"] == pytest.approx(float(np.mean((x @ averaged_by_hand(6)[1] - y) ** 2)), rel=1e-5)
+    assert answers[0]["error"] == pytest.approx(
+        float(np.mean((x @ averaged_by_hand(6)[1] - y) ** 2)), rel=1e-5
+    )
 
 
 def test_a_view_that_nobody_gives_is_an_error_that_names_those_there_are() -> None:
@@ -478,7 +540,9 @@ class Tally:
 
 
 def test_each_plugin_has_a_slice_of_its_own() -> None:
-    result = engine(Tally(1.0, "one"), Tally(10.0, "ten"), steps=3).fit(Counting(), numbers([1], [2], [3]))
+    result = engine(Tally(1.0, "one"), Tally(10.0, "ten"), steps=3).fit(
+        Counting(), numbers([1], [2], [3])
+    )
     assert jax.tree.map(float, result.state.plugin_states) == {
         "tally:one": {"total": 6.0},
         "tally:ten": {"total": 60.0},
@@ -488,7 +552,11 @@ def test_each_plugin_has_a_slice_of_its_own() -> None:
 def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
     seen: list[Any] = []
     looks = plugin(
-        "looks", after_update=lambda self, module, plugin_state: (seen.append(plugin_state), (module, plugin_state))[1]
+        "looks",
+        after_update=lambda self, module, plugin_state: (
+            seen.append(plugin_state),
+            (module, plugin_state),
+        )[1],
     )
     assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugin_states == {}
     assert set(seen) == {None}
@@ -509,7 +577,10 @@ def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: st
     changing = plugin(
         "changing",
         init_plugin_state=lambda self: {"total": jnp.zeros(3)},
-        after_update=lambda self, module, plugin_state: (module, {"total": change(plugin_state["total"])}),
+        after_update=lambda self, module, plugin_state: (
+            module,
+            {"total": change(plugin_state["total"])},
+        ),
     )
     with pytest.raises(ModelError, match=f"plugin 'changing'.*after_update.*{expected}"):
         engine(changing, steps=1).fit(Counting(), numbers([0]))
@@ -519,7 +590,8 @@ def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: st
 def test_a_slice_has_arrays_alone(leaf: Any) -> None:
     one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
     with pytest.raises(
-        PluginError, match="plugin 'careless', hook init_plugin_state: average is .*; a slice has arrays"
+        PluginError,
+        match="plugin 'careless', hook init_plugin_state: average is .*; a slice has arrays",
     ):
         engine(one, steps=1).fit(Counting(), numbers([0]))
 
@@ -527,17 +599,26 @@ def test_a_slice_has_arrays_alone(leaf: Any) -> None:
 def test_a_module_keeps_its_shapes_too() -> None:
     changing = plugin(
         "changing",
-        after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x[None], module), plugin_state),
+        after_update=lambda self, module, plugin_state: (
+            jax.tree.map(lambda x: x[None], module),
+            plugin_state,
+        ),
     )
-    with pytest.raises(ModelError, match=r"plugin 'changing'.*after_update.*weight from float32\[\] to float32\[1\]"):
+    with pytest.raises(
+        ModelError,
+        match=r"plugin 'changing'.*after_update.*weight from float32\[\] to float32\[1\]",
+    ):
         engine(changing, steps=1).fit(Counting(), numbers([0]))
 
 
 def test_after_update_returns_a_pair() -> None:
     with pytest.raises(
-        ModelError, match=r"plugin 'single'.*after_update: return \(module, plugin_state\), not Counting"
+        ModelError,
+        match=r"plugin 'single'.*after_update: return \(module, plugin_state\), not Counting",
     ):
-        engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(Counting(), numbers([0]))
+        engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(
+            Counting(), numbers([0])
+        )
 
 
 @dataclass(frozen=True)
@@ -580,10 +661,14 @@ def test_adding_a_plugin_changes_no_other_random_number() -> None:
         assert_same_bits(trained(result.state), trained(alone.state))
         assert result.history["train/loss"].tobytes() == alone.history["train/loss"].tobytes()
     assert_same_bits(one.state.plugin_states["noise:a"], two.state.plugin_states["noise:a"])
-    assert one.history["train/noise:a/drawn"].tobytes() == two.history["train/noise:a/drawn"].tobytes()
+    assert (
+        one.history["train/noise:a/drawn"].tobytes() == two.history["train/noise:a/drawn"].tobytes()
+    )
     drawn = [*two.history["train/noise:a/drawn"], *two.history["train/noise:b/drawn"]]
     assert len(set(drawn)) == 8
-    assert not np.array_equal(two.state.plugin_states["noise:a"], two.state.plugin_states["noise:b"])
+    assert not np.array_equal(
+        two.state.plugin_states["noise:a"], two.state.plugin_states["noise:b"]
+    )
 
 
 def test_the_key_of_a_slice_is_the_plugins_own() -> None:
@@ -596,13 +681,22 @@ def test_the_key_of_a_slice_is_the_plugins_own() -> None:
 
 
 def test_traced_hooks_do_the_same_in_fused_steps() -> None:
-    plugins = [Noise("a"), Averaging(), plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)})]
+    plugins = [
+        Noise("a"),
+        Averaging(),
+        plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)}),
+    ]
     single, fused, split = (
-        engine(*plugins, *others, steps=19, steps_per_execution=fuse, log_every=6).fit(Blurred, regression(80, 4))
+        engine(*plugins, *others, steps=19, steps_per_execution=fuse, log_every=6).fit(
+            Blurred, regression(80, 4)
+        )
         for fuse, others in ((1, []), (8, []), (8, [Act(fg.Every(5), lambda run: None)]))
     )
     assert_same_bits(fused.state, split.state)
-    assert_close((trained(single.state), single.state.plugin_states), (trained(fused.state), fused.state.plugin_states))
+    assert_close(
+        (trained(single.state), single.state.plugin_states),
+        (trained(fused.state), fused.state.plugin_states),
+    )
     for name in single.history:
         np.testing.assert_allclose(single.history[name], fused.history[name], rtol=1e-5)
 
@@ -614,7 +708,11 @@ class Seeing(Counting):
     """Logs the batch that the step gets."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return super().training_step(batch, ctx).replace(metrics={"seen": jnp.mean(batch)}, preds=batch)
+        return (
+            super()
+            .training_step(batch, ctx)
+            .replace(metrics={"seen": jnp.mean(batch)}, preds=batch)
+        )
 
 
 def test_transform_batch_is_folded_in_training_alone() -> None:
@@ -628,8 +726,12 @@ def test_transform_batch_is_folded_in_training_alone() -> None:
 
 
 def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
-    with pytest.raises(PluginError, match="plugin 'careless', hook transform_batch: return the batch, not None"):
-        engine(plugin("careless", transform_batch=lambda self, batch: None), steps=1).fit(Counting(), numbers([0]))
+    with pytest.raises(
+        PluginError, match="plugin 'careless', hook transform_batch: return the batch, not None"
+    ):
+        engine(plugin("careless", transform_batch=lambda self, batch: None), steps=1).fit(
+            Counting(), numbers([0])
+        )
 
 
 @pytest.mark.parametrize("fuse", [1, 3])
@@ -662,17 +764,27 @@ def test_traced_hooks_see_the_slice_of_their_own_before_the_step(fuse: int) -> N
         counting("high", 10),
         plugin("none", loss_terms=lambda self, ctx: {"no": float(ctx.plugin_state is None)}),
     ]
-    engine = fg.Engine(plugins=plugins, steps=3, log_every=1, steps_per_execution=fuse, autoload=False)
+    engine = fg.Engine(
+        plugins=plugins, steps=3, log_every=1, steps_per_execution=fuse, autoload=False
+    )
     result = engine.fit(Fed, numbers([0.0]))
-    assert result.history["train/low"].tolist() == result.history["train/low/own"].tolist() == [0, 1, 2]
-    assert result.history["train/high"].tolist() == [10, 11, 12] and result.history["train/no"].tolist() == [1, 1, 1]
+    assert (
+        result.history["train/low"].tolist()
+        == result.history["train/low/own"].tolist()
+        == [0, 1, 2]
+    )
+    assert result.history["train/high"].tolist() == [10, 11, 12] and result.history[
+        "train/no"
+    ].tolist() == [1, 1, 1]
     assert result.history["train/batch"].tolist() == [10, 12, 14]
     assert engine.evaluate(result, numbers([0.0]))["no"] == 1
 
 
 def test_loss_terms_are_part_of_the_loss() -> None:
     decay = plugin("decay", loss_terms=lambda self, module: {"l2": 0.5 * jnp.sum(module.weight**2)})
-    pull = plugin("pull", loss_terms=lambda self, module, output: {"pull": module.weight[0] + 0 * output.loss})
+    pull = plugin(
+        "pull", loss_terms=lambda self, module, output: {"pull": module.weight[0] + 0 * output.loss}
+    )
     settings = engine(decay, pull, steps=6, log_every=1)
     result = settings.fit(Linear(), regression(24, 8))
     weight, losses, terms = np.zeros(3), [], []
@@ -686,7 +798,9 @@ def test_loss_terms_are_part_of_the_loss() -> None:
     np.testing.assert_allclose(result.history["train/l2"], terms, rtol=1e-5)
     evaluated = settings.evaluate(result, regression(24, 8))
     assert evaluated["l2"] == pytest.approx(0.5 * weight @ weight, rel=1e-5)
-    assert evaluated["loss"] == pytest.approx(evaluated["error"] + evaluated["l2"] + evaluated["pull"], rel=1e-5)
+    assert evaluated["loss"] == pytest.approx(
+        evaluated["error"] + evaluated["l2"] + evaluated["pull"], rel=1e-5
+    )
 
 
 def test_a_loss_term_may_be_a_python_number() -> None:
@@ -699,20 +813,32 @@ def test_a_loss_term_may_be_a_python_number() -> None:
 def test_after_update_is_folded_over_the_module() -> None:
     """Each step: minus 1, plus 0.5, times 2."""
     shift = plugin(
-        "shift", after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x + 0.5, module), plugin_state)
+        "shift",
+        after_update=lambda self, module, plugin_state: (
+            jax.tree.map(lambda x: x + 0.5, module),
+            plugin_state,
+        ),
     )
     double = plugin(
-        "double", after_update=lambda self, module, plugin_state: (jax.tree.map(lambda x: x * 2, module), plugin_state)
+        "double",
+        after_update=lambda self, module, plugin_state: (
+            jax.tree.map(lambda x: x * 2, module),
+            plugin_state,
+        ),
     )
     assert float(engine(shift, double, steps=3).fit(Counting(), numbers([0])).module.weight) == -7
-    assert float(engine(double, shift, steps=3).fit(Counting(), numbers([0])).module.weight) == -10.5
+    assert (
+        float(engine(double, shift, steps=3).fit(Counting(), numbers([0])).module.weight) == -10.5
+    )
 
 
 def test_step_metrics_stand_under_the_plugins_name() -> None:
     """The gradient is 1 before the plugins, 3 as the optimizer gets it, and the learning rate 1."""
     scale = plugin("scale", gradient_transform=lambda self: optax.scale(3.0))
 
-    def step_metrics(self: Any, output: fg.Output, grads: Any, updates: Any, ctx: fg.Context) -> dict[str, Any]:
+    def step_metrics(
+        self: Any, output: fg.Output, grads: Any, updates: Any, ctx: fg.Context
+    ) -> dict[str, Any]:
         return {
             "gradient": grads.weight,
             "update": fg.metrics.Min.from_values(updates.weight),
@@ -755,14 +881,22 @@ class Worded(Share):
 def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it() -> None:
     def fit(metric: Any) -> fg.FitResult:
         shares = plugin("shares", step_metrics=lambda self: {"hits": metric})
-        return fg.Engine(plugins=[shares], steps=3, log_every=3, autoload=False).fit(Counting(), numbers([0]))
+        return fg.Engine(plugins=[shares], steps=3, log_every=3, autoload=False).fit(
+            Counting(), numbers([0])
+        )
 
     assert fit(Share(jnp.float32(1), 4)).metrics["train"]["shares/hits"] == 0.25
-    with pytest.raises(ModelError, match="metric 'shares/hits' became .* when merged: it must stay Lost as it was"):
+    with pytest.raises(
+        ModelError, match="metric 'shares/hits' became .* when merged: it must stay Lost as it was"
+    ):
         fit(Lost(jnp.float32(1), 4))
-    with pytest.raises(ModelError, match="metric 'shares/hits' computed 'many': compute gives a number"):
+    with pytest.raises(
+        ModelError, match="metric 'shares/hits' computed 'many': compute gives a number"
+    ):
         fit(Worded(jnp.float32(1), 4))
-    with pytest.raises(ModelError, match="metric 'shares/hits' holds 'four': the fields of a metric are arrays"):
+    with pytest.raises(
+        ModelError, match="metric 'shares/hits' holds 'four': the fields of a metric are arrays"
+    ):
         fit(Share(jnp.float32(1), "four"))
 
 
@@ -806,7 +940,10 @@ def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:
 def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
     told: list[Any] = []
     listener = plugin(
-        "told", on_epoch_end=lambda self, run, epoch: told.append((epoch, run.step, run.step_range.epoch_ends))
+        "told",
+        on_epoch_end=lambda self, run, epoch: told.append(
+            (epoch, run.step, run.step_range.epoch_ends)
+        ),
     )
     engine(listener, steps=8, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
     assert told == [(0, 3, (3,)), (1, 6, (3, 6))]

@@ -14,9 +14,31 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fulgurite"
-PLUGINS = [path.parent for kind in ("plugins", "contrib") for path in sorted(ROOT.glob(f"{kind}/*/src/*/__init__.py"))]
-CORE_MAY_IMPORT = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"} | sys.stdlib_module_names
-HEAVY = ["grain", "matplotlib", "orbax", "rich", "sklearn", "tensorboard", "tensorflow", "torch", "wandb"]
+PLUGINS = [
+    path.parent
+    for kind in ("plugins", "contrib")
+    for path in sorted(ROOT.glob(f"{kind}/*/src/*/__init__.py"))
+]
+CORE_MAY_IMPORT = {
+    "equinox",
+    "fulgurite",
+    "jax",
+    "jaxtyping",
+    "numpy",
+    "optax",
+    "pluggy",
+} | sys.stdlib_module_names
+HEAVY = [
+    "grain",
+    "matplotlib",
+    "orbax",
+    "rich",
+    "sklearn",
+    "tensorboard",
+    "tensorflow",
+    "torch",
+    "wandb",
+]
 
 
 def test_the_core_imports_only_its_dependencies():
@@ -45,7 +67,10 @@ def test_a_plugin_depends_on_what_it_imports(plugin: Path):
     extras = project.get("optional-dependencies", {}).values()
     required = [*project["dependencies"], *(one for extra in extras for one in extra)]
     declared = {canonicalize_name(Requirement(one).name) for one in required}
-    brought = {package: {*map(canonicalize_name, found)} for package, found in packages_distributions().items()}
+    brought = {
+        package: {*map(canonicalize_name, found)}
+        for package, found in packages_distributions().items()
+    }
     strangers = {
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path, line, name in imports_under(plugin)
@@ -56,7 +81,9 @@ def test_a_plugin_depends_on_what_it_imports(plugin: Path):
 
 def test_importing_the_core_imports_nothing_heavy():
     program = "import sys, fulgurite; print(*{name.partition('.')[0] for name in sys.modules})"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert "fulgurite" in run.stdout.split()
     assert not set(run.stdout.split()) & set(HEAVY)
 
@@ -90,7 +117,9 @@ def imports_under(folder: Path) -> Iterator[tuple[Path, int, str]]:
 
 
 def test_any_module_may_be_imported_first():
-    names = [f"fulgurite.{path.stem}" for path in sorted(CORE.glob("*.py")) if path.stem != "__init__"]
+    names = [
+        f"fulgurite.{path.stem}" for path in sorted(CORE.glob("*.py")) if path.stem != "__init__"
+    ]
     program = "\n".join(
         [
             "import importlib, sys, jax, optax, equinox",

@@ -68,7 +68,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_all_tells_hooks_slots_state_and_errors(demo: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_tells_hooks_slots_state_and_errors(
+    demo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, rows = told(capsys, "--all")
     by_name = {row["name"]: row for row in rows}
     assert code == 1
@@ -78,7 +80,12 @@ def test_all_tells_hooks_slots_state_and_errors(demo: None, capsys: pytest.Captu
         "autoload": False,
         "active": None,
         "object": "demo_listed:Demo",
-        "hooks": {"on_extra": "event", "get_host_state": "persistence", "mesh": "build", "init_plugin_state": "build"},
+        "hooks": {
+            "on_extra": "event",
+            "get_host_state": "persistence",
+            "mesh": "build",
+            "init_plugin_state": "build",
+        },
         "slots": ["mesh"],
         "state": ["device", "host"],
         "error": None,
@@ -99,7 +106,10 @@ def test_a_name_tells_the_configuration(demo: None, capsys: pytest.CaptureFixtur
         {"name": "required", "type": "bool", "default": "False", "doc": "whether it must work."},
     ]
     assert main(["plugins", "demo"]) == 0
-    assert "  often: int\n      how often, in steps.\n  names: list[str] = ['a']\n" in capsys.readouterr().out
+    assert (
+        "  often: int\n      how often, in steps.\n  names: list[str] = ['a']\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_function_that_makes_a_plugin_is_told_as_well(
@@ -107,7 +117,8 @@ def test_a_function_that_makes_a_plugin_is_told_as_well(
 ) -> None:
     points = tmp_path / "demo_dist-1.5.dist-info" / "entry_points.txt"
     points.write_text(
-        points.read_text() + "made = demo_listed:made\nodd = demo_listed:Odd\nvalue = demo_listed:value\n"
+        points.read_text()
+        + "made = demo_listed:made\nodd = demo_listed:Odd\nvalue = demo_listed:value\n"
     )
     more = "def made(often: int = 3):\n    'Makes one.'\nclass Odd:\n    hookspecs = 3\nvalue = 3\n"
     (tmp_path / "demo_listed.py").write_text(PLUGIN + more)
@@ -115,10 +126,14 @@ def test_a_function_that_makes_a_plugin_is_told_as_well(
     assert (code, told_of["doc"], told_of["fields"][0]["default"]) == (0, "Makes one.", "3")
     rows = {row["name"]: row for row in told(capsys, "--all")[1]}
     assert (rows["made"]["hooks"], rows["odd"]["hooks"]) == ({}, {})
-    assert "an entry point names a class, or a function that makes a plugin" in rows["value"]["error"]
+    assert (
+        "an entry point names a class, or a function that makes a plugin" in rows["value"]["error"]
+    )
 
 
-def test_a_name_that_cannot_be_imported_or_is_not_there(demo: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_cannot_be_imported_or_is_not_there(
+    demo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plugins", "broken"]) == 1
     assert "error: plugin 'broken' (demo-dist 1.5)" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:

@@ -39,7 +39,9 @@ def holder(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", HOLD, str(tmp_path), *arguments]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         started.append(process)
         assert process.stdout is not None
         worker = int(process.stdout.readline())
@@ -56,7 +58,14 @@ def holder(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def foreign(path: Path, age: float, **changes: Any) -> Path:
     """A lock file of an owner on another machine, whose last heartbeat is `age` seconds old."""
-    owner = {"host": "elsewhere", "boot": "b", "pid": 1, "started": 0.0, "attempt": 4, "ended": False} | changes
+    owner = {
+        "host": "elsewhere",
+        "boot": "b",
+        "pid": 1,
+        "started": 0.0,
+        "attempt": 4,
+        "ended": False,
+    } | changes
     (path / "lock").write_text(json.dumps(owner))
     then = time.time() - age
     os.utime(path / "lock", (then, then))
@@ -73,9 +82,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- one machine ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_use_by_another_process_is_an_error_that_names_it(tmp_path: Path, holder: Callable[..., Any]):
+def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
+    tmp_path: Path, holder: Callable[..., Any]
+):
     process = holder()
-    with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"):
+    with pytest.raises(
+        CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"
+    ):
         with fg.RunDirectory(tmp_path).lock():
             pass
     found = fg.RunDirectory(tmp_path).owner  # readers need no lock
@@ -83,7 +96,9 @@ def test_a_run_in_use_by_another_process_is_an_error_that_names_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("arguments", [(), ("with a worker",)])
-def test_the_run_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: Callable[..., Any], arguments: Any):
+def test_the_run_of_a_killed_process_is_free_at_once(
+    tmp_path: Path, holder: Callable[..., Any], arguments: Any
+):
     """Also where a process that it had forked lives on."""
     process = holder(*arguments)
     process.kill()
@@ -112,7 +127,9 @@ def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
         fg.Engine(steps=3, run_dir=tmp_path, plugins=[Act(fg.At(2), within)], autoload=False).fit(
             Counting, numbers([0])
         )
-    fg.Engine(steps=3, run_dir=tmp_path, autoload=False).fit(Counting, numbers([0]))  # the lock went with the fit
+    fg.Engine(steps=3, run_dir=tmp_path, autoload=False).fit(
+        Counting, numbers([0])
+    )  # the lock went with the fit
 
 
 def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
@@ -124,15 +141,21 @@ def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
 
 
 def test_a_dev_run_takes_no_lock(tmp_path: Path):
-    fg.Engine(steps=3, run_dir=tmp_path / "run", fast_dev_run=1, autoload=False).fit(Counting, numbers([0]))
+    fg.Engine(steps=3, run_dir=tmp_path / "run", fast_dev_run=1, autoload=False).fit(
+        Counting, numbers([0])
+    )
     assert not (tmp_path / "run").exists()
 
 
 # --- other machines ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"host": platform.node()}], ids=["other host", "other boot"])
-def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(tmp_path: Path, changes: dict[str, str]):
+@pytest.mark.parametrize(
+    "changes", [{}, {"host": platform.node()}], ids=["other host", "other boot"]
+)
+def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(
+    tmp_path: Path, changes: dict[str, str]
+):
     path = foreign(tmp_path, 61.0, **changes)
     with fg.RunDirectory(tmp_path).lock():
         found = owner_of(path)
@@ -148,7 +171,9 @@ def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
 @pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "of before a clock was put back"])
 def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
     foreign(tmp_path, age)
-    with pytest.warns(UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"):
+    with pytest.warns(
+        UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"
+    ):
         with fg.RunDirectory(tmp_path).lock():
             pass
 
@@ -163,14 +188,19 @@ def test_an_owner_elsewhere_that_shows_life_keeps_the_run(tmp_path: Path, quick:
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        with pytest.warns(UserWarning, match="waiting"), pytest.raises(CheckpointError, match="in use by attempt 4"):
+        with (
+            pytest.warns(UserWarning, match="waiting"),
+            pytest.raises(CheckpointError, match="in use by attempt 4"),
+        ):
             Lock(path, 5)
     finally:
         over.set()
         thread.join()
 
 
-def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(tmp_path: Path, holder: Callable[..., Any]):
+def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
+    tmp_path: Path, holder: Callable[..., Any]
+):
     """Its file is left to it: the process that holds it finds another one in its place."""
     holder()
     kept = (tmp_path / "lock").stat().st_ino
@@ -194,9 +224,12 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
 
     take = Act(fg.At(3), lambda run: foreign(tmp_path, 0.0, attempt=2) and None)
     with pytest.raises(
-        CheckpointError, match=r"taken over by attempt 2, process 1 on elsewhere: this process had shown"
+        CheckpointError,
+        match=r"taken over by attempt 2, process 1 on elsewhere: this process had shown",
     ):
-        fg.Engine(steps=5, run_dir=tmp_path, plugins=[Saving(), take], autoload=False).fit(Counting, numbers([0]))
+        fg.Engine(steps=5, run_dir=tmp_path, plugins=[Saving(), take], autoload=False).fit(
+            Counting, numbers([0])
+        )
     assert saved == [1, 2]
     assert not fg.RunDirectory(tmp_path).complete
     found = owner_of(tmp_path / "lock")
@@ -214,7 +247,9 @@ def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
             run.assert_locked(within=0.0)
 
 
-def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As by a process that another one took for dead, and that goes on as if nothing had been."""
     written: list[int] = []
 
@@ -236,11 +271,22 @@ def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(tmp_path: Path, m
     def take(run: fg.Run) -> None:
         numbers_sink.flush_logger(run.step).result()  # what came before is written
         foreign(tmp_path, 0.0, attempt=2)
-        monkeypatch.setattr(time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60)
+        monkeypatch.setattr(
+            time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60
+        )
 
     numbers_sink = Numbers()
-    one = fg.Engine(steps=6, log_every=1, run_dir=tmp_path, plugins=[numbers_sink, Act(fg.At(3), take)], autoload=False)
-    with pytest.warns(UserWarning, match="taken over"), pytest.raises(CheckpointError, match="taken over"):
+    one = fg.Engine(
+        steps=6,
+        log_every=1,
+        run_dir=tmp_path,
+        plugins=[numbers_sink, Act(fg.At(3), take)],
+        autoload=False,
+    )
+    with (
+        pytest.warns(UserWarning, match="taken over"),
+        pytest.raises(CheckpointError, match="taken over"),
+    ):
         one.fit(Counting, numbers([0]))
     assert sorted(set(written)) == [1, 2, 3]
 
@@ -268,7 +314,15 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{}", "[1]", "null", "x" * 5000, "[" * 900, '{"host": 1, "boot": 2, "pid": "x", "started": 0, "attempt": 1}'],
+    [
+        "",
+        "{}",
+        "[1]",
+        "null",
+        "x" * 5000,
+        "[" * 900,
+        '{"host": 1, "boot": 2, "pid": "x", "started": 0, "attempt": 1}',
+    ],
 )
 def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, content: str):
     (tmp_path / "lock").write_text(content)

@@ -100,7 +100,9 @@ def test_single_steps_give_the_same_bits(trained: fg.FitResult) -> None:
 
 
 def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.FitResult) -> None:
-    fused = fg.Engine(steps=STEPS, steps_per_execution=4, log_every=3).fit(Deep(key=jax.random.key(0)), data())
+    fused = fg.Engine(steps=STEPS, steps_per_execution=4, log_every=3).fit(
+        Deep(key=jax.random.key(0)), data()
+    )
     assert_close(fused.module, trained.module, 1e-4)
 
 
@@ -129,8 +131,20 @@ def test_a_state_that_a_plugin_kept_is_consumed_by_the_next_step() -> None:
 
 
 def test_numbers_of_every_kind_keep_their_bits() -> None:
-    numbers = [np.float32("nan"), np.float32(-0.0), np.float32(1e-40), np.float32("-inf"), jnp.bfloat16(3.14)]
-    numbers += [np.float16(0.1), np.complex64(1 - 2j), np.int32(-7), np.uint32(2**32 - 1), np.bool_(True)]
+    numbers = [
+        np.float32("nan"),
+        np.float32(-0.0),
+        np.float32(1e-40),
+        np.float32("-inf"),
+        jnp.bfloat16(3.14),
+    ]
+    numbers += [
+        np.float16(0.1),
+        np.complex64(1 - 2j),
+        np.int32(-7),
+        np.uint32(2**32 - 1),
+        np.bool_(True),
+    ]
     numbers += [np.int8(-3), np.uint8(200), np.int16(-300), np.uint16(60_000)]
 
     class Mixed(Deep):
@@ -143,5 +157,9 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.masked(optax.sgd(0.1), jax.tree.map(lambda leaf: leaf.ndim > 0, self))
 
-    kept = fg.Engine(steps=2, on_nonfinite="ignore").fit(Mixed(key=jax.random.key(0)), data()).module.kept
+    kept = (
+        fg.Engine(steps=2, on_nonfinite="ignore")
+        .fit(Mixed(key=jax.random.key(0)), data())
+        .module.kept
+    )
     assert_same_bits(kept, [jnp.asarray(number) for number in numbers])

@@ -38,7 +38,9 @@ class Showing(Linear):
             return fg.media.Histogram.from_values({"weight": self.weight}, bins=4)
 
         output = super().training_step(batch, ctx)
-        return output.replace(media={"weight": histogram, "x": fg.media.Images.from_pixels(batch["x"]), "note": NOTE})
+        return output.replace(
+            media={"weight": histogram, "x": fg.media.Images.from_pixels(batch["x"]), "note": NOTE}
+        )
 
 
 MADE: list[Any] = []
@@ -50,7 +52,9 @@ NOTE = fg.media.Text("a note")
 def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
     MADE.clear()
     show, batches = Show(5), list(regression(40, 4))
-    engine = fg.Engine(steps=10, plugins=[show], autoload=False, steps_per_execution=fuse, log_every=2)
+    engine = fg.Engine(
+        steps=10, plugins=[show], autoload=False, steps_per_execution=fuse, log_every=2
+    )
     result = engine.fit(Showing, fg.DataSource(batches))
     jax.effects_barrier()
     assert sorted(int(step) for step in MADE) == [4, 9]
@@ -60,7 +64,9 @@ def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
     ]
     for step, record in zip((5, 10), show.records, strict=True):
         weight = np.asarray(
-            fg.Engine(steps=step - 1, autoload=False).fit(Showing, fg.DataSource(batches)).module.weight
+            fg.Engine(steps=step - 1, autoload=False)
+            .fit(Showing, fg.DataSource(batches))
+            .module.weight
         )
         counts, edges = np.histogram(weight, 4)
         assert isinstance(record.values["weight"].counts, np.ndarray)
@@ -83,7 +89,10 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [*super().register_actions(), fg.ScheduledAction("evaluate", fg.At(2), self.evaluate, "evaluate")]
+            return [
+                *super().register_actions(),
+                fg.ScheduledAction("evaluate", fg.At(2), self.evaluate, "evaluate"),
+            ]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -92,7 +101,10 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Showing, regression(40, 4))
     jax.effects_barrier()
     assert len(MADE) == 2  # of the three batches of the evaluation one, and one step
-    assert [(one.source, one.step, one.stream) for one in show.records] == [("test", 2, "exact"), ("train", 4, "exact")]
+    assert [(one.source, one.step, one.stream) for one in show.records] == [
+        ("test", 2, "exact"),
+        ("train", 4, "exact"),
+    ]
     pixels = np.round(255 * np.clip(next(iter(regression(12, 4)))["x"], 0, 1)).astype(np.uint8)
     np.testing.assert_array_equal(show.records[0].values["x"].pixels, pixels[None, :, :, None])
     assert set(result.metrics["test"]) == {"loss", "error"}
@@ -111,7 +123,10 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [*super().register_actions(), fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate")]
+            return [
+                *super().register_actions(),
+                fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate"),
+            ]
 
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
@@ -119,17 +134,28 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
     show = Evaluating(fg.At(4))
     result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Linear, regression(40, 4))
     assert result.metrics["test"] == {"a": 1.5}
-    assert [(one.source, one.step) for one in show.records] == [("test", 2), ("test", 4)]  # of training there are none
+    assert [(one.source, one.step) for one in show.records] == [
+        ("test", 2),
+        ("test", 4),
+    ]  # of training there are none
     values = show.records[0].values
-    assert values["enc/later"] == NOTE and values["enc/picture"].pixels.tolist() == [[[255]] * 3] * 2
+    assert (
+        values["enc/later"] == NOTE and values["enc/picture"].pixels.tolist() == [[[255]] * 3] * 2
+    )
     with pytest.raises(PluginError, match="metric 'a' of evaluator 'test' is str"):
-        fg.Engine(steps=4, plugins=[Evaluating(4, extra="a")], autoload=False).fit(Linear, regression(40, 4))
+        fg.Engine(steps=4, plugins=[Evaluating(4, extra="a")], autoload=False).fit(
+            Linear, regression(40, 4)
+        )
 
 
 def test_a_metric_of_an_evaluation_that_is_no_number_is_named():
     engine = fg.Engine(steps=2, autoload=False)
     with pytest.raises(ModelError, match="metric 'note' is Text"):
-        engine.evaluate(engine.fit(Linear, regression(40, 4)), regression(8, 4), metrics={"note": lambda p, b: NOTE})
+        engine.evaluate(
+            engine.fit(Linear, regression(40, 4)),
+            regression(8, 4),
+            metrics={"note": lambda p, b: NOTE},
+        )
 
 
 def test_without_a_plugin_that_shows_them_media_are_not_made():
@@ -142,13 +168,17 @@ def test_without_a_plugin_that_shows_them_media_are_not_made():
 
 def test_media_do_not_change_the_training():
     batches = regression(40, 4)
-    shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(Showing, fg.DataSource(batches))
+    shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(
+        Showing, fg.DataSource(batches)
+    )
     plain = fg.Engine(steps=10, autoload=False).fit(Linear, fg.DataSource(batches))
     np.testing.assert_array_equal(shown.module.weight, plain.module.weight)
 
 
 def test_a_histogram_leaves_out_what_is_not_finite():
-    histogram = fg.media.Histogram.from_values([jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2)
+    histogram = fg.media.Histogram.from_values(
+        [jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2
+    )
     assert histogram.counts.tolist() == [2, 2] and histogram.edges.tolist() == [0, 2, 4]
     tree = {"a": np.array([0, 1]), "f": jnp.tanh, "key": jax.random.key(0), "n": 7}
     assert fg.media.Histogram.from_values(tree, bins=2).counts.tolist() == [1, 1]
@@ -158,7 +188,9 @@ def test_a_histogram_leaves_out_what_is_not_finite():
     assert empty.counts.tolist() == [0, 0] and np.isfinite(empty.edges).all()
 
 
-@pytest.mark.parametrize("shape, expected", [((2, 3), (1, 2, 3, 1)), ((2, 3, 4), (1, 2, 3, 4)), ((5, 2, 3, 3),) * 2])
+@pytest.mark.parametrize(
+    "shape, expected", [((2, 3), (1, 2, 3, 1)), ((2, 3, 4), (1, 2, 3, 4)), ((5, 2, 3, 3),) * 2]
+)
 def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
     pixels = fg.media.Images.from_pixels(jnp.full(shape, 2.0)).pixels
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
@@ -174,7 +206,9 @@ def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fu
             return super().training_step(batch, ctx).replace(media={"figure": figure})
 
     show, batches = Show(2), list(regression(40, 4))
-    fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=fuse).fit(Drawing, fg.DataSource(batches))
+    fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=fuse).fit(
+        Drawing, fg.DataSource(batches)
+    )
     drawn = [one.values["figure"].draw(one.values["figure"].values) for one in show.records]
     assert drawn == [batches[step - 1]["x"][0].tolist() for step in (2, 4)]
 
@@ -196,7 +230,12 @@ def test_what_is_no_picture_or_no_medium_is_named():
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(media={"x": GIVEN[-1]})
 
-    for given, kind in ((lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"), ({"y": NOTE}, "dict")):
+    for given, kind in (
+        (lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"),
+        ({"y": NOTE}, "dict"),
+    ):
         GIVEN.append(given)
         with pytest.raises(ModelError, match=f"media 'x' is ({kind}); give fg.media"):
-            fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(Wrong, fg.DataSource(regression(20, 4)))
+            fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(
+                Wrong, fg.DataSource(regression(20, 4))
+            )

@@ -13,12 +13,12 @@ from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import (
     Accuracy,
     CollectingMetric,
+    ExponentialMovingAverage,
     LastValue,
     Max,
     Mean,
     Metric,
     Min,
-    ExponentialMovingAverage,
     RunningMetric,
     Std,
     Sum,
@@ -55,7 +55,12 @@ def some_metrics() -> list[Metric]:
         for given in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
     ]
     accuracy = Accuracy.from_logits(jnp.eye(3), jnp.array([0, 1, 0]))
-    return [*made, accuracy, Mean.from_values(values, weight=values), F1(Sum.from_values(values), Sum.from_values(1))]
+    return [
+        *made,
+        accuracy,
+        Mean.from_values(values, weight=values),
+        F1(Sum.from_values(values), Sum.from_values(1)),
+    ]
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
@@ -72,9 +77,16 @@ def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
 def test_merging_keeps_structure_shapes_and_dtypes(metric: Metric):
     leaves = jax.tree.leaves(metric)
-    assert all(isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype == jnp.float32 for leaf in leaves)
-    assert not any(leaf.weak_type for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric))))
-    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, merged: merged.merge(one), one.empty()))
+    assert all(
+        isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype == jnp.float32
+        for leaf in leaves
+    )
+    assert not any(
+        leaf.weak_type for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric)))
+    )
+    loop = jax.jit(
+        lambda one: jax.lax.fori_loop(0, 3, lambda _, merged: merged.merge(one), one.empty())
+    )
     assert jax.tree.structure(loop(metric)) == jax.tree.structure(metric)
     assert bits(loop(metric)) == bits(reduce(lambda a, b: a.merge(b), [metric, metric, metric]))
 
@@ -86,12 +98,16 @@ def test_numpy_fields_are_computed_on_the_host_with_the_same_value(metric: Metri
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(on_host))
     for compute in (lambda m: m.compute(), jax.jit(lambda m: m.compute())):
         jax.tree.map(
-            lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1), compute(metric), on_host
+            lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1),
+            compute(metric),
+            on_host,
         )
 
 
 def test_a_metric_of_metrics_is_merged_field_by_field():
-    merged = F1(Sum.from_values(1), Sum.from_values(2)).merge(F1(Sum.from_values(10), Sum.from_values(20)))
+    merged = F1(Sum.from_values(1), Sum.from_values(2)).merge(
+        F1(Sum.from_values(10), Sum.from_values(20))
+    )
     assert merged.compute() == {"hits": 11, "misses": 22}
 
 
@@ -113,9 +129,14 @@ def test_values_worked_out_by_hand():
 def test_the_mean_is_weighted():
     weights = [1, 3]
     assert Mean.from_values(jnp.array([2.0, 4.0]), weight=jnp.array(weights)).compute() == 3.5
-    assert Mean.from_values(jnp.array([[2.0, 2.0], [4.0, 4.0]]), weight=jnp.array(weights)).compute() == 3.5
     assert (
-        Mean.from_values(jnp.array([2.0, 4.0, 9.0]), jnp.array([True, True, False]), jnp.array([1, 3, 5])).compute()
+        Mean.from_values(jnp.array([[2.0, 2.0], [4.0, 4.0]]), weight=jnp.array(weights)).compute()
+        == 3.5
+    )
+    assert (
+        Mean.from_values(
+            jnp.array([2.0, 4.0, 9.0]), jnp.array([True, True, False]), jnp.array([1, 3, 5])
+        ).compute()
         == 3.5
     )
     merged = Mean.from_values(jnp.float32(2), weight=jnp.int32(4)).merge(
@@ -157,14 +178,25 @@ def test_of_nothing():
     assert math.isnan(Mean.from_values(jnp.ones(2), masked).compute())
     assert math.isnan(Accuracy.from_logits(jnp.ones((2, 3)), jnp.zeros(2, int), masked).compute())
     for kind in OF_VALUES:
-        nothing, some = kind.from_values(jnp.array([NAN, 1.0]), masked), kind.from_values(jnp.array([1.0, 2.0]))
-        assert bits(nothing.merge(some).compute()) == bits(some.merge(nothing).compute()) == bits(some.compute()), kind
+        nothing, some = (
+            kind.from_values(jnp.array([NAN, 1.0]), masked),
+            kind.from_values(jnp.array([1.0, 2.0])),
+        )
+        assert (
+            bits(nothing.merge(some).compute())
+            == bits(some.merge(nothing).compute())
+            == bits(some.compute())
+        ), kind
 
 
 def test_nan_and_infinity_are_not_hidden():
     for kind in OF_VALUES:
         for bad in (NAN, INF):
-            merged = kind.from_values(jnp.array([1.0, bad])).merge(kind.from_values(jnp.ones(2))).compute()
+            merged = (
+                kind.from_values(jnp.array([1.0, bad]))
+                .merge(kind.from_values(jnp.ones(2)))
+                .compute()
+            )
             assert not math.isfinite(merged) or (kind is Min and bad == INF), (kind, bad)
     assert (
         Sum.from_values(INF).merge(Sum.from_values(1)).compute()
@@ -177,9 +209,13 @@ def test_nan_and_infinity_are_not_hidden():
 
 def test_a_mask_that_does_not_fit_is_an_error_that_names_both_shapes():
     for kind in OF_VALUES:
-        with pytest.raises(ConfigurationError, match=r"mask of shape \[2\] for values of shape \[3, 2\]"):
+        with pytest.raises(
+            ConfigurationError, match=r"mask of shape \[2\] for values of shape \[3, 2\]"
+        ):
             kind.from_values(jnp.ones((3, 2)), jnp.array([True, False]))
-    with pytest.raises(ConfigurationError, match=r"weight of shape \[2, 3\] for values of shape \[2\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"weight of shape \[2, 3\] for values of shape \[2\]"
+    ):
         Mean.from_values(jnp.ones(2), weight=jnp.ones((2, 3)))
 
 
@@ -204,7 +240,10 @@ def test_small_values_are_not_lost_beside_large_ones():
         assert reduce(lambda a, b: a.merge(b), order).compute() == np.float32(1.001)
 
 
-@given(st.lists(st.lists(st.floats(-1000, 1000, width=32), max_size=5), min_size=1, max_size=6), st.randoms())
+@given(
+    st.lists(st.lists(st.floats(-1000, 1000, width=32), max_size=5), min_size=1, max_size=6),
+    st.randoms(),
+)
 def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], random: Any):
     every = np.array([value for batch in batches for value in batch], np.float64)
     for kind in (Mean, Sum, Min, Max):
@@ -244,7 +283,9 @@ def test_case_14_accuracy_over_batches_of_different_sizes():
     assert two.compute() == 0.5
     assert four.merge(two).compute() == np.float32(5 / 6)
     padded = Accuracy.from_logits(
-        jnp.repeat(logits, 4, axis=0), jnp.array([1, 0, 1, 1]), jnp.array([True, True, False, False])
+        jnp.repeat(logits, 4, axis=0),
+        jnp.array([1, 0, 1, 1]),
+        jnp.array([True, True, False, False]),
     )
     assert padded.compute() == 0.5
     assert four.merge(padded).compute() == np.float32(5 / 6)
@@ -253,7 +294,10 @@ def test_case_14_accuracy_over_batches_of_different_sizes():
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
     random = np.random.default_rng(0)
-    logits, labels = random.normal(size=(3, 40, 5)).astype(np.float32), random.integers(0, 5, (3, 40))
+    logits, labels = (
+        random.normal(size=(3, 40, 5)).astype(np.float32),
+        random.integers(0, 5, (3, 40)),
+    )
     expected = top_k_accuracy_score(labels.ravel(), logits.reshape(-1, 5), k=top_k, labels=range(5))
     for given_labels in (
         labels,
@@ -268,7 +312,11 @@ def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
 
 def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
     def right(logits: list[float], label: int, top_k: int = 1) -> bool:
-        return bool(Accuracy.from_logits(jnp.array([logits], float), jnp.array([label]), top_k=top_k).compute())
+        return bool(
+            Accuracy.from_logits(
+                jnp.array([logits], float), jnp.array([label]), top_k=top_k
+            ).compute()
+        )
 
     assert [right([1, 1, 1], label) for label in (0, 1, 2)] == [True, False, False]
     assert [right([1, 1, 1], label, 2) for label in (0, 1, 2)] == [True, True, False]
@@ -284,12 +332,16 @@ def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
 def test_accuracy_of_small_integers_and_many_classes():
     labels = jnp.array([0, 200], jnp.uint8)
     assert Accuracy.from_logits(jax.nn.one_hot(labels, 300), labels).compute() == 1
-    assert Accuracy.from_logits(jnp.array([[0.0, 1], [0, 1]]), jnp.array([True, False])).compute() == 0.5
+    assert (
+        Accuracy.from_logits(jnp.array([[0.0, 1], [0, 1]]), jnp.array([True, False])).compute()
+        == 0.5
+    )
 
 
 def test_scores_without_a_class_axis_are_not_taken_for_one_example():
     with pytest.raises(
-        ConfigurationError, match=r"logits \[4\] .* end with an axis of classes, the labels are integers"
+        ConfigurationError,
+        match=r"logits \[4\] .* end with an axis of classes, the labels are integers",
     ):
         Accuracy.from_logits(jnp.ones(4), jnp.array([0, 1, 1, 0]))
 
@@ -298,7 +350,11 @@ def test_scores_without_a_class_axis_are_not_taken_for_one_example():
     ("labels", "top_k", "words"),
     [
         (jnp.zeros((4, 1), int), 1, r"logits \[4, 3\] with labels int32\[4, 1\]"),
-        (jnp.zeros(4), 1, r"labels float32\[4\]; .* labels are integers of shape \[4\], or one-hot of shape \[4, 3\]"),
+        (
+            jnp.zeros(4),
+            1,
+            r"labels float32\[4\]; .* labels are integers of shape \[4\], or one-hot of shape \[4, 3\]",
+        ),
         (jnp.zeros(4, int), 0, "top_k=0 of 3 classes; choose from 1 to 3"),
         (jnp.zeros(4, int), 4, "top_k=4 of 3 classes"),
     ],
@@ -309,11 +365,15 @@ def test_accuracy_of_what_cannot_be_meant(labels: Any, top_k: int, words: str):
 
 
 def test_case_13_the_moving_average_begins_as_a_mean():
-    averages = [ExponentialMovingAverage.from_values(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)]
+    averages = [
+        ExponentialMovingAverage.from_values(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)
+    ]
     values = [averages[0]]
     for new in averages[1:]:
         values.append(values[-1].update(new))
-    np.testing.assert_allclose([one.compute() for one in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6)
+    np.testing.assert_allclose(
+        [one.compute() for one in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6
+    )
     folded = jax.jit(lambda: reduce(lambda a, b: a.update(b), averages, averages[0].empty()))()
     np.testing.assert_allclose(folded.compute(), 0.5625, rtol=1e-6)
 
@@ -332,7 +392,9 @@ def test_running_metrics_start_from_empty(first: RunningMetric):
     assert jax.tree.structure(empty) == jax.tree.structure(first)
     assert bits(empty.update(first)) == bits(first)
     assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, empty, first.update(first))))
-    loop = jax.jit(lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.update(one), one.empty()))
+    loop = jax.jit(
+        lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.update(one), one.empty())
+    )
     assert jax.tree.structure(loop(first)) == jax.tree.structure(first)
     on_host = jax.tree.map(np.asarray, first).compute()
     assert isinstance(on_host, np.ndarray)
@@ -364,7 +426,10 @@ class Kept(CollectingMetric):
 
 
 def test_case_26_gathered_states_are_concatenated():
-    first, second = Kept.from_values(jnp.arange(6.0).reshape(3, 2)), Kept.from_values(jnp.arange(6.0, 12).reshape(3, 2))
+    first, second = (
+        Kept.from_values(jnp.arange(6.0).reshape(3, 2)),
+        Kept.from_values(jnp.arange(6.0, 12).reshape(3, 2)),
+    )
     merged = first.merge(second)
     assert merged.compute().shape == (6, 2)
     assert merged.compute().tolist() == np.arange(12).reshape(6, 2).tolist()
@@ -377,7 +442,10 @@ def test_case_26_gathered_states_are_concatenated():
 def test_gathered_trees_are_merged_leaf_by_leaf():
     @jax.jit
     def step(start: Any) -> Kept:
-        values = {"index": start + jnp.arange(3), "pair": (jnp.ones((3, 2, 2)), jnp.array([True, False, True]))}
+        values = {
+            "index": start + jnp.arange(3),
+            "pair": (jnp.ones((3, 2, 2)), jnp.array([True, False, True])),
+        }
         return Kept.from_values(values, jnp.array([True, True, False]))
 
     merged = step(0).merge(step(10)).compute()
@@ -397,7 +465,9 @@ def test_what_cannot_be_gathered_together_is_an_error():
 
 def test_the_three_kinds_are_told_by_type():
     assert issubclass(Std, Metric) and not issubclass(Std, RunningMetric | CollectingMetric)
-    assert issubclass(LastValue, RunningMetric) and not issubclass(LastValue, Metric | CollectingMetric)
+    assert issubclass(LastValue, RunningMetric) and not issubclass(
+        LastValue, Metric | CollectingMetric
+    )
     assert issubclass(Kept, CollectingMetric) and not issubclass(Kept, Metric | RunningMetric)
     for kind in (Metric, RunningMetric, CollectingMetric):
         assert issubclass(kind, eqx.Module)
@@ -412,7 +482,10 @@ def test_float64_stays_and_all_else_becomes_float32(kind: Any):
             made = kind.from_values(jnp.ones(3, dtype))
             both = made.update(made) if isinstance(made, RunningMetric) else made.merge(made)
             for leaf in jax.tree.leaves((made, both, made.empty())):
-                assert leaf.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32) or leaf.dtype == jnp.int32
+                assert (
+                    leaf.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
+                    or leaf.dtype == jnp.int32
+                )
                 assert not leaf.weak_type
 
 
@@ -452,11 +525,17 @@ class Failing(fg.metrics.Metric):
     ("metric", "error", "message"),
     [
         (lambda: Raw(jnp.ones(2)), ModelError, "Raw holds .*, which is no metric: define merge"),
-        (lambda: Growing(jnp.ones(2)), ModelError, "metric 'mine' became .* when merged: .* of the same shapes"),
+        (
+            lambda: Growing(jnp.ones(2)),
+            ModelError,
+            "metric 'mine' became .* when merged: .* of the same shapes",
+        ),
         (lambda: Failing(fg.metrics.Mean.from_values(1.0)), ZeroDivisionError, "^"),
     ],
 )
-def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(metric: Any, error: Any, message: str) -> None:
+def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(
+    metric: Any, error: Any, message: str
+) -> None:
     class Measuring(fg.Module):
         weight: jax.Array
 
@@ -468,4 +547,6 @@ def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(metric: Any, error: A
 
     with pytest.raises(error, match=message) as caught:
         fg.Engine(steps=2).fit(Measuring(jnp.zeros(())), [np.zeros(1, np.float32)] * 2)
-    assert "metric 'mine'" in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "metric 'mine'" in "\n".join(
+        [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    )

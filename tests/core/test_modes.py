@@ -56,7 +56,9 @@ class Modes(Counting):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         seen = {name: nested(batch).mean() for name, nested in NESTED.items()}
-        return fg.Output(self.weight + batch.mean(), metrics={**seen, "context": jnp.float32(ctx.training)})
+        return fg.Output(
+            self.weight + batch.mean(), metrics={**seen, "context": jnp.float32(ctx.training)}
+        )
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return self.training_step(batch, ctx)
@@ -65,7 +67,9 @@ class Modes(Counting):
 def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() -> None:
     evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([1, 2])), trigger=2)
     engine = fg.Engine(steps=4, log_every=1, plugins=[evaluating])
-    data = numbers([1, 2], [1, 2, 3])  # two shapes, so that the second is traced after the first was used
+    data = numbers(
+        [1, 2], [1, 2, 3]
+    )  # two shapes, so that the second is traced after the first was used
     before = engine.evaluate(made(Modes), numbers([1, 2]))
     result = engine.fit(Modes, data)
     for name in (*NESTED, "context"):
@@ -94,13 +98,21 @@ class Dropping(fg.Module):
     weight: jax.Array
 
     def __init__(self, *, key: Any = None) -> None:
-        self.encoder, self.head, self.weight = eqx.nn.Dropout(0.5), eqx.nn.Dropout(0.5), jnp.zeros(())
+        self.encoder, self.head, self.weight = (
+            eqx.nn.Dropout(0.5),
+            eqx.nn.Dropout(0.5),
+            jnp.zeros(()),
+        )
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         ones, key = jnp.ones(1000), ctx.key()
         with fg.training_mode(False, self.encoder) as encoder:
             frozen, inner = encoder(ones, key=key), fg.is_training()
-        seen = {"encoder": self.encoder(ones, key=key), "frozen": frozen, "head": self.head(ones, key=key)}
+        seen = {
+            "encoder": self.encoder(ones, key=key),
+            "frozen": frozen,
+            "head": self.head(ones, key=key),
+        }
         dropped = {name: jnp.mean(value == 0) for name, value in seen.items()}
         modes = {"inner": jnp.float32(inner), "outer": jnp.float32(fg.is_training())}
         return fg.Output(self.weight * 1.0, metrics=dropped | modes)
@@ -115,9 +127,9 @@ def test_a_part_is_switched_to_evaluation_and_evaluation_switches_everything() -
     train, test = result.metrics["train"], engine.evaluate(result, numbers([0]))
     assert 0.4 < train["encoder"] < 0.6 and 0.4 < train["head"] < 0.6 and train["frozen"] == 0
     assert (train["inner"], train["outer"]) == (0, 1)
-    assert {name: test[name] for name in ("encoder", "head", "frozen", "inner", "outer")} == dict.fromkeys(
-        ("encoder", "head", "frozen", "inner", "outer"), 0
-    )
+    assert {
+        name: test[name] for name in ("encoder", "head", "frozen", "inner", "outer")
+    } == dict.fromkeys(("encoder", "head", "frozen", "inner", "outer"), 0)
     assert not result.module.head.inference  # the module that comes back is as it was given
 
 
@@ -126,7 +138,9 @@ def test_a_part_is_switched_to_training_in_an_evaluation() -> None:
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             with fg.training_mode(True, self.head) as head:
                 dropped = jnp.mean(head(jnp.ones(1000), key=ctx.key()) == 0)
-            return fg.Output(metrics={"dropped": dropped, "training": jnp.float32(fg.is_training())})
+            return fg.Output(
+                metrics={"dropped": dropped, "training": jnp.float32(fg.is_training())}
+            )
 
     found = fg.Engine().evaluate(made(Stochastic), numbers([0]))
     assert 0.4 < found["dropped"] < 0.6 and found["training"] == 0
@@ -155,8 +169,13 @@ class Drawing(Counting):
             "other fresh": ctx.fork("third pass").key(),
             "fresh of fresh": fresh.fork("second pass").key(),
         }
-        draws = {name: fg.metrics.LastValue.from_values(jax.random.uniform(key)) for name, key in keys.items()}
-        assert ctx.training and fresh.training and not ctx.fork("evaluation", training=False).training
+        draws = {
+            name: fg.metrics.LastValue.from_values(jax.random.uniform(key))
+            for name, key in keys.items()
+        }
+        assert (
+            ctx.training and fresh.training and not ctx.fork("evaluation", training=False).training
+        )
         return (
             super()
             .training_step(batch, ctx)
@@ -178,7 +197,9 @@ def test_keys_differ_by_step_stream_and_pass() -> None:
 
 def test_the_default_key_is_the_documented_fold() -> None:
     name, phase = (int(hashlib.sha1(text).hexdigest()[:8], 16) for text in (b"default", b"train"))
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(5), name), 1), phase)
+    key = jax.random.fold_in(
+        jax.random.fold_in(jax.random.fold_in(jax.random.key(5), name), 1), phase
+    )
     history = fg.Engine(steps=2, seed=5, log_every=1).fit(Drawing, numbers([0])).history
     assert history["train/key"][1] == pytest.approx(float(jax.random.uniform(key)), abs=1e-7)
 
@@ -197,7 +218,9 @@ def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
             return {"start": jax.random.uniform(key)}
 
     alone = fg.Engine(steps=2, log_every=1).fit(Drawing, numbers([0]))
-    beside = fg.Engine(steps=2, log_every=1, plugins=[Noise("a"), Noise("b")]).fit(Drawing, numbers([0]))
+    beside = fg.Engine(steps=2, log_every=1, plugins=[Noise("a"), Noise("b")]).fit(
+        Drawing, numbers([0])
+    )
     for name in DIFFERENT:
         assert alone.history[f"train/{name}"].tolist() == beside.history[f"train/{name}"].tolist()
     draws = [beside.history[f"train/{name}"] for name in ("noise:a/draw", "noise:b/draw", "key")]
@@ -211,7 +234,10 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             draw = jax.random.uniform(ctx.key())
             return fg.Output(
-                metrics={"largest": fg.metrics.Max.from_values(draw), "least": fg.metrics.Min.from_values(draw)}
+                metrics={
+                    "largest": fg.metrics.Max.from_values(draw),
+                    "least": fg.metrics.Min.from_values(draw),
+                }
             )
 
     data = numbers([0], [0])
@@ -220,9 +246,15 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
         fg.EvaluatorSpec("other", data),
         fg.EvaluatorSpec("fresh", data, new_rng_each_time=True),
     ]
-    history = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=1)]).fit(Noisy, numbers([0])).history
+    history = (
+        fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=1)]).fit(Noisy, numbers([0])).history
+    )
     for name in ("test", "other"):
-        assert history[f"{name}/largest"][0] == history[f"{name}/largest"][1] > history[f"{name}/least"][0]
+        assert (
+            history[f"{name}/largest"][0]
+            == history[f"{name}/largest"][1]
+            > history[f"{name}/least"][0]
+        )
     assert history["test/largest"][0] != history["other/largest"][0]
     assert history["fresh/largest"][0] != history["fresh/largest"][1]
 
@@ -257,7 +289,9 @@ class WithPart(fg.Module):
         self.part = Penalized(jnp.asarray([1.0, 3.0]))
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(jnp.mean(self.part(batch, ctx)), losses={"more": jnp.sum(self.part.weight)})
+        return fg.Output(
+            jnp.mean(self.part(batch, ctx)), losses={"more": jnp.sum(self.part.weight)}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(0.5)
@@ -268,12 +302,18 @@ def test_losses_are_added_from_a_submodule_and_averaged() -> None:
     engine = fg.Engine(steps=1)
     state, output = engine.step(engine.init_state(WithPart, [batch]), batch)
     # mean(x·w) = (1 + 9) / 2, sum(w) = 4, mean(w²) = 5
-    assert {name: float(value) for name, value in output.losses.items()} == {"loss": 5, "more": 4, "size": 5}
+    assert {name: float(value) for name, value in output.losses.items()} == {
+        "loss": 5,
+        "more": 4,
+        "size": 5,
+    }
     assert output.loss == 14
     # w - 0.5·([2, 1] + [1, 1] + w)
     assert state.module.part.weight.tolist() == [-1.0, 0.5]
     result = fg.Engine(steps=1).fit(WithPart, [batch])
-    assert {name: result.metrics["train"][name] for name in ("loss", "more", "size", "batch_loss")} == {
+    assert {
+        name: result.metrics["train"][name] for name in ("loss", "more", "size", "batch_loss")
+    } == {
         "loss": 14,
         "more": 4,
         "size": 5,
@@ -327,16 +367,24 @@ def test_no_loss_at_all() -> None:
             r"'loss' comes twice in Made\.training_step",
         ),
         (
-            lambda module, batch, ctx: (ctx.add_loss("a", module.weight), ctx.add_loss("a", module.weight)),
+            lambda module, batch, ctx: (
+                ctx.add_loss("a", module.weight),
+                ctx.add_loss("a", module.weight),
+            ),
             "'a' was added twice",
         ),
-        (lambda module, batch, ctx: ctx.add_loss(3, module.weight), r"add_loss\(3, .*give a name and an array"),
+        (
+            lambda module, batch, ctx: ctx.add_loss(3, module.weight),
+            r"add_loss\(3, .*give a name and an array",
+        ),
         (
             lambda module, batch, ctx: fg.Output(module.weight, metrics={"each": batch}),
             r"metric 'each' is an array of shape \(2,\)",
         ),
         (
-            lambda module, batch, ctx: fg.Output(module.weight, metrics={"all": Kept(batch > 0, batch)}),
+            lambda module, batch, ctx: fg.Output(
+                module.weight, metrics={"all": Kept(batch > 0, batch)}
+            ),
             "'all' is gathered, which only evaluators do",
         ),
     ],
@@ -350,7 +398,10 @@ def test_what_a_step_may_not_return(body: Any, message: str) -> None:
     ("term", "message"),
     [
         (lambda batch: batch, r"'extra' .*is float32\[2\]: a loss is one floating-point number"),
-        (lambda batch: jnp.int32(1), r"'extra' .*is int32\[\]: a loss is one floating-point number"),
+        (
+            lambda batch: jnp.int32(1),
+            r"'extra' .*is int32\[\]: a loss is one floating-point number",
+        ),
     ],
 )
 def test_what_a_plugin_s_loss_term_may_not_be(term: Any, message: str) -> None:
@@ -368,19 +419,29 @@ def test_an_error_in_a_step_notes_the_batch() -> None:
         raise KeyError("image")
 
     with pytest.raises(KeyError) as caught:
-        fg.Engine(steps=1).fit(step_of(body), [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int32)}])
+        fg.Engine(steps=1).fit(
+            step_of(body), [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int32)}]
+        )
     assert any("x float32[2,3], y int32[2]" in note for note in caught.value.__notes__)
 
 
 def test_an_error_in_a_step_notes_the_step() -> None:
     good, wide = np.ones((1, 3), np.float32), np.ones((1, 4), np.float32)
     engine = fg.Engine(steps=4)
-    module = step_of(lambda module, batch, ctx: fg.Output(module.weight + (batch @ jnp.ones(3)).sum()))
+    module = step_of(
+        lambda module, batch, ctx: fg.Output(module.weight + (batch @ jnp.ones(3)).sum())
+    )
     state, _ = engine.step(engine.init_state(module, [good]), good)
-    for wrong, step in ((lambda: engine.fit(module, [good, good, wide]), 3), (lambda: engine.step(state, wide), 2)):
+    for wrong, step in (
+        (lambda: engine.fit(module, [good, good, wide]), 3),
+        (lambda: engine.step(state, wide), 2),
+    ):
         with pytest.raises(TypeError) as caught:
             wrong()
-        assert f"while tracing training step {step} on a batch of float32[1,4]" in caught.value.__notes__
+        assert (
+            f"while tracing training step {step} on a batch of float32[1,4]"
+            in caught.value.__notes__
+        )
 
 
 INSIDE: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
@@ -405,7 +466,10 @@ def test_a_loss_added_where_its_value_cannot_leave(inside: str) -> None:
 
     with pytest.raises(ModelError, match="inside vmap, scan, checkpoint, cond") as caught:
         fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
-    assert "hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss('hidden size', hidden_size)" in str(caught.value)
+    assert (
+        "hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss('hidden size', hidden_size)"
+        in str(caught.value)
+    )
 
 
 def test_the_fix_that_the_error_shows() -> None:
@@ -423,14 +487,20 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
 
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         ctx.add_loss("all", module.weight * jnp.ones((3, 2)))  # no array of examples
-        ctx.add_loss("each", fg.metrics.Mean.from_values(batch, ctx.mask).compute() if careful else batch)
+        ctx.add_loss(
+            "each", fg.metrics.Mean.from_values(batch, ctx.mask).compute() if careful else batch
+        )
         return fg.Output()
 
     careful = False
-    with pytest.raises(ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.from_values"):
+    with pytest.raises(
+        ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.from_values"
+    ):
         fg.Engine(steps=2).fit(step_of(body), batches)
     careful = True
-    assert fg.Engine(steps=2, log_every=1).fit(step_of(body), batches).history["train/each"].tolist() == [3, 6]
+    assert fg.Engine(steps=2, log_every=1).fit(step_of(body), batches).history[
+        "train/each"
+    ].tolist() == [3, 6]
 
 
 def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
@@ -444,7 +514,11 @@ def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
 
 def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        with fg.training_mode(False), jax.named_scope("part"), jax.default_matmul_precision("float32"):
+        with (
+            fg.training_mode(False),
+            jax.named_scope("part"),
+            jax.default_matmul_precision("float32"),
+        ):
             ctx.add_loss("a", module.weight)
         return fg.Output()
 
@@ -486,10 +560,18 @@ def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
         @fg.hookimpl
         def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
             due = [ctx.is_due(name) for name in ("act.act", "act:other.act", "log")]
-            return module, {"count": plugin_state["count"] * 10 ** jnp.stack(due) + jnp.stack(due) * (ctx.step + 1)}
+            return module, {
+                "count": plugin_state["count"] * 10 ** jnp.stack(due)
+                + jnp.stack(due) * (ctx.step + 1)
+            }
 
-    actions = [Act(fg.Every(3), lambda run: None), Act(fg.At(2, 7), lambda run: None, instance="other")]
-    engine = fg.Engine(steps=8, steps_per_execution=fuse, log_every=4, plugins=[*actions, Telling()])
+    actions = [
+        Act(fg.Every(3), lambda run: None),
+        Act(fg.At(2, 7), lambda run: None, instance="other"),
+    ]
+    engine = fg.Engine(
+        steps=8, steps_per_execution=fuse, log_every=4, plugins=[*actions, Telling()]
+    )
     result = engine.fit(Counting, numbers([0], [0], [0]))
     assert result.state.plugin_states["telling"]["count"].tolist() == [36, 27, 48]
 
@@ -499,7 +581,9 @@ def test_an_action_that_nobody_scheduled() -> None:
         ctx.is_due("lag")
         return fg.Output(module.weight)
 
-    with pytest.raises(PluginError, match=r"nothing scheduled is called 'lag'\. Did you mean 'log'"):
+    with pytest.raises(
+        PluginError, match=r"nothing scheduled is called 'lag'\. Did you mean 'log'"
+    ):
         fg.Engine(steps=1).fit(step_of(body), numbers([0]))
 
 
@@ -531,7 +615,9 @@ class OfArrays(Counting):
         return fg.Output(self.weight + batch.mean())
 
 
-def images(image: tuple[int, ...] = (4, 2, 2), label: Any = np.int32, labels: int = 4) -> dict[str, np.ndarray]:
+def images(
+    image: tuple[int, ...] = (4, 2, 2), label: Any = np.int32, labels: int = 4
+) -> dict[str, np.ndarray]:
     return {"image": np.zeros(image, np.float32), "label": np.zeros(labels, label)}
 
 
@@ -556,14 +642,24 @@ def test_batches_that_fit_their_annotation(model: Any, batch: Any) -> None:
             r'batch\["image"\] is float32\[4,2,3\]',
             "image float32[4,2,3], label int32[4]",
         ),
-        (OfImages, images(label=np.float32), r'batch\["label"\] is float32\[4\]', "label float32[4]"),
+        (
+            OfImages,
+            images(label=np.float32),
+            r'batch\["label"\] is float32\[4\]',
+            "label float32[4]",
+        ),
         (
             OfImages,
             images(labels=3),
             r'batch\["label"\] is int32\[3\].*"batch"',
             "image float32[4,2,2], label int32[3]",
         ),
-        (OfImages, {"image": images()["image"]}, r'batch\["label"\] is missing', "image float32[4,2,2]"),
+        (
+            OfImages,
+            {"image": images()["image"]},
+            r'batch\["label"\] is missing',
+            "image float32[4,2,2]",
+        ),
         (
             OfPairs,
             Pair(jnp.zeros((2, 3)), jnp.zeros(3)),
@@ -606,7 +702,9 @@ WRONG = np.ones((4, 3), np.float32)
         (Optional, {"x": np.ones((4, 5))}, {"x": np.ones((4, 5)), "y": WRONG}, r'batch\["y"\]'),
     ],
 )
-def test_any_structure_of_arrays_is_checked_wherever_it_goes(hint: Any, right: Any, wrong: Any, leaf: str) -> None:
+def test_any_structure_of_arrays_is_checked_wherever_it_goes(
+    hint: Any, right: Any, wrong: Any, leaf: str
+) -> None:
     class Annotated(Counting):
         def training_step(self, data: Any, ctx: fg.Context) -> fg.Output:  # pyright: ignore
             return fg.Output(self.weight, preds=jax.tree.leaves(data)[0])
@@ -638,7 +736,11 @@ Two = tuple[Float[Array, "b 3"], Float[Array, "b 3"]]
 @pytest.mark.parametrize(
     ("hint", "batch", "expected"),
     [
-        (Images, (WRONG, WRONG), r"batch is .*float32\[4,3\].* expects a dictionary\. The batch: \[0\] float32"),
+        (
+            Images,
+            (WRONG, WRONG),
+            r"batch is .*float32\[4,3\].* expects a dictionary\. The batch: \[0\] float32",
+        ),
         (Two, (WRONG,) * 3, "expects a tuple of 2"),
         (Two, (WRONG,), "expects a tuple of 2"),
         (Two, {"x": WRONG}, "batch is x float32.* expects a tuple of 2"),
@@ -647,7 +749,9 @@ Two = tuple[Float[Array, "b 3"], Float[Array, "b 3"]]
         (Two | dict[str, Float[Array, "b 5"]], {"x": WRONG}, "expects"),
     ],
 )
-def test_a_batch_of_another_structure_than_annotated_is_shown(hint: Any, batch: Any, expected: str) -> None:
+def test_a_batch_of_another_structure_than_annotated_is_shown(
+    hint: Any, batch: Any, expected: str
+) -> None:
     class Annotated(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.weight)
@@ -658,7 +762,9 @@ def test_a_batch_of_another_structure_than_annotated_is_shown(hint: Any, batch: 
         fg.Engine(steps=1).init_state(made(Annotated), [batch])
 
 
-@pytest.mark.parametrize("hint", [tuple[Any, Any], dict[str, Any], tuple[Float[Array, "b 3"], ...], Two | Any])
+@pytest.mark.parametrize(
+    "hint", [tuple[Any, Any], dict[str, Any], tuple[Float[Array, "b 3"], ...], Two | Any]
+)
 def test_an_annotation_that_a_batch_may_have_lets_it_through(hint: Any) -> None:
     class Annotated(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

@@ -138,13 +138,17 @@ def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
         fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, breaking]).fit(Root, good)
     assert (caught.value.step, caught.value.culprit) == (BAD, "what after_update made of weight")
     assert saver.saved == list(range(1, BAD))
-    skipping = fg.Engine(steps=6, steps_per_execution=fuse, on_nonfinite="skip", plugins=[breaking]).fit(Root, good)
+    skipping = fg.Engine(
+        steps=6, steps_per_execution=fuse, on_nonfinite="skip", plugins=[breaking]
+    ).fit(Root, good)
     assert int(skipping.state.nonfinite.skipped) == 1 and np.isfinite(skipping.module.weight).all()
 
 
 def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, plugins=[Weights(lambda weight, step: jnp.clip(weight, -1, 1))]).fit(Update, batches())
+        fg.Engine(steps=6, plugins=[Weights(lambda weight, step: jnp.clip(weight, -1, 1))]).fit(
+            Update, batches()
+        )
     assert (caught.value.step, caught.value.culprit) == (BAD, "the update of weight")
 
 
@@ -153,7 +157,9 @@ def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int)
     saved: list[int] = []
     plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, steps_per_execution=fuse, log_every=log, plugins=[plugin]).fit(Root, batches())
+        fg.Engine(steps=6, steps_per_execution=fuse, log_every=log, plugins=[plugin]).fit(
+            Root, batches()
+        )
     assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
     assert saved == [2]
 
@@ -200,7 +206,9 @@ class Showing:
 def test_case_20_nothing_of_the_step_or_after_it_is_shown(fuse: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
     with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
-        fg.Engine(steps=9, steps_per_execution=fuse, log_every=None, plugins=[showing]).fit(Shown, batches())
+        fg.Engine(steps=9, steps_per_execution=fuse, log_every=None, plugins=[showing]).fit(
+            Shown, batches()
+        )
     assert showing.steps == [2]
 
 
@@ -243,7 +251,10 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
             self.arrays = [jnp.zeros(shape) for shape in shapes]
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            roots = [jnp.where(x > 0, jnp.sqrt(x + own), 0) for x, own in zip(batch, self.arrays, strict=True)]
+            roots = [
+                jnp.where(x > 0, jnp.sqrt(x + own), 0)
+                for x, own in zip(batch, self.arrays, strict=True)
+            ]
             return fg.Output(jnp.stack([root.sum() for root in roots]).sum())
 
         def configure_optimizers(self) -> optax.GradientTransformation:
@@ -290,7 +301,9 @@ class Normed(fg.Module):
         assert ctx.model_state is not None
         normed, state = forward(batch[:, None], ctx.model_state)
         loss = jnp.mean(self.weight) * jnp.mean(normed + batch[:, None]) + jnp.log(batch.min())
-        return fg.Output(loss, metrics={"largest": fg.metrics.Max.from_values(batch)}, model_state=state)
+        return fg.Output(
+            loss, metrics={"largest": fg.metrics.Max.from_values(batch)}, model_state=state
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(0.1)
@@ -305,7 +318,9 @@ class Slice:
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> Any:
-        module = eqx.tree_at(lambda module: module.weight, module, replace_fn=lambda weight: weight * 0.9)
+        module = eqx.tree_at(
+            lambda module: module.weight, module, replace_fn=lambda weight: weight * 0.9
+        )
         return module, {"updates": plugin_state["updates"] + 1}
 
 
@@ -320,7 +335,13 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
     assert int(skipping.state.step) == 5 and int(without.state.step) == 2
     assert int(skipping.state.nonfinite.skipped) == skipping.metrics["train"]["skipped_steps"] == 3
     assert without.metrics["train"]["skipped_steps"] == 0
-    same = lambda state: (state.module, state.model_state, state.opt_state, state.plugins, state.key)  # noqa: E731
+    same = lambda state: (
+        state.module,
+        state.model_state,
+        state.opt_state,
+        state.plugins,
+        state.key,
+    )  # noqa: E731
     assert_same_bits(same(skipping.state), same(without.state))
     for name in ("loss", "largest"):
         assert skipping.metrics["train"][name] == without.metrics["train"][name]
@@ -329,12 +350,16 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
 
 def test_of_a_window_in_which_every_step_was_skipped_only_that_is_logged() -> None:
     bad, good = numbers([0, 2], [1, 2])
-    result = fg.Engine(steps=5, log_every=1, on_nonfinite="skip").fit(Loss, [good, bad, bad, good, bad])
+    result = fg.Engine(steps=5, log_every=1, on_nonfinite="skip").fit(
+        Loss, [good, bad, bad, good, bad]
+    )
     assert result.history.steps("train/loss").tolist() == [1, 4]
     assert result.history["train/skipped_steps"].tolist() == [0, 1, 2, 2, 3]
     assert result.metrics["train"]["loss"] == result.history["train/loss"][-1]
     assert int(result.state.nonfinite.skipped) == 3 and int(result.state.step) == 5
-    nothing = fg.Engine(steps=5, log_every=fg.AtStart() | fg.Every(2), on_nonfinite="skip").fit(Loss, [bad])
+    nothing = fg.Engine(steps=5, log_every=fg.AtStart() | fg.Every(2), on_nonfinite="skip").fit(
+        Loss, [bad]
+    )
     assert nothing.history.names() == ["train/skipped_steps"]
     assert nothing.history.steps("train/skipped_steps").tolist() == [2, 4]
 

@@ -61,15 +61,22 @@ def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
     state = optimizer.init(weight)
     for _ in range(4):
         value, grad = jax.value_and_grad(loss)(weight)
-        updates, state = optimizer.update(grad, state, weight, value=value, grad=grad, value_fn=loss)
+        updates, state = optimizer.update(
+            grad, state, weight, value=value, grad=grad, value_fn=loss
+        )
         weight = weight + updates
     fitted = fg.Engine(steps=4, steps_per_execution=4).fit(by(optimizer), [BATCH])
     np.testing.assert_allclose(fitted.module.weight, weight, rtol=1e-4)
 
 
 def test_without_jit_nothing_trains_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with jax.disable_jit(), pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
+    with (
+        jax.disable_jit(),
+        pytest.raises(ConfigurationError, match="training is one compiled program: unset it"),
+    ):
         fg.Engine(steps=1).fit(Net, [BATCH])
-    monkeypatch.setattr(jax, "jit", lambda function, **_: function)  # as Equinox does it under EQX_ON_ERROR=breakpoint
+    monkeypatch.setattr(
+        jax, "jit", lambda function, **_: function
+    )  # as Equinox does it under EQX_ON_ERROR=breakpoint
     with pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
         fg.Engine(steps=1).fit(Net, [BATCH])

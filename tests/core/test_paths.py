@@ -26,7 +26,11 @@ from fulgurite.tree.paths import (
 from hypothesis import given, strategies as st
 
 WORDS = st.text(string.ascii_letters + "_", min_size=1)
-NAMES = st.one_of(WORDS, st.text(), st.sampled_from(["", "odd key", 'a"b', "a\\", "a.b", "[0]", "*", "é", "\n", "ौ"]))
+NAMES = st.one_of(
+    WORDS,
+    st.text(),
+    st.sampled_from(["", "odd key", 'a"b', "a\\", "a.b", "[0]", "*", "é", "\n", "ौ"]),
+)
 PATHS = st.lists(st.one_of(NAMES, st.integers()), max_size=6).map(Path)
 
 
@@ -85,7 +89,9 @@ def test_print_then_parse_is_the_identity(path: Path):
 SEGMENTS = r'\.[A-Za-z_][A-Za-z_0-9]{0,3}|\[(0|-?[1-9][0-9]{0,3})\]|\["(odd key|a\.b|\*|\[0\]|\\"|\\\\|\\n|é-|)"\]'
 
 
-@given(st.from_regex(f"({SEGMENTS}){{0,6}}", fullmatch=True).map(lambda text: text.removeprefix(".")))
+@given(
+    st.from_regex(f"({SEGMENTS}){{0,6}}", fullmatch=True).map(lambda text: text.removeprefix("."))
+)
 def test_parse_then_print_is_the_identity(text: str):
     assert str(parse(text)) == text
 
@@ -162,7 +168,10 @@ def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("decoder", "no decoder in Net, for the path decoder. There is: encoder, blocks, table, numbers, rate, kind"),
+        (
+            "decoder",
+            "no decoder in Net, for the path decoder. There is: encoder, blocks, table, numbers, rate, kind",
+        ),
         ("blocks[2]", "no [2] in blocks (list), for the path blocks[2]. There is: [0], [1]"),
         ("blocks[-3]", "no [-3] in blocks (list), for the path blocks[-3]. There is: [0], [1]"),
         ("table.odd", 'no odd in table (dict), for the path table.odd. There is: ["odd key"]'),
@@ -171,7 +180,10 @@ def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
             "encoder.bias[0]",
             "no [0] in encoder.bias (float32[3]), for the path encoder.bias[0]. There is: nothing below it",
         ),
-        ("rate.real", "no real in rate (float), for the path rate.real. There is: nothing below it"),
+        (
+            "rate.real",
+            "no real in rate (float), for the path rate.real. There is: nothing below it",
+        ),
     ],
 )
 def test_a_missing_node_is_an_error_that_lists_what_is_there(net: Net, path: str, message: str):
@@ -188,7 +200,13 @@ def test_the_path_tree_has_the_same_structure(net: Net):
 
 
 def test_sizes_count_arrays_only():
-    tree = {"w": jnp.ones((3, 2)), "n": np.ones(5, np.int8), "f": 2.0, "k": jax.random.key(0), "s": jnp.bfloat16(1)}
+    tree = {
+        "w": jnp.ones((3, 2)),
+        "n": np.ones(5, np.int8),
+        "f": 2.0,
+        "k": jax.random.key(0),
+        "s": jnp.bfloat16(1),
+    }
     assert total_size(tree) == (6 + 5 + 1 + 1, 24 + 5 + 8 + 2)
     assert total_size(jax.eval_shape(lambda: {"w": jnp.ones((3, 2))})) == (6, 24)
     assert total_size({}) == (0, 0)
@@ -257,7 +275,13 @@ def test_a_path_without_wildcards_is_a_pattern_for_itself_alone(path: Path):
 
 def _json(text: str) -> str:
     escapes = {'"': '\\"', "\\": "\\\\"}
-    return '"' + "".join(escapes.get(char, char if char >= " " else f"\\u{ord(char):04x}") for char in text) + '"'
+    return (
+        '"'
+        + "".join(
+            escapes.get(char, char if char >= " " else f"\\u{ord(char):04x}") for char in text
+        )
+        + '"'
+    )
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a[1:]", "a["])
@@ -275,9 +299,19 @@ def test_case_28_select_matches_whole_segments_and_exclude_is_its_complement():
 
 
 def test_a_pattern_chooses_arrays_only(net: Net):
-    assert chosen(select("**"), net) == {path for path, leaf in leaves_with_paths(net) if eqx.is_array(leaf)}
-    assert chosen(select("weight"), net) == {"encoder.weight", "blocks[0].weight", "blocks[1].weight"}
-    assert chosen(select("blocks[1]", "encoder.bias"), net) == {"blocks[1].weight", "blocks[1].bias", "encoder.bias"}
+    assert chosen(select("**"), net) == {
+        path for path, leaf in leaves_with_paths(net) if eqx.is_array(leaf)
+    }
+    assert chosen(select("weight"), net) == {
+        "encoder.weight",
+        "blocks[0].weight",
+        "blocks[1].weight",
+    }
+    assert chosen(select("blocks[1]", "encoder.bias"), net) == {
+        "blocks[1].weight",
+        "blocks[1].bias",
+        "encoder.bias",
+    }
 
 
 def test_a_function_chooses_nodes_and_leaves(net: Net):
@@ -289,7 +323,10 @@ def test_a_function_chooses_nodes_and_leaves(net: Net):
         "encoder.bias",
     }
     assert chosen(select(lambda m: m), net) == chosen(select("**"), net)
-    assert chosen(select("table", lambda m: m.encoder.bias), net) == {"encoder.bias", 'table["odd key"]'}
+    assert chosen(select("table", lambda m: m.encoder.bias), net) == {
+        "encoder.bias",
+        'table["odd key"]',
+    }
 
 
 def test_a_function_tells_apart_what_is_equal_or_the_same():
@@ -310,7 +347,11 @@ def test_selectors_are_joined(net: Net):
     blocks, weights = select("blocks"), select("weight")
     assert chosen(blocks & weights, net) == {"blocks[0].weight", "blocks[1].weight"}
     assert chosen(blocks | weights, net) == chosen(blocks, net) | {"encoder.weight"}
-    assert chosen(~blocks, net) == chosen(exclude("blocks"), net) == chosen(select("encoder", "table", "numbers"), net)
+    assert (
+        chosen(~blocks, net)
+        == chosen(exclude("blocks"), net)
+        == chosen(select("encoder", "table", "numbers"), net)
+    )
     assert chosen(~(blocks | weights), net) == {"encoder.bias", "numbers[7]", 'table["odd key"]'}
     assert chosen(~~blocks, net) == chosen(blocks, net)
     assert chosen(~(select("blocks[0]") & select("blocks[1]")), net) == chosen(select("**"), net)
@@ -318,7 +359,12 @@ def test_selectors_are_joined(net: Net):
 
 def test_a_selection_of_nothing_is_an_error_that_names_it_and_what_is_there(net: Net):
     missing = select("decoder")
-    for selector in (missing, exclude("decoder"), select("bias", "decoder"), select("bias") | missing):
+    for selector in (
+        missing,
+        exclude("decoder"),
+        select("bias", "decoder"),
+        select("bias") | missing,
+    ):
         with pytest.raises(PathError, match=r"'decoder' selects no array of Net.*encoder\.weight"):
             selector(net)
     with pytest.raises(PathError, match="'rate' selects no array"):
@@ -330,7 +376,9 @@ def test_a_selection_of_nothing_is_an_error_that_names_it_and_what_is_there(net:
 
 
 def test_the_nearest_paths_come_first():
-    tree = {f"layer{index}": {"kernel": jnp.ones(1)} for index in range(20)} | {"decoder": {"weight": jnp.ones(1)}}
+    tree = {f"layer{index}": {"kernel": jnp.ones(1)} for index in range(20)} | {
+        "decoder": {"weight": jnp.ones(1)}
+    }
     with pytest.raises(PathError, match=r"of its 21 the nearest are: decoder\.weight,"):
         select("decoder.wieght")(tree)
 

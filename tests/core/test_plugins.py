@@ -27,7 +27,9 @@ def names(*plugins: Any) -> list[str]:
 
 def plugin(name: str, /, **members: Any) -> Any:
     """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
-    marked = {key: fg.hookimpl(value) if isfunction(value) else value for key, value in members.items()}
+    marked = {
+        key: fg.hookimpl(value) if isfunction(value) else value for key, value in members.items()
+    }
     return type(name, (), {"plugin_name": name, **marked})()
 
 
@@ -62,7 +64,10 @@ def test_two_that_are_equal_are_still_two() -> None:
 
 
 def test_an_instance_has_a_name_of_its_own() -> None:
-    assert names(Weights(np.ones(1), "left"), Weights(np.ones(1), "right")) == ["weights:left", "weights:right"]
+    assert names(Weights(np.ones(1), "left"), Weights(np.ones(1), "right")) == [
+        "weights:left",
+        "weights:right",
+    ]
 
 
 def test_two_of_one_name_are_an_error() -> None:
@@ -86,7 +91,9 @@ def test_a_name_comes_from_the_class() -> None:
 
 
 def test_a_class_is_not_an_instance() -> None:
-    with pytest.raises(ConfigurationError, match=r"Weights is a class: pass an instance, Weights\(\.\.\.\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Weights is a class: pass an instance, Weights\(\.\.\.\)"
+    ):
         engine(Weights)
 
 
@@ -103,7 +110,9 @@ def test_plugins_are_a_list(plugins: Any) -> None:
 
 
 def test_a_misspelt_hook_is_an_error_with_a_hint() -> None:
-    with pytest.raises(PluginError, match=r"plugin 'careless'.*'on_fit_strat'.*Did you mean 'on_fit_start'\?"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'careless'.*'on_fit_strat'.*Did you mean 'on_fit_start'\?"
+    ):
         engine(plugin("careless", on_fit_strat=lambda self, run: None))
 
 
@@ -111,7 +120,9 @@ def test_a_method_called_like_a_hook_must_be_marked() -> None:
     class Careless:
         def on_fit_start(self, run: fg.Run) -> None: ...
 
-    with pytest.raises(PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"
+    ):
         engine(Careless())
 
 
@@ -120,7 +131,9 @@ def test_so_must_a_class_method() -> None:
         @classmethod
         def on_fit_start(cls, run: fg.Run) -> None: ...
 
-    with pytest.raises(PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'careless'.*hook 'on_fit_start': mark it with @fg.hookimpl"
+    ):
         engine(Careless())
 
 
@@ -175,7 +188,9 @@ def test_what_is_marked_and_no_method_is_an_error() -> None:
         @fg.hookimpl
         def on_fit_start(self) -> None: ...
 
-    with pytest.raises(PluginError, match=r"plugin 'careless'.*marks 'on_fit_start', which is no method"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'careless'.*marks 'on_fit_start', which is no method"
+    ):
         engine(Careless())
 
 
@@ -190,7 +205,8 @@ def test_a_field_called_like_a_hook_is_no_method() -> None:
 
 def test_an_argument_that_the_hook_does_not_give_is_an_error() -> None:
     with pytest.raises(
-        PluginError, match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record"
+        PluginError,
+        match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record",
     ):
         engine(plugin("careless", log_scalars=lambda self, records: None))
 
@@ -213,7 +229,9 @@ def test_options_of_pluggy_that_would_be_ignored_are_errors(option: str) -> None
         def on_fit_start(self, run: fg.Run) -> Any:
             yield
 
-    with pytest.raises(PluginError, match=f"'pushy'.*'on_fit_start' with {option}.*`before` and `after`"):
+    with pytest.raises(
+        PluginError, match=f"'pushy'.*'on_fit_start' with {option}.*`before` and `after`"
+    ):
         engine(Pushy())
 
 
@@ -329,7 +347,9 @@ def test_a_plugin_brings_hooks_that_others_implement() -> None:
 
 
 def test_a_hook_that_a_plugin_brings_is_checked_and_blamed_like_the_others() -> None:
-    with pytest.raises(PluginError, match=r"takes 'length' in 'on_doubling'; the hook gives: run, size"):
+    with pytest.raises(
+        PluginError, match=r"takes 'length' in 'on_doubling'; the hook gives: run, size"
+    ):
         engine(Doubling(), plugin("listener", on_doubling=lambda self, length: None))
     failing = plugin("listener", on_doubling=lambda self, size: 1 / (size - 4))
     with pytest.raises(ZeroDivisionError) as caught:
@@ -364,7 +384,12 @@ def test_what_specifies_no_hook_is_an_error(specifications: Any) -> None:
 
 
 def test_inherited_specifications_are_specifications() -> None:
-    assert engine(plugin("more", hookspecs=type("More", (Specifications,), {}))).plugins.kinds["on_doubling"] == "event"
+    assert (
+        engine(plugin("more", hookspecs=type("More", (Specifications,), {}))).plugins.kinds[
+            "on_doubling"
+        ]
+        == "event"
+    )
 
 
 def test_an_optional_implementation_waits_for_the_plugin_that_brings_its_hook() -> None:
@@ -377,7 +402,9 @@ def test_an_optional_implementation_waits_for_the_plugin_that_brings_its_hook() 
 
     specs = type("Specs", (), {"on_announcement": fg.hookspec("event")(lambda self, text: None)})
     assert not engine(Optional()).plugins.implementations("on_announcement")
-    engine(Optional(), plugin("brings", hookspecs=specs)).plugins.call("on_announcement", text="hello")
+    engine(Optional(), plugin("brings", hookspecs=specs)).plugins.call(
+        "on_announcement", text="hello"
+    )
     assert called == ["hello"]
 
 
@@ -396,18 +423,34 @@ def test_ties_go_by_registration() -> None:
 
 
 def test_after_and_before_move_a_plugin_no_further_than_they_must() -> None:
-    assert names(plugin("a", after=("c",)), plugin("b"), plugin("c"), plugin("d")) == ["b", "c", "a", "d"]
+    assert names(plugin("a", after=("c",)), plugin("b"), plugin("c"), plugin("d")) == [
+        "b",
+        "c",
+        "a",
+        "d",
+    ]
     assert names(plugin("a"), plugin("b"), plugin("c", before=("a",))) == ["b", "c", "a"]
 
 
 def test_what_is_required_comes_first() -> None:
-    assert names(plugin("a", requires=("weights",)), plugin("b", provides=("weights",))) == ["b", "a"]
+    assert names(plugin("a", requires=("weights",)), plugin("b", provides=("weights",))) == [
+        "b",
+        "a",
+    ]
 
 
 def test_a_name_without_instance_means_all_instances() -> None:
     left, right = Weights(np.ones(1), "left"), Weights(np.ones(1), "right")
-    assert names(plugin("a", after=("weights",)), left, right) == ["weights:left", "weights:right", "a"]
-    assert names(plugin("a", after=("weights:left",)), left, right) == ["weights:left", "a", "weights:right"]
+    assert names(plugin("a", after=("weights",)), left, right) == [
+        "weights:left",
+        "weights:right",
+        "a",
+    ]
+    assert names(plugin("a", after=("weights:left",)), left, right) == [
+        "weights:left",
+        "a",
+        "weights:right",
+    ]
 
 
 def test_after_says_nothing_of_a_plugin_that_is_not_active() -> None:
@@ -447,10 +490,17 @@ def test_hooks_are_called_in_this_order() -> None:
         seen.append(type(self).__name__)
 
     first, second, third = (
-        {"on_fit_start": on_fit_start, **order} for order in ({"after": ("c",)}, {}, {"before": ("b",)})
+        {"on_fit_start": on_fit_start, **order}
+        for order in ({"after": ("c",)}, {}, {"before": ("b",)})
     )
-    engine(plugin("a", **first), plugin("b", **second), plugin("c", **third), steps=1).fit(Counting(), numbers([0]))
-    assert seen == ["c", "a", "b"] == names(plugin("a", **first), plugin("b", **second), plugin("c", **third))
+    engine(plugin("a", **first), plugin("b", **second), plugin("c", **third), steps=1).fit(
+        Counting(), numbers([0])
+    )
+    assert (
+        seen
+        == ["c", "a", "b"]
+        == names(plugin("a", **first), plugin("b", **second), plugin("c", **third))
+    )
 
 
 # --- exclusive hooks --------------------------------------------------------------------------------------------------
@@ -476,14 +526,19 @@ def test_two_answers_to_an_exclusive_hook_are_an_error_that_names_both(hook: str
     watcher = plugin("watcher", on_fit_start=lambda self: started.append(1))
     with pytest.raises(PluginError, match=rf"hook {hook}.*'left' and 'right'"):
         engine(plugin("left", **answer), plugin("right", **answer), watcher, steps=1).fit(
-            Counting(), numbers([0]), resume=fg.CheckpointRef("nowhere") if hook == "restore_checkpoint" else None
+            Counting(),
+            numbers([0]),
+            resume=fg.CheckpointRef("nowhere") if hook == "restore_checkpoint" else None,
         )
     assert not started
 
 
 def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
     mesh = EXCLUSIVE["mesh"](None)
-    assert engine(plugin("left", mesh=lambda self: None), plugin("right", mesh=lambda self: mesh)).mesh is mesh
+    assert (
+        engine(plugin("left", mesh=lambda self: None), plugin("right", mesh=lambda self: mesh)).mesh
+        is mesh
+    )
 
 
 # --- answers that are merged ------------------------------------------------------------------------------------------
@@ -495,7 +550,9 @@ VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 
 
 def test_two_plugins_that_declare_one_random_stream_clash() -> None:
-    with pytest.raises(PluginError, match="random stream 'noise' comes from both 'left' and 'right'"):
+    with pytest.raises(
+        PluginError, match="random stream 'noise' comes from both 'left' and 'right'"
+    ):
         engine(plugin("left", **STREAM), plugin("right", **STREAM))
 
 
@@ -505,24 +562,34 @@ def test_two_plugins_that_declare_one_evaluator_clash() -> None:
 
 
 def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> None:
-    twice = plugin("twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2)
+    twice = plugin(
+        "twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2
+    )
     with pytest.raises(PluginError, match=r"evaluator 'test'.*'twice'"):
         engine(twice)
 
 
 def test_two_plugins_that_add_one_loss_term_clash() -> None:
     with pytest.raises(PluginError, match="loss term 'l2' comes from both 'left' and 'right'"):
-        engine(plugin("left", **TERM), plugin("right", **TERM), steps=1).fit(Counting(), numbers([0]))
+        engine(plugin("left", **TERM), plugin("right", **TERM), steps=1).fit(
+            Counting(), numbers([0])
+        )
 
 
 def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
-    with pytest.raises(ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"):
-        engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(Counting(), numbers([0]))
+    with pytest.raises(
+        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"
+    ):
+        engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(
+            Counting(), numbers([0])
+        )
 
 
 def test_two_plugins_that_give_one_view_clash() -> None:
     both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
-    with pytest.raises(PluginError, match="module view 'averaged' comes from both 'left' and 'right'"):
+    with pytest.raises(
+        PluginError, match="module view 'averaged' comes from both 'left' and 'right'"
+    ):
         both.get_module_view(both.init_state(Counting(), numbers([0])), "averaged")
 
 
@@ -559,7 +626,11 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     ),
     ("configure_optimizers", {}, "hook configure_optimizers of careless gave dict"),
     ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),
-    ("loss_terms", {"a": "x"}, "the loss term 'a' of Counting is 'x': a loss is one floating-point number"),
+    (
+        "loss_terms",
+        {"a": "x"},
+        "the loss term 'a' of Counting is 'x': a loss is one floating-point number",
+    ),
     ("loss_terms", {"a": None}, "the loss term 'a' of Counting is None"),
     ("loss_terms", {"a": jnp.ones(2)}, r"the loss term 'a' of Counting is float32\[2\]"),
     ("module_views", {3: None}, "plugin 'careless' gave 3 as the name of a module view"),
@@ -567,7 +638,9 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("hook", "answer", "message"), NO_ANSWERS, ids=[f"{one[0]}-{index}" for index, one in enumerate(NO_ANSWERS)]
+    ("hook", "answer", "message"),
+    NO_ANSWERS,
+    ids=[f"{one[0]}-{index}" for index, one in enumerate(NO_ANSWERS)],
 )
 def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, message: str) -> None:
     with pytest.raises(FulguriteError, match=message) as caught:
@@ -578,8 +651,13 @@ def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, messa
 
 def test_what_a_batch_was_transformed_by_is_told_where_the_step_fails_on_it() -> None:
     with pytest.raises(Trouble) as caught:
-        engine(plugin("careless", transform_batch=lambda self: {"y": 1}), steps=1).fit(Troubled, numbers([0]))
-    assert any("training step 1, its batch transformed by 'careless'," in note for note in caught.value.__notes__)
+        engine(plugin("careless", transform_batch=lambda self: {"y": 1}), steps=1).fit(
+            Troubled, numbers([0])
+        )
+    assert any(
+        "training step 1, its batch transformed by 'careless'," in note
+        for note in caught.value.__notes__
+    )
 
 
 class Troubled(Counting):
@@ -593,7 +671,9 @@ def test_a_metric_of_a_plugin_never_takes_the_place_of_the_steps() -> None:
             return super().training_step(batch, ctx).replace(metrics={"norms/all": self.weight})
 
     with pytest.raises(ModelError, match="both give the metric 'norms/all'"):
-        engine(plugin("norms", step_metrics=lambda self: {"all": 1.0}), steps=1).fit(Named, numbers([0]))
+        engine(plugin("norms", step_metrics=lambda self: {"all": 1.0}), steps=1).fit(
+            Named, numbers([0])
+        )
 
 
 @pytest.mark.parametrize("hook", WRONG)
@@ -607,7 +687,14 @@ def test_an_answer_that_cannot_be_used_is_an_error_that_names_plugin_and_hook(ho
 
 @pytest.mark.parametrize(
     "hook",
-    ["register_evaluators", "register_rng_streams", "register_actions", "loss_terms", "step_metrics", "module_views"],
+    [
+        "register_evaluators",
+        "register_rng_streams",
+        "register_actions",
+        "loss_terms",
+        "step_metrics",
+        "module_views",
+    ],
 )
 def test_no_answer_is_an_empty_one(hook: str) -> None:
     silent = engine(plugin("silent", **{hook: lambda self: None}), steps=1)
@@ -683,7 +770,10 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     def fails_on_two(self: Any, ctx: fg.Context, **given: Any) -> Any:
         if sizes[-1] == 2:
             raise Trouble
-        return {"transform_batch": given.get("batch"), "after_update": (given.get("module"), None)}.get(hook, {})
+        return {
+            "transform_batch": given.get("batch"),
+            "after_update": (given.get("module"), None),
+        }.get(hook, {})
 
     sizes: list[int] = []
 
@@ -707,19 +797,27 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     assert note.endswith(f"), hook {hook}, step 3")
 
 
-EVENTS = {"on_fit_start": 0, "on_compile": 1, "on_epoch_end": 2, "on_evaluate_end": 3, "on_fit_end": 4}
+EVENTS = {
+    "on_fit_start": 0,
+    "on_compile": 1,
+    "on_epoch_end": 2,
+    "on_evaluate_end": 3,
+    "on_fit_end": 4,
+}
 
 
 @pytest.mark.parametrize(("hook", "step"), EVENTS.items())
 def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) -> None:
     told: list[BaseException] = []
     culprit = plugin(
-        "culprit", **{hook: lambda self: trouble()}, on_exception=lambda self, exception: told.append(exception)
+        "culprit",
+        **{hook: lambda self: trouble()},
+        on_exception=lambda self, exception: told.append(exception),
     )
     with pytest.raises(Trouble) as caught:
-        engine(culprit, Act(fg.At(3), evaluate, "evaluate"), plugin("test", **EVALUATOR), steps=4).fit(
-            Counting(), numbers([0], [0])
-        )
+        engine(
+            culprit, Act(fg.At(3), evaluate, "evaluate"), plugin("test", **EVALUATOR), steps=4
+        ).fit(Counting(), numbers([0], [0]))
     note = noted(caught.value)[0]
     assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")
     assert told == [caught.value]
@@ -736,13 +834,17 @@ def test_a_failure_in_host_state_is_blamed() -> None:
     saver = Act(fg.At(3), lambda run: snapshots.append(run.snapshot()), "save")
     snapshots: list[fg.Snapshot] = []
     with pytest.raises(Trouble) as caught:
-        engine(saver, plugin("culprit", get_host_state=lambda self: trouble()), steps=4).fit(Counting(), numbers([0]))
+        engine(saver, plugin("culprit", get_host_state=lambda self: trouble()), steps=4).fit(
+            Counting(), numbers([0])
+        )
     assert noted(caught.value)[0].endswith("), hook get_host_state, step 3")
 
 
 def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     with pytest.raises(Trouble) as caught:
-        engine(plugin("culprit", save_checkpoint=lambda self, run: trouble()), steps=4).fit(Counting(), numbers([0]))
+        engine(plugin("culprit", save_checkpoint=lambda self, run: trouble()), steps=4).fit(
+            Counting(), numbers([0])
+        )
     assert noted(caught.value)[0].endswith("), hook save_checkpoint, step 4")
 
 
@@ -772,4 +874,6 @@ def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseExcept
         engine(*witnesses, Act(fg.At(2), fail), steps=4).fit(Counting(), numbers([0]))
     assert told == [("a", cause), ("b", cause), ("c", cause)]
     further = [note for note in caught.value.__notes__ if "ValueError" in note]
-    assert len(further) == 1 and "b fails as well" in further[0] and "plugin 'witness:b'" in further[0]
+    assert (
+        len(further) == 1 and "b fails as well" in further[0] and "plugin 'witness:b'" in further[0]
+    )

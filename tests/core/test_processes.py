@@ -33,10 +33,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     def install(distribution: str, body: str | None = None) -> str:
         info = tmp_path / distribution / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
         if body is not None:
             (info / "entry_points.txt").write_text(f"[{GROUP}]\n{distribution} = joiner:connect\n")
-            (tmp_path / distribution / "joiner.py").write_text(f"calls = []\ndef connect():\n    {body}\n")
+            (tmp_path / distribution / "joiner.py").write_text(
+                f"calls = []\ndef connect():\n    {body}\n"
+            )
         monkeypatch.syspath_prepend(tmp_path / distribution)
         importlib.invalidate_caches()
         program = tmp_path / "program.py"
@@ -44,14 +48,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         return str(program)
 
     for name in {entry.dist.name for entry in entry_points(group=GROUP) if entry.dist}:
-        install(name)  # the first distribution of a name on the path counts, and this one offers nothing
+        install(
+            name
+        )  # the first distribution of a name on the path counts, and this one offers nothing
     monkeypatch.setenv("FULGURITE_DISTRIBUTED", "auto")
     yield install
     for name in ("joiner", "program"):
         sys.modules.pop(name, None)
 
 
-def test_processes_are_connected_before_the_program_is_imported(install: Callable[..., str]) -> None:
+def test_processes_are_connected_before_the_program_is_imported(
+    install: Callable[..., str],
+) -> None:
     program = install("acme", "calls.append('connected')")
     assert command(["fit", program]) == 0
     # `fg.main` connects as well, for programs that are run without the command; that does nothing then
@@ -119,7 +127,9 @@ def test_what_was_agreed_on_holds_through_an_evaluation() -> None:
     """An evaluation asks between its batches; that the answer is nothing new then takes nothing back."""
     spec = fg.EvaluatorSpec("test", numbers([0], [0]))
     evaluating = Evaluating(spec, trigger=4)
-    result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(Counting(), numbers([0]))
+    result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(
+        Counting(), numbers([0])
+    )
     assert (result.stop_reason, int(result.state.step)) == ("preempted", 4)
     assert not evaluating.told
 

@@ -58,7 +58,8 @@ class Memory:
         plugins, snapshot = run.engine.plugins, run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
         positions = {
-            sink.name: future.result() for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+            sink.name: future.result()
+            for sink, future in plugins.call("flush_logger", run.step, step=run.step)
         }
         rest = {
             "span": snapshot.step_range.to_json(),
@@ -73,14 +74,20 @@ class Memory:
         self.kept[run.step] = Kept(arrays, json.dumps(rest))
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot | None:
         if reference.optional and not self.kept:
             return None
         step = reference.step if isinstance(reference.step, int) else max(self.kept)
         kept, rest = self.kept[step], json.loads(self.kept[step].rest)
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(kept.arrays, path, leaf), template)
+        state = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: _placed(kept.arrays, path, leaf), template
+        )
         span = fg.StepRange.from_json(rest["span"])
-        return fg.Snapshot(state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"])
+        return fg.Snapshot(
+            state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"]
+        )
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
@@ -98,7 +105,11 @@ def _placed(arrays: dict[str, np.ndarray], path: Any, like: Any) -> Any:
     if not isinstance(like, jax.ShapeDtypeStruct):
         return like
     array = jnp.array(arrays[jax.tree_util.keystr(path)])
-    return jax.random.wrap_key_data(array) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+    return (
+        jax.random.wrap_key_data(array)
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+        else array
+    )
 
 
 class Learner(Linear):
@@ -250,11 +261,18 @@ def uninterrupted() -> Callable[[int], tuple[list[str], fg.FitResult]]:
     return run
 
 
-KILLS = {"exception": (crash, 1), "stop": (stop, 1), "signal": (lambda run: interrupt(), 1), "fused": (crash, 8)}
+KILLS = {
+    "exception": (crash, 1),
+    "stop": (stop, 1),
+    "signal": (lambda run: interrupt(), 1),
+    "fused": (crash, 8),
+}
 
 
 @pytest.mark.parametrize(("how", "fuse"), KILLS.values(), ids=KILLS)
-def test_a_resumed_run_ends_with_the_same_bits(uninterrupted: Any, how: Callable[[fg.Run], Any], fuse: int) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(
+    uninterrupted: Any, how: Callable[[fg.Run], Any], fuse: int
+) -> None:
     """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
     lines, whole = uninterrupted(fuse)
     data, file, kept, events = regression(60, 8, shuffle=True), File(), {}, Events()
@@ -262,7 +280,9 @@ def test_a_resumed_run_ends_with_the_same_bits(uninterrupted: Any, how: Callable
         training(kept, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
     except Killed:
         pass
-    resumed = training(kept, file, fuse, events).fit(Learner, data, resume=fg.CheckpointRef("memory", step=5))
+    resumed = training(kept, file, fuse, events).fit(
+        Learner, data, resume=fg.CheckpointRef("memory", step=5)
+    )
     assert_same_bits(resumed.state, whole.state)
     assert file.lines == lines
     assert [json.loads(line)["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
@@ -273,7 +293,9 @@ def test_a_resumed_run_ends_with_the_same_bits(uninterrupted: Any, how: Callable
 def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
     memory, data = Memory(), numbers([0], [0], [0])
     whole = engine(steps=12, log_every=4).fit(Counting(), data)
-    first = engine(memory, Act(fg.At(7), lambda run: interrupt()), steps=12, log_every=4).fit(Counting(), data)
+    first = engine(memory, Act(fg.At(7), lambda run: interrupt()), steps=12, log_every=4).fit(
+        Counting(), data
+    )
     second = engine(memory, steps=12, log_every=4).fit(Counting(), data, resume=LATEST)
     assert first.stop_reason == "SIGINT"
     assert first.history.records + second.history.records == whole.history.records
@@ -282,12 +304,16 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
 def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactly() -> None:
     """After step 4 it goes on from the weights after step 2; an update makes the weight, which is the loss, 1 less."""
     kept: list[fg.TrainState] = []
-    keep = Act(fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep")
+    keep = Act(
+        fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep"
+    )
     back = Act(fg.At(4), lambda run: fg.ReplaceState(kept.pop()), instance="back")
     memory, data = Memory(), numbers([0], [0])
     whole = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data)
     assert whole.history.steps("train/loss").tolist() == [3, 6, 9, 10]
-    assert whole.history["train/loss"].tolist() == pytest.approx([(0 - 1 - 2) / 3, (-3 - 2 - 3) / 3, -5, -7])
+    assert whole.history["train/loss"].tolist() == pytest.approx(
+        [(0 - 1 - 2) / 3, (-3 - 2 - 3) / 3, -5, -7]
+    )
     assert int(whole.state.step) == 10 and float(whole.module.weight) == -8
     again = fg.CheckpointRef("memory", step=5)
     resumed = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data, resume=again)
@@ -333,7 +359,11 @@ class Seeing(Counting):
     """Logs the number that each batch holds."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
+        return (
+            super()
+            .training_step(batch, ctx)
+            .replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
+        )
 
 
 class Counter:
@@ -391,7 +421,10 @@ class Triggers:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction(name, trigger, self.note(name)) for name, trigger in self.TRIGGERS.items()]
+        return [
+            fg.ScheduledAction(name, trigger, self.note(name))
+            for name, trigger in self.TRIGGERS.items()
+        ]
 
     def note(self, name: str) -> Callable[[fg.Run], None]:
         return lambda run: self.fired.append(f"{name} {run.step}")
@@ -402,9 +435,9 @@ def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> No
     """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one start, one end."""
     data, memory = numbers([0], [0], [0]), Memory()
     before, after = Triggers(), Triggers()
-    stopped = engine(memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length).fit(
-        Counting(), data
-    )
+    stopped = engine(
+        memory, before, Act(fg.At(6), lambda run: interrupt(signal.SIGTERM)), **length
+    ).fit(Counting(), data)
     assert stopped.stop_reason == "SIGTERM"
     step = int(stopped.state.step)
     assert step in (6, 7)
@@ -421,7 +454,10 @@ def test_epochs_are_counted_on() -> None:
     with pytest.raises(Killed):
         engine(memory, Act(fg.At(5), crash), epochs=3).fit(Counting(), data)
     result = engine(memory, events, epochs=3).fit(Counting(), data, resume=LATEST)
-    assert [line for line in events.told if "epoch" in line] == ["epoch 1 ended at 6", "epoch 2 ended at 9"]
+    assert [line for line in events.told if "epoch" in line] == [
+        "epoch 1 ended at 6",
+        "epoch 2 ended at 9",
+    ]
     assert int(result.state.step) == 9
 
 
@@ -439,7 +475,9 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
                 yield np.zeros(1, np.float32)
 
     memory = Memory(1000)
-    result = engine(memory, steps=40, steps_per_execution=8).fit(Counting(), fg.DataSource(Source(), prefetch=0))
+    result = engine(memory, steps=40, steps_per_execution=8).fit(
+        Counting(), fg.DataSource(Source(), prefetch=0)
+    )
     step = int(result.state.step)
     assert result.stop_reason == "SIGTERM" and list(memory.kept) == [step]
     assert step in (11, 12) and len(made) <= 13
@@ -452,7 +490,9 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
 # --- an evaluation that a stop request cuts off -----------------------------------------------------------------------
 
 
-def line_up(kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any) -> fg.Engine:
+def line_up(
+    kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any
+) -> fg.Engine:
     """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
     acts = Act(8, lambda run: run.log_text("act", {"weight": run.state.module.weight.tolist()}))
     evaluators = [
@@ -488,7 +528,9 @@ def whole() -> tuple[list[str], fg.FitResult]:
 
 
 @pytest.mark.parametrize("batch", [0, 3])
-def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(whole: Any, batch: int) -> None:
+def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(
+    whole: Any, batch: int
+) -> None:
     lines, result = whole
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
@@ -513,7 +555,9 @@ def test_a_pending_evaluation_may_be_cut_off_again(whole: Any) -> None:
     assert file.lines == whole[0]
 
 
-def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(whole: Any, tmp_path: Any) -> None:
+def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
+    whole: Any, tmp_path: Any
+) -> None:
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
     stopped = line_up(kept, file, interrupting(2, 1), run=str(tmp_path)).fit(Learner, data)
@@ -538,7 +582,10 @@ def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() 
             run.evaluate("second")
 
     def parts(kept: dict[int, Kept], file: File, before: Callable[[int], None]) -> fg.Engine:
-        evaluators = [Evaluator(fg.At(99), name="first"), Evaluator(fg.At(99), before, name="second")]
+        evaluators = [
+            Evaluator(fg.At(99), name="first"),
+            Evaluator(fg.At(99), before, name="second"),
+        ]
         return engine(file, *evaluators, Both(), Memory(fg.At(4), kept), steps=5, log_every=None)
 
     whole_file, file, kept = File(), File(), {}
@@ -555,7 +602,11 @@ def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
     memory = Memory()
     engine(memory, Act(fg.At(3), fg.Run.save), steps=7).fit(Counting(), numbers([0]))
     assert memory.asked == [3, 5, 7]
-    assert {step: float(kept.arrays[".module.weight"]) for step, kept in memory.kept.items()} == {3: -3, 5: -5, 7: -7}
+    assert {step: float(kept.arrays[".module.weight"]) for step, kept in memory.kept.items()} == {
+        3: -3,
+        5: -5,
+        7: -7,
+    }
 
 
 def test_a_trial_run_saves_nothing() -> None:
@@ -600,7 +651,9 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
 def test_a_sink_is_rewound_to_where_the_checkpoint_was() -> None:
     memory, file = Memory(4), File()
     with pytest.raises(Killed):
-        engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(Counting(), numbers([0]))
+        engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(
+            Counting(), numbers([0])
+        )
     assert json.loads(memory.kept[4].rest)["positions"] == {"file": 4}
     assert [json.loads(line)["step"] for line in file.lines][:6] == [1, 2, 3, 4, 5, 6]
     engine(memory, file, steps=8, log_every=1).fit(Counting(), numbers([0]), resume=LATEST)
@@ -645,7 +698,11 @@ class Patience:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("count", 1 if self.instance == "fast" else 2, self.increase, "decide")]
+        return [
+            fg.ScheduledAction(
+                "count", 1 if self.instance == "fast" else 2, self.increase, "decide"
+            )
+        ]
 
     def increase(self, run: fg.Run) -> None:
         self.count += 1
@@ -664,14 +721,20 @@ def test_what_plugins_keep_on_the_host_is_restored() -> None:
     """Version and state go to the instance that they came from; one that was not there then gets nothing."""
     memory = Memory(4)
     with pytest.raises(Killed):
-        engine(memory, Patience("fast"), Patience("slow"), Act(fg.At(7), crash), steps=9).fit(Counting(), numbers([0]))
+        engine(memory, Patience("fast"), Patience("slow"), Act(fg.At(7), crash), steps=9).fit(
+            Counting(), numbers([0])
+        )
     assert json.loads(memory.kept[4].rest)["host"] == {
         "patience:fast": {"version": 3, "state": {"count": 4}},
         "patience:slow": {"version": 3, "state": {"count": 2}},
     }
     fast, slow, new = Patience("fast"), Patience("slow"), Patience("new")
     engine(memory, new, fast, slow, steps=9).fit(Counting(), numbers([0]), resume=LATEST)
-    assert (fast.restored, slow.restored, new.restored) == ([({"count": 4}, 3)], [({"count": 2}, 3)], [])
+    assert (fast.restored, slow.restored, new.restored) == (
+        [({"count": 4}, 3)],
+        [({"count": 2}, 3)],
+        [],
+    )
     assert (fast.count, slow.count, new.count) == (9, 4, 2)
 
 
@@ -679,14 +742,18 @@ def test_what_plugins_keep_on_the_host_is_restored() -> None:
 
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
-    with pytest.raises(PluginError, match="nothing can restore memory: install fulgurite-checkpoint"):
+    with pytest.raises(
+        PluginError, match="nothing can restore memory: install fulgurite-checkpoint"
+    ):
         engine(steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 
 
 def test_an_optional_checkpoint_may_be_missing() -> None:
     events = Events()
     optional = fg.CheckpointRef("memory", optional=True)
-    result = engine(Memory(), events, steps=2, log_every=None).fit(Counting(), numbers([0, 0]), resume=optional)
+    result = engine(Memory(), events, steps=2, log_every=None).fit(
+        Counting(), numbers([0, 0]), resume=optional
+    )
     assert float(result.module.weight) == -2
     assert events.told[0] == "start at 0"
     with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in memory"):
@@ -708,9 +775,12 @@ def test_a_checkpointer_that_gives_nothing_is_no_silent_fresh_start() -> None:
 
 def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     with pytest.raises(KeyError) as caught:
-        engine(Memory(), steps=2).fit(Counting(), numbers([0]), resume=fg.CheckpointRef("memory", step=3))
+        engine(Memory(), steps=2).fit(
+            Counting(), numbers([0]), resume=fg.CheckpointRef("memory", step=3)
+        )
     assert any(
-        note.startswith("plugin 'memory' (") and "hook restore_checkpoint" in note for note in caught.value.__notes__
+        note.startswith("plugin 'memory' (") and "hook restore_checkpoint" in note
+        for note in caught.value.__notes__
     )
 
 
@@ -720,7 +790,9 @@ def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
 
     class Forgetful(Memory):
         @fg.hookimpl
-        def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+        def restore_checkpoint(
+            self, reference: fg.CheckpointRef, template: fg.TrainState
+        ) -> fg.Snapshot | None:
             snapshot = memory.restore_checkpoint(reference, template)
             assert snapshot is not None
             return replace(snapshot, state=snapshot.state.replace(plugin_states={}))

@@ -59,7 +59,9 @@ def test_committed_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path):
     run = RunDirectory(tmp_path)
     for step in (1000, 9, 0, 20):
         checkpoint(run, f"step-{step}")
-    assert list(run.list_checkpoints()) == [(step, run.step_directory(step)) for step in (0, 9, 20, 1000)]
+    assert list(run.list_checkpoints()) == [
+        (step, run.step_directory(step)) for step in (0, 9, 20, 1000)
+    ]
     assert run.step_directory(9) == tmp_path / "checkpoints" / "step-9"
 
 
@@ -82,7 +84,17 @@ def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
     run.step_directory(9).symlink_to(real)
     run.step_directory(10).symlink_to(tmp_path / "nowhere")
     run.step_directory(11).write_text("a file")
-    for name in ["step-07", "step-٣", "step-", "step--1", "step-1.5", "step-5.trash", "trash-5", "7", f"step-{10**12}"]:
+    for name in [
+        "step-07",
+        "step-٣",
+        "step-",
+        "step--1",
+        "step-1.5",
+        "step-5.trash",
+        "trash-5",
+        "7",
+        f"step-{10**12}",
+    ]:
         checkpoint(run, name)
     assert list(run.list_checkpoints()) == [(7, real)]
 
@@ -113,7 +125,11 @@ def populated(path: Path) -> RunDirectory:
 
 
 def tree(path: Path) -> set[str]:
-    return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and "attempts" not in file.parts}
+    return {
+        str(file.relative_to(path))
+        for file in path.rglob("*")
+        if file.is_file() and "attempts" not in file.parts
+    }
 
 
 KEPT = {"checkpoints/step-5/COMMIT", "checkpoints/step-10/COMMIT", "checkpoints/step-15/COMMIT"}
@@ -136,7 +152,9 @@ def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
 def test_what_begins_anew_moves_all_checkpoints_and_records(tmp_path: Path):
     run = populated(tmp_path)
     run.start_attempt()
-    moved = {f"superseded/1/step-{step}/COMMIT" for step in (5, 10, 15)} | {f"superseded/1/{name}" for name in RECORDS}
+    moved = {f"superseded/1/step-{step}/COMMIT" for step in (5, 10, 15)} | {
+        f"superseded/1/{name}" for name in RECORDS
+    }
     assert tree(tmp_path) == OTHERS | moved
     assert (tmp_path / "checkpoints" / "step-20").is_dir()  # no checkpoint
     before = tree(tmp_path)
@@ -162,8 +180,14 @@ def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
         plugin_name = "timed"
 
     timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()])
-    fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed], autoload=False).fit(TinyModel, tiny_data())
-    (plugin,) = (one for one in loads((tmp_path / "attempts" / "1").read_text())["plugins"] if one["name"] == "timed")
+    fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed], autoload=False).fit(
+        TinyModel, tiny_data()
+    )
+    (plugin,) = (
+        one
+        for one in loads((tmp_path / "attempts" / "1").read_text())["plugins"]
+        if one["name"] == "timed"
+    )
     assert plugin["settings"] == {"when": "Every(n=3)", "often": ["At(1)", "AtEnd()"]}
 
 

@@ -38,7 +38,9 @@ class Noted:
 
     ran: list[str] = field(default_factory=list)
 
-    def action(self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any) -> fg.ScheduledAction:
+    def action(
+        self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any
+    ) -> fg.ScheduledAction:
         return fg.ScheduledAction(name, trigger, lambda run: self.ran.append(name), phase, **order)
 
 
@@ -59,7 +61,9 @@ def test_the_window_is_closed_in_the_phase_log() -> None:
     def look(name: str) -> Any:
         return lambda run: seen.append((name, run.step, run.metrics.get("train", {}).get("weight")))
 
-    actions = [fg.ScheduledAction(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")]
+    actions = [
+        fg.ScheduledAction(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")
+    ]
     engine(Schedule(actions), steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert seen[0] == ("decide", 2, None)
     assert seen[3] == ("decide", 4, -1.0)
@@ -71,7 +75,11 @@ def test_the_window_is_closed_in_the_phase_log() -> None:
 def test_after_and_before_order_within_a_phase() -> None:
     noted = Noted()
     first = [noted.action("a", after=("c",)), noted.action("b")]
-    second = [noted.action("c"), noted.action("d", before=("first.b",)), noted.action("e", stage="decide")]
+    second = [
+        noted.action("c"),
+        noted.action("d", before=("first.b",)),
+        noted.action("e", stage="decide"),
+    ]
     engine(named("first", first), named("second", second), steps=1).fit(Counting(), numbers([0]))
     assert noted.ran == ["e", "c", "a", "d", "b"]
 
@@ -124,7 +132,9 @@ def test_schedule_gives_actions() -> None:
         def register_actions(self) -> Any:
             return [print]
 
-    with pytest.raises(PluginError, match=r"plugin 'loose', hook register_actions: give a list of ScheduledAction"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'loose', hook register_actions: give a list of ScheduledAction"
+    ):
         engine(Loose())
 
 
@@ -143,9 +153,18 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
         fg.ScheduledAction(name, trigger, lambda run, name=name: ran.append((name, run.step)))
         for name, trigger in triggers.items()
     ]
-    engine(Schedule(actions), steps=10, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
+    engine(Schedule(actions), steps=10, steps_per_execution=fuse).fit(
+        Counting(), numbers([0], [0], [0])
+    )
     by_name = {name: [step for other, step in ran if other == name] for name in triggers}
-    assert by_name == {"every": [3, 6, 9], "at": [4, 5], "start": [0], "end": [10], "epoch": [6], "both": [1, 5, 10]}
+    assert by_name == {
+        "every": [3, 6, 9],
+        "at": [4, 5],
+        "start": [0],
+        "end": [10],
+        "epoch": [6],
+        "both": [1, 5, 10],
+    }
     assert [step for _, step in ran] == sorted(step for _, step in ran)
 
 
@@ -166,7 +185,10 @@ class Asked(fg.Trigger):
 def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
     triggers = [Asked() for _ in range(20)]
     schedule = Schedule(
-        [fg.ScheduledAction(f"act{place}", one, lambda run: None) for place, one in enumerate(triggers)]
+        [
+            fg.ScheduledAction(f"act{place}", one, lambda run: None)
+            for place, one in enumerate(triggers)
+        ]
     )
     fg.Engine(steps=1, plugins=[schedule]).fit(Counting(), numbers([0]))
     asked = {len(one.asked) for one in triggers}
@@ -182,7 +204,10 @@ def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
         noted.action("end", fg.AtEnd()),
         noted.action("early", fg.AtEnd(), "evaluate"),
         fg.ScheduledAction(
-            "save", fg.AtEnd(), lambda run: steps.append((run.step, run.step_range.stop, run.stop_reason)), "save"
+            "save",
+            fg.AtEnd(),
+            lambda run: steps.append((run.step, run.step_range.stop, run.stop_reason)),
+            "save",
         ),
     ]
     result = engine(Schedule(actions), steps=100, steps_per_execution=fuse, log_every=50).fit(
@@ -195,7 +220,10 @@ def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
 
 
 def test_the_first_stop_gives_the_reason() -> None:
-    stops = [Act(2, lambda run, why=why: fg.StopTraining(why), "decide", why) for why in ("first", "second")]
+    stops = [
+        Act(2, lambda run, why=why: fg.StopTraining(why), "decide", why)
+        for why in ("first", "second")
+    ]
     assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stop_reason == "first"
 
 
@@ -217,7 +245,9 @@ def test_a_replaced_state_is_gone_on_from_and_seen_by_the_next_action(fuse: int)
     def replace(run: fg.Run) -> fg.ReplaceState:
         state = run.state
         return fg.ReplaceState(
-            state.replace(module=eqx.tree_at(lambda module: module.weight, state.module, jnp.float32(50)))
+            state.replace(
+                module=eqx.tree_at(lambda module: module.weight, state.module, jnp.float32(50))
+            )
         )
 
     look = Act(3, lambda run: seen.append(float(run.state.module.weight)), "save", "look")
@@ -263,7 +293,10 @@ ALWAYS = fg.EverySeconds(1e-9)
 def test_what_the_clock_drives_runs_between_steps(fuse: int) -> None:
     steps: list[int] = []
     result = engine(
-        Act(ALWAYS, lambda run: steps.append(run.step)), steps=16, steps_per_execution=fuse, log_every=None
+        Act(ALWAYS, lambda run: steps.append(run.step)),
+        steps=16,
+        steps_per_execution=fuse,
+        log_every=None,
     ).fit(Counting(), numbers(*[[0.0]] * 16))
     assert steps == list(range(fuse, 17, fuse))
     assert float(result.module.weight) == -16
@@ -272,7 +305,9 @@ def test_what_the_clock_drives_runs_between_steps(fuse: int) -> None:
 
 def test_a_clock_that_is_never_due_does_nothing() -> None:
     steps: list[int] = []
-    engine(Act(fg.EverySeconds(1e9), lambda run: steps.append(run.step)), steps=9).fit(Counting(), numbers([0]))
+    engine(Act(fg.EverySeconds(1e9), lambda run: steps.append(run.step)), steps=9).fit(
+        Counting(), numbers([0])
+    )
     assert steps == []
 
 
@@ -294,11 +329,18 @@ class Texts:
 @pytest.mark.parametrize("trigger", [ALWAYS, fg.FirstStepsAfterStart(1), fg.Every(2) | ALWAYS])
 def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: fg.Trigger) -> None:
     texts = Texts()
-    result = engine(texts, Act(trigger, None, "log"), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    result = engine(texts, Act(trigger, None, "log"), steps=4, log_every=2).fit(
+        Counting(), numbers([0])
+    )
     (notice,) = result.messages
     assert "act.act runs by the clock or by process: what it logs is telemetry" in notice
     told = texts.records[0]
-    assert (told.kind, told.stream, told.step, told.values) == ("text", "telemetry", 0, {"notice": notice})
+    assert (told.kind, told.stream, told.step, told.values) == (
+        "text",
+        "telemetry",
+        0,
+        {"notice": notice},
+    )
     windows = [record for record in texts.records if record.source == "train"]
     assert windows and {record.stream for record in windows} == {"telemetry"}
     assert result.history.names() == []
@@ -306,7 +348,9 @@ def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: 
 
 
 def test_an_evaluation_that_a_clock_drives_is_told_too() -> None:
-    result = engine(Act(ALWAYS, lambda run: None, "evaluate"), steps=2).fit(Counting(), numbers([0]))
+    result = engine(Act(ALWAYS, lambda run: None, "evaluate"), steps=2).fit(
+        Counting(), numbers([0])
+    )
     assert len(result.messages) == 1 and "act.act" in result.messages[0]
     assert result.history["train/weight"].tolist() == [-1]
 
@@ -333,19 +377,33 @@ class Watching:
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
     noted = Noted()
-    watching = [Watching("log", "log"), Watching("schedule.look", "look"), Watching("schedule.window", "window")]
-    actions = [noted.action("look", fg.At(3, 7)), fg.ScheduledAction("window", fg.At(8), None, "log")]
-    result = engine(*watching, Schedule(actions), steps=12, steps_per_execution=fuse, log_every=5).fit(
-        Counting(), numbers(*[[0.0]] * 12)
-    )
-    due = {name.partition(":")[2]: jnp.flatnonzero(own).tolist() for name, own in result.state.plugin_states.items()}
+    watching = [
+        Watching("log", "log"),
+        Watching("schedule.look", "look"),
+        Watching("schedule.window", "window"),
+    ]
+    actions = [
+        noted.action("look", fg.At(3, 7)),
+        fg.ScheduledAction("window", fg.At(8), None, "log"),
+    ]
+    result = engine(
+        *watching, Schedule(actions), steps=12, steps_per_execution=fuse, log_every=5
+    ).fit(Counting(), numbers(*[[0.0]] * 12))
+    due = {
+        name.partition(":")[2]: jnp.flatnonzero(own).tolist()
+        for name, own in result.state.plugin_states.items()
+    }
     assert due == {"log": [5, 8, 10, 12], "look": [3, 7], "window": [8]}
     assert noted.ran == ["look", "look"]
 
 
 def test_asking_for_what_nobody_scheduled_is_an_error() -> None:
-    with pytest.raises(PluginError, match=r"nothing scheduled is called 'act\.atc'. Did you mean 'act\.act'\?"):
-        engine(Watching("act.atc", "x"), Act(1, lambda run: None), steps=1).fit(Counting(), numbers([0]))
+    with pytest.raises(
+        PluginError, match=r"nothing scheduled is called 'act\.atc'. Did you mean 'act\.act'\?"
+    ):
+        engine(Watching("act.atc", "x"), Act(1, lambda run: None), steps=1).fit(
+            Counting(), numbers([0])
+        )
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
@@ -357,7 +415,9 @@ def test_one_executable_whatever_is_due(fuse: int) -> None:
         actions = [fg.ScheduledAction(phase, cadence, lambda run: None, phase) for phase in PHASES]
         plugins = [Everything(), Schedule(actions), compilations]
         states.append(
-            engine(*plugins, steps=14, steps_per_execution=fuse, log_every=cadence).fit(Linear(), regression(64)).state
+            engine(*plugins, steps=14, steps_per_execution=fuse, log_every=cadence)
+            .fit(Linear(), regression(64))
+            .state
         )
         assert compilations.names == ["step"]
     for state in states[1:]:
@@ -382,11 +442,18 @@ class Everything:
 
     @fg.hookimpl
     def loss_terms(self, module: Any) -> dict[str, Any]:
-        return {"l2": sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array)))}
+        return {
+            "l2": sum(
+                jnp.sum(leaf**2)
+                for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array))
+            )
+        }
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module), plugin_state
+        return jax.tree.map(
+            lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module
+        ), plugin_state
 
     @fg.hookimpl
     def step_metrics(self, grads: Any, ctx: fg.Context) -> dict[str, Any]:
@@ -429,7 +496,9 @@ def test_accounts_say_where_the_time_went() -> None:
         def test(self, run: fg.Run) -> None:
             run.evaluate("test")
 
-    accounts = engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).timings
+    accounts = (
+        engine(Busy(), steps=8, log_every=None).fit(Counting(), numbers(*[[0.0]] * 8)).timings
+    )
     calls = {
         "start": 1,
         "data": 8,
@@ -456,7 +525,9 @@ def test_the_device_is_waited_for_in_an_account_of_its_own(
 ) -> None:
     """For a record's values, and for a finite state that an action asks for. Each look at the clock is a second."""
     monkeypatch.setattr("fulgurite.timing.perf_counter", count().__next__)
-    waiting = engine(Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every)
+    waiting = engine(
+        Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every
+    )
     accounts = waiting.fit(Linear, regression()).timings
     assert accounts.seconds["wait"] >= 20
     assert accounts.median_step >= 1

@@ -80,8 +80,12 @@ class Sharding:
     @fg.hookimpl
     def state_sharding(self, state: fg.TrainState, mesh: jax.sharding.Mesh) -> Any:
         self.seen["mesh"] = mesh is self.devices
-        self.seen["abstract"] = all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data") if divisible(leaf) else P()), state)
+        self.seen["abstract"] = all(
+            isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)
+        )
+        return jax.tree.map(
+            lambda leaf: NamedSharding(mesh, P("data") if divisible(leaf) else P()), state
+        )
 
     @fg.hookimpl
     def batch_sharding(self, batch: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -158,8 +162,12 @@ def report() -> dict[str, Any]:
     data = fg.ArrayData({"x": x, "y": np.sin(x.sum(1))}, 16, shuffle=True)
 
     def train(*plugins: Any, **settings: Any) -> fg.FitResult:
-        engine = fg.Engine(steps=STEPS, log_every=2, plugins=[*plugins, Average()], autoload=False, **settings)
-        return engine.fit(Net, data, resume=fg.CheckpointRef("none", optional=True) if plugins else None)
+        engine = fg.Engine(
+            steps=STEPS, log_every=2, plugins=[*plugins, Average()], autoload=False, **settings
+        )
+        return engine.fit(
+            Net, data, resume=fg.CheckpointRef("none", optional=True) if plugins else None
+        )
 
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding, looking = Sharding(mesh), Looking()
@@ -187,16 +195,24 @@ def report() -> dict[str, Any]:
         "columns": parts(columns.state)[".plugin_states['columns']"],
         "moved": [parts(moved), np.asarray(moved.module.first).tolist()],
         "indivisible": indivisible,
-        "evaluated": [one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))],
-        "predicted": [np.asarray(one.predict(columns.module, ragged)).tolist() for one in (engine, fg.Engine(steps=1))],
+        "evaluated": [
+            one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))
+        ],
+        "predicted": [
+            np.asarray(one.predict(columns.module, ragged)).tolist()
+            for one in (engine, fg.Engine(steps=1))
+        ],
         "devices": len(jax.devices()),
         "asked": sharding.seen,
         "seen": looking.seen,
         "state at the end": {name: parts(result.state) for name, result in results.items()},
         "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},
-        "weights": {name: np.asarray(result.module.first).tolist() for name, result in results.items()},
+        "weights": {
+            name: np.asarray(result.module.first).tolist() for name, result in results.items()
+        },
         "averages": {
-            name: np.asarray(result.state.plugin_states["average"]).tolist() for name, result in results.items()
+            name: np.asarray(result.state.plugin_states["average"]).tolist()
+            for name, result in results.items()
         },
     }
 
@@ -204,7 +220,9 @@ def report() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def reported() -> dict[str, Any]:
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": f"{DEVICES}"}
-    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, env=environment
+    )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
     assert found["devices"] == DEVICES
@@ -248,7 +266,9 @@ def test_batches_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("name", ["sharded", "fused"])
 @pytest.mark.parametrize("what", ["losses", "weights", "averages"])
-def test_the_numbers_are_those_of_one_device(reported: dict[str, Any], what: str, name: str) -> None:
+def test_the_numbers_are_those_of_one_device(
+    reported: dict[str, Any], what: str, name: str
+) -> None:
     np.testing.assert_allclose(reported[what][name], reported[what]["plain"], rtol=1e-5, atol=1e-6)
 
 

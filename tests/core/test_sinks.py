@@ -92,7 +92,13 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
 
     sink = Sink()
     engine(sink, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
-    assert [hook for hook, _ in sink.taken] == ["log_config", "log_scalars", "log_media", "log_text", "log_config"]
+    assert [hook for hook, _ in sink.taken] == [
+        "log_config",
+        "log_scalars",
+        "log_media",
+        "log_text",
+        "log_config",
+    ]
     for record, (kind, value) in zip(sink.records[1:], values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
         assert list(record.values) == list(value)
@@ -102,7 +108,8 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
 def test_a_record_of_an_unknown_kind_or_stream_is_an_error(kind: Any, stream: Any) -> None:
     act = Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")("tester", {"a": 1}, stream=stream))
     with pytest.raises(
-        PluginError, match=r"no (records of|stream) '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'"
+        PluginError,
+        match=r"no (records of|stream) '(scalar|telemetri)'. Did you mean '(scalars|telemetry)'",
     ):
         engine(act, steps=1).fit(Counting(), numbers([0]))
 
@@ -115,18 +122,27 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
     "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
     "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),
     "no text": ("text", "tester", {"a": object()}, "object cannot be written as JSON"),
-    "no medium": ("media", "tester", {"a": np.zeros((2, 2))}, "'a' is of type ndarray; give fg.media"),
+    "no medium": (
+        "media",
+        "tester",
+        {"a": np.zeros((2, 2))},
+        "'a' is of type ndarray; give fg.media",
+    ),
     "no JSON": ("config", "tester", {"a": object()}, "object cannot be written as JSON"),
 }
 
 
-@pytest.mark.parametrize(("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS)
-def test_what_no_sink_can_write_is_an_error_of_who_emits_it(kind: Any, source: Any, values: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS
+)
+def test_what_no_sink_can_write_is_an_error_of_who_emits_it(
+    kind: Any, source: Any, values: Any, message: str
+) -> None:
     sink = Sink()
     with pytest.raises(FulguriteError, match=message) as caught:
-        engine(sink, Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")(source, values)), steps=1).fit(
-            Counting(), numbers([0])
-        )
+        engine(
+            sink, Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")(source, values)), steps=1
+        ).fit(Counting(), numbers([0]))
     assert "plugin 'act' (module models), action act, step 1" in caught.value.__notes__
     assert not [record for record in sink.records if record.source == source]
 
@@ -183,14 +199,18 @@ def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> No
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [fg.ScheduledAction("look", 1, lambda run: run.evaluate("test").clear(), "evaluate")]
+            return [
+                fg.ScheduledAction("look", 1, lambda run: run.evaluate("test").clear(), "evaluate")
+            ]
 
         @fg.hookimpl
         def on_evaluate_end(self, metrics: dict[str, Any]) -> None:
             metrics.clear()
 
     result = engine(Greedy(), steps=2).fit(Counting(), numbers([0]))
-    assert result.history["test/updates"].tolist() == [1, 2] and result.metrics["test"] == {"updates": 2}
+    assert result.history["test/updates"].tolist() == [1, 2] and result.metrics["test"] == {
+        "updates": 2
+    }
 
 
 def test_what_is_done_by_the_clock_is_telemetry() -> None:
@@ -206,9 +226,17 @@ def test_what_is_done_by_the_clock_is_telemetry() -> None:
     clocked, sink = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Sink()
     plugins = [sink, Specs(), clocked, Act(2, act, instance="exact")]
     fitted = engine(*plugins, steps=2).fit(Counting(), numbers([0]))
-    assert fitted.messages == ["act.act runs by the clock or by process: what it logs is telemetry, not exact"]
-    assert [one.step for one in sink.records if one.source == "act" and one.stream == "telemetry"] == [1, 2]
-    assert fitted.history.steps("act/a").tolist() == fitted.history.steps("test/updates").tolist() == [2]
+    assert fitted.messages == [
+        "act.act runs by the clock or by process: what it logs is telemetry, not exact"
+    ]
+    assert [
+        one.step for one in sink.records if one.source == "act" and one.stream == "telemetry"
+    ] == [1, 2]
+    assert (
+        fitted.history.steps("act/a").tolist()
+        == fitted.history.steps("test/updates").tolist()
+        == [2]
+    )
 
 
 def test_only_telemetry_tells_of_attempt_and_clock() -> None:
@@ -219,7 +247,9 @@ def test_only_telemetry_tells_of_attempt_and_clock() -> None:
     sink, before = Sink(), time.time()
     engine(sink, Act(fg.At(2), emit), steps=2).fit(Counting(), numbers([0]))
     by_source = {record.source: record for record in sink.records}
-    assert {(by_source[name].attempt, by_source[name].wall_time) for name in ("train", "exactly")} == {(None, None)}
+    assert {
+        (by_source[name].attempt, by_source[name].wall_time) for name in ("train", "exactly")
+    } == {(None, None)}
     about = by_source["about"]
     assert (about.stream, about.attempt) == ("telemetry", 1)
     assert about.wall_time is not None and before <= about.wall_time <= time.time()
@@ -229,7 +259,9 @@ def test_only_telemetry_tells_of_attempt_and_clock() -> None:
 def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
     sink = Sink()
     act = Act(3, lambda run: run.log_scalars("act", {"step": run.step}))
-    engine(sink, act, steps=7, steps_per_execution=fuse, log_every=2).fit(Counting(), numbers(*[[0.0]] * 9))
+    engine(sink, act, steps=7, steps_per_execution=fuse, log_every=2).fit(
+        Counting(), numbers(*[[0.0]] * 9)
+    )
     order = [(record.step, record.source) for record in sink.exact]
     assert order == [(2, "train"), (3, "act"), (4, "train"), (6, "train"), (6, "act"), (7, "train")]
 
@@ -246,7 +278,9 @@ def test_sinks_are_called_in_the_order_of_plugins() -> None:
             if record.stream == "exact":
                 order.append(f"{self.instance} {record.step}")
 
-    engine(Ordered("a", after=("ordered:b",)), Ordered("b"), steps=2, log_every=1).fit(Counting(), numbers([0]))
+    engine(Ordered("a", after=("ordered:b",)), Ordered("b"), steps=2, log_every=1).fit(
+        Counting(), numbers([0])
+    )
     assert order == ["b 1", "a 1", "b 2", "a 2"]
 
 
@@ -262,7 +296,10 @@ def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
     sink = Sink()
     result = engine(sink, steps=6, log_every=2).fit(Counting(), numbers([0]))
     rates = [record for record in sink.records if "steps_per_second" in record.values]
-    assert [(record.step, record.stream) for record in rates] == [(4, "telemetry"), (6, "telemetry")]
+    assert [(record.step, record.stream) for record in rates] == [
+        (4, "telemetry"),
+        (6, "telemetry"),
+    ]
     assert all(record.values["steps_per_second"] > 0 for record in rates)
     assert not any("steps_per_second" in name for name in result.history)
 
@@ -271,14 +308,19 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     class Evaluating:
         @fg.hookimpl
         def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("exact", numbers([0])), fg.EvaluatorSpec("loose", numbers([0]), exact=False)]
+            return [
+                fg.EvaluatorSpec("exact", numbers([0])),
+                fg.EvaluatorSpec("loose", numbers([0]), exact=False),
+            ]
 
     def evaluate(run: fg.Run) -> None:
         run.evaluate("exact")
         run.evaluate("loose")
 
     sink = Sink()
-    result = engine(sink, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(Counting(), numbers([0]))
+    result = engine(sink, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(
+        Counting(), numbers([0])
+    )
     streams = {record.source: record.stream for record in sink.records if record.kind == "scalars"}
     assert streams == {"exact": "exact", "loose": "telemetry", "train": "exact"}
     assert set(result.history) == {
@@ -301,12 +343,20 @@ def test_history_keeps_the_exact_scalars() -> None:
         run.log_text("act", {"word": "no"})
 
     seen: list[list[int]] = []
-    look = Act(4, lambda run: seen.append(run.history.steps("act/square").tolist()), instance="look")
-    result = engine(Act(fg.At(1, 3), emit), look, steps=4, log_every=2).fit(Counting(), numbers([0]))
+    look = Act(
+        4, lambda run: seen.append(run.history.steps("act/square").tolist()), instance="look"
+    )
+    result = engine(Act(fg.At(1, 3), emit), look, steps=4, log_every=2).fit(
+        Counting(), numbers([0])
+    )
     assert result.history["act/square"].tolist() == [1, 9]
     assert result.history.steps("act/square").tolist() == [1, 3]
     assert result.history["train/weight"].tolist() == [-1, -3]
-    assert "act/square" in result.history and "act/clock" not in result.history and "act/word" not in result.history
+    assert (
+        "act/square" in result.history
+        and "act/clock" not in result.history
+        and "act/word" not in result.history
+    )
     assert list(result.history) == result.history.names()
     assert seen == [[1, 3]]
     with pytest.raises(PathError, match=r"'act/sqare'. Did you mean 'act/square'\?"):
@@ -318,13 +368,17 @@ def test_history_keeps_the_exact_scalars() -> None:
 
 def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
     failing, sink = Failing(3), Sink()
-    with pytest.warns(UserWarning, match="sink 'failing' failed and gets no more records") as warned:
+    with pytest.warns(
+        UserWarning, match="sink 'failing' failed and gets no more records"
+    ) as warned:
         result = engine(failing, sink, steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert len(warned) == 1
     assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
     assert [record.step for record in sink.exact] == [1, 2, 3, 4, 5, 6]
     assert list(result.failures) == ["failing"]
-    assert result.failures["failing"].startswith("Trouble: disk full, token=*** (plugin 'failing' (")
+    assert result.failures["failing"].startswith(
+        "Trouble: disk full, token=*** (plugin 'failing' ("
+    )
     assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
     (told,) = [record for record in sink.records if record.kind == "text"]
     assert (told.stream, told.step) == ("telemetry", 2)
@@ -334,7 +388,9 @@ def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
 def test_a_sink_that_fails_changes_no_bit() -> None:
     with pytest.warns(UserWarning, match="failed"):
         failed = engine(Failing(1), steps=5, log_every=1).fit(Linear(), regression())
-    assert_same_bits(trained(failed.state), trained(engine(steps=5).fit(Linear(), regression()).state))
+    assert_same_bits(
+        trained(failed.state), trained(engine(steps=5).fit(Linear(), regression()).state)
+    )
 
 
 def test_one_instance_that_fails_leaves_the_other() -> None:
@@ -427,7 +483,9 @@ def test_a_log_is_closed_with_all_records_when_training_fails() -> None:
         raise Trouble("at 3")
 
     with pytest.raises(Trouble):
-        engine(Opened(told), Act(fg.At(3), fail), steps=4, log_every=2).fit(Counting(), numbers([0]))
+        engine(Opened(told), Act(fg.At(3), fail), steps=4, log_every=2).fit(
+            Counting(), numbers([0])
+        )
     assert told == ["open at 0", "text", "record 2", "exception Trouble", "close"]
 
 
@@ -482,4 +540,7 @@ def test_a_source_with_a_slash_is_found_in_the_history():
     history = fg.History()
     history.records.append(fg.Record("scalars", "mine/best", 3, {"loss": 0.5}))
     assert history.names() == ["mine/best/loss"]
-    assert (history["mine/best/loss"].tolist(), history.steps("mine/best/loss").tolist()) == ([0.5], [3])
+    assert (history["mine/best/loss"].tolist(), history.steps("mine/best/loss").tolist()) == (
+        [0.5],
+        [3],
+    )

@@ -61,7 +61,9 @@ class Twice(Linear):
         self.second = [self.first]
 
 
-@pytest.mark.parametrize("model", [Twice, lambda: Twice(key=jax.random.key(0))], ids=["callable", "module"])
+@pytest.mark.parametrize(
+    "model", [Twice, lambda: Twice(key=jax.random.key(0))], ids=["callable", "module"]
+)
 def test_case_40_one_array_at_two_paths(model: Any) -> None:
     with pytest.raises(ModelError, match=r"eqx\.nn\.Shared") as caught:
         fg.Engine(steps=1).fit(model if isinstance(model, type) else model(), regression())
@@ -102,7 +104,9 @@ def test_case_40_tied_weights() -> None:
     result = fg.Engine(steps=5).fit(Tied, [batch])
     weight = jnp.eye(2, 3) * 0.5
     for _ in range(5):
-        weight -= 0.1 * jax.grad(lambda weight: jnp.mean((batch @ weight.T @ weight - batch) ** 2))(weight)
+        weight -= 0.1 * jax.grad(lambda weight: jnp.mean((batch @ weight.T @ weight - batch) ** 2))(
+            weight
+        )
     assert_close(result.module.layers()[0], weight)
     assert_close(result.module.layers()[1], weight.T)
 
@@ -196,13 +200,19 @@ def test_a_state_of_another_engine_or_model_is_told_where_it_differs() -> None:
 
     data = regression()
     with pytest.raises(StateError, match=r"plugins\.slice\.total"):
-        fg.Engine(steps=1, plugins=[Slice()]).fit(data=data, state=fg.Engine(steps=1).init_state(Linear, data))
+        fg.Engine(steps=1, plugins=[Slice()]).fit(
+            data=data, state=fg.Engine(steps=1).init_state(Linear, data)
+        )
     with pytest.raises(StateError, match="must be a TrainState"):
         fg.Engine(steps=1).fit(data=data, state=Linear())  # type: ignore[arg-type]
     state = fg.Engine(steps=1).init_state(Classifier, classes())
     bias = jnp.zeros(3, jnp.float16)
-    state = state.replace(module=eqx.tree_at(lambda module: module.mlp.layers[1].bias, state.module, bias))
-    with pytest.raises(StateError, match=r"changed opt_state.*layers\[1\]\.bias from float16\[3\] to float32\[3\]"):
+    state = state.replace(
+        module=eqx.tree_at(lambda module: module.mlp.layers[1].bias, state.module, bias)
+    )
+    with pytest.raises(
+        StateError, match=r"changed opt_state.*layers\[1\]\.bias from float16\[3\] to float32\[3\]"
+    ):
         fg.Engine(steps=1).fit(data=classes(), state=state)
 
 
@@ -239,7 +249,12 @@ def test_two_models_of_one_class_have_programs_of_their_own(through: str) -> Non
             return fg.Output(jnp.sum(self.weight))
 
     engine = fg.Engine(steps=2)
-    for shape, dtype in (((2,), jnp.float32), ((5,), jnp.float32), ((5,), jnp.float16), ((2,), jnp.float32)):
+    for shape, dtype in (
+        ((2,), jnp.float32),
+        ((5,), jnp.float32),
+        ((5,), jnp.float16),
+        ((2,), jnp.float32),
+    ):
         model = eqx.tree_at(lambda module: module.weight, made(Sized), jnp.zeros(shape, dtype))
         if through == "fit":
             state = engine.fit(model, numbers([0])).state
@@ -304,7 +319,9 @@ def test_batch_norm_is_carried_and_evaluated_in_inference_mode() -> None:
 
     inference = eqx.nn.inference_mode(eqx.combine(expected, static))
     x = data.arrays["x"]
-    preds, _ = jax.vmap(inference, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, expected_state)
+    preds, _ = jax.vmap(inference, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(
+        x, expected_state
+    )
     for weights in (given, given.state, (given.module, given.model_state)):
         np.testing.assert_allclose(engine.predict(weights, data), preds, rtol=1e-5, atol=1e-5)
     error = np.mean((np.asarray(preds) - data.arrays["y"]) ** 2)
@@ -321,7 +338,9 @@ def test_a_step_that_forgets_the_state_of_its_model_is_told() -> None:
             return super().training_step(batch, ctx).replace(model_state=ctx.model_state)
 
     engine, data = fg.Engine(steps=1), regression(16, 8)
-    with pytest.warns(UserWarning, match=r"Forgetful.training_step gave no model_state.*model_state=state"):
+    with pytest.warns(
+        UserWarning, match=r"Forgetful.training_step gave no model_state.*model_state=state"
+    ):
         engine.fit(eqx.nn.make_with_state(Forgetful), data)
     engine.fit(eqx.nn.make_with_state(Frozen), data)
 
@@ -341,7 +360,9 @@ def test_a_callable_may_give_a_module_and_its_state() -> None:
 def test_a_model_with_a_state_stays_usable() -> None:
     model, state = normalized(jax.random.key(1))
     fg.Engine(steps=1).fit((model, state), regression(16, 8))
-    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter((model, state), eqx.is_array)))
+    assert all(
+        not leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter((model, state), eqx.is_array))
+    )
 
 
 def test_a_task_carries_batch_norm() -> None:
@@ -359,7 +380,9 @@ def test_a_task_carries_batch_norm() -> None:
     batch = np.asarray([[2.0, 4.0, 6.0], [4.0, 4.0, 4.0]], np.float32)
     result = fg.Engine(steps=1).fit((task, state), [(batch,)])
     mean, _ = result.model_state.get(result.module.model.norm.ema_state_index)  # type: ignore[union-attr]
-    np.testing.assert_allclose(mean, batch.mean(0))  # the first batch's, with the zero of the beginning corrected for
+    np.testing.assert_allclose(
+        mean, batch.mean(0)
+    )  # the first batch's, with the zero of the beginning corrected for
 
 
 # --- what may be in a model -------------------------------------------------------------------------------------------
@@ -405,7 +428,12 @@ def test_everything_that_may_be_in_a_model_survives(given: Any) -> None:
     module, model = result.module, Mixed()
     assert not np.array_equal(module.weight, model.weight)
     assert (module.name, module.sizes, module.nothing) == ("mixed", (3, 4), None)
-    assert (module.activation, module.factor, module.switch, module.words) == (jax.nn.tanh, 0.5, True, ["a", "b"])
+    assert (module.activation, module.factor, module.switch, module.words) == (
+        jax.nn.tanh,
+        0.5,
+        True,
+        ["a", "b"],
+    )
     assert_same_bits(
         [module.key, module.old_key, module.count, module.flags, module.empty],
         [model.key, model.old_key, model.count, model.flags, model.empty],
@@ -424,11 +452,17 @@ def test_keys_of_another_implementation_keep_it() -> None:
             self.key = jax.random.key(1, impl="rbg")
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return super().training_step(batch, ctx).replace(metrics={"draw": jax.random.normal(self.key, ())})
+            return (
+                super()
+                .training_step(batch, ctx)
+                .replace(metrics={"draw": jax.random.normal(self.key, ())})
+            )
 
     result = fg.Engine(steps=2).fit(Keyed, numbers([0]))
     assert str(jax.random.key_impl(result.module.key)) == "rbg"
-    assert result.metrics["train"]["draw"] == pytest.approx(float(jax.random.normal(jax.random.key(1, impl="rbg"), ())))
+    assert result.metrics["train"]["draw"] == pytest.approx(
+        float(jax.random.normal(jax.random.key(1, impl="rbg"), ()))
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
@@ -477,7 +511,9 @@ def test_float64_leaves_and_data_become_float32() -> None:
     arrays = {name: array.astype(np.float64) for name, array in regression().arrays.items()}
     doubled = fg.Engine(steps=3).fit(Double(), fg.ArrayData(arrays, 8))
     assert doubled.module.weight.dtype == jnp.float32
-    assert_same_bits(doubled.module.weight, fg.Engine(steps=3).fit(Linear, regression()).module.weight)
+    assert_same_bits(
+        doubled.module.weight, fg.Engine(steps=3).fit(Linear, regression()).module.weight
+    )
 
 
 def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
@@ -499,7 +535,11 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
         second = engine.fit(data=numbers([0]), state=first.state)
         assert float(second.module.weight) == -6
     assert len(events.compiled) == 1
-    batches = [jnp.full((2,), 1.0), jnp.ones(2), np.ones(2, np.float32)]  # the first is weakly typed
+    batches = [
+        jnp.full((2,), 1.0),
+        jnp.ones(2),
+        np.ones(2, np.float32),
+    ]  # the first is weakly typed
     assert float(engine.fit(Weak, batches).module.weight) == -3
 
 
@@ -518,7 +558,9 @@ def test_a_step_that_changes_the_state_s_structure(weight: Any, message: str) ->
     class Changing(fg.Engine):
         def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
             state, output = super().train_step(state, batch, ctx)
-            return state.replace(module=eqx.tree_at(lambda module: module.weight, state.module, weight)), output
+            return state.replace(
+                module=eqx.tree_at(lambda module: module.weight, state.module, weight)
+            ), output
 
     with pytest.raises(ModelError, match=message):
         Changing(steps=1).fit(Linear, regression())
@@ -528,7 +570,9 @@ def test_a_step_that_changes_what_is_no_array() -> None:
     class Changing(fg.Engine):
         def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
             state, output = super().train_step(state, batch, ctx)
-            return state.replace(module=eqx.tree_at(lambda module: module.factor, state.module, 2.0)), output
+            return state.replace(
+                module=eqx.tree_at(lambda module: module.factor, state.module, 2.0)
+            ), output
 
     with pytest.raises(ModelError, match=r"module\.factor from .*1\.0 to .*2\.0"):
         Changing(steps=1).fit(Factored(), numbers([0]))
@@ -539,7 +583,9 @@ def test_a_replaced_state_of_another_structure() -> None:
         module = eqx.tree_at(lambda module: module.weight, run.state.module, jnp.zeros(2))
         return fg.ReplaceState(run.state.replace(module=module))
 
-    with pytest.raises(ModelError, match=r"act\.act changed module\.weight from float32\[3\] to float32\[2\]"):
+    with pytest.raises(
+        ModelError, match=r"act\.act changed module\.weight from float32\[3\] to float32\[2\]"
+    ):
         fg.Engine(steps=3, plugins=[Act(fg.At(2), shrink)]).fit(Linear, regression())
 
 
@@ -547,7 +593,9 @@ def test_a_metric_whose_shape_follows_the_batch() -> None:
     class Uneven(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return (
-                super().training_step(batch, ctx).replace(metrics={"newest": fg.metrics.LastValue.from_values(batch)})
+                super()
+                .training_step(batch, ctx)
+                .replace(metrics={"newest": fg.metrics.LastValue.from_values(batch)})
             )
 
     with pytest.raises(ModelError, match="newest"):
@@ -556,11 +604,17 @@ def test_a_metric_whose_shape_follows_the_batch() -> None:
 
 def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
     kept: list[fg.Run] = []
-    fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: kept.append(run))]).fit(Linear, regression())
+    fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: kept.append(run))]).fit(
+        Linear, regression()
+    )
     with pytest.raises(StateError, match="only during the call"):
         _ = kept[0].state
 
 
 def test_a_digest_is_of_the_numbers_however_they_lie() -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
-    assert digest({"y": table[:, 1]}) == digest({"y": jnp.asarray(table[:, 1])}) != digest({"y": table[:, 2]})
+    assert (
+        digest({"y": table[:, 1]})
+        == digest({"y": jnp.asarray(table[:, 1])})
+        != digest({"y": table[:, 2]})
+    )

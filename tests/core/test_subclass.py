@@ -7,13 +7,24 @@ import jax
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError
-from models import Classifier, Counting, Linear as LinearModel, assert_same_bits, classes, numbers, regression, trained
+from models import (
+    Classifier,
+    Counting,
+    Linear as LinearModel,
+    assert_same_bits,
+    classes,
+    numbers,
+    regression,
+    trained,
+)
 
 
 class Halving(fg.Engine):
     """Takes half of the gradient, by the parts of an update."""
 
-    def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+    def train_step(
+        self, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
         grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
         rule = ctx.rule
         assert isinstance(rule, fg.GradientUpdate)
@@ -35,13 +46,17 @@ def test_case_39_a_subclass_gives_the_same_bits_by_fit_fused_fit_and_step() -> N
 
 
 def test_case_39_half_the_gradient_is_half_the_step_of_gradient_descent() -> None:
-    whole, half = (kind(steps=1).fit(LinearModel, regression()).module.weight for kind in (fg.Engine, Halving))
+    whole, half = (
+        kind(steps=1).fit(LinearModel, regression()).module.weight for kind in (fg.Engine, Halving)
+    )
     np.testing.assert_allclose(half, whole / 2, rtol=1e-6)
 
 
 def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
     class Twice(fg.Engine):
-        def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+        def train_step(
+            self, state: fg.TrainState, batch: Any, ctx: fg.Context
+        ) -> tuple[fg.TrainState, fg.Output]:
             state, _ = super().train_step(state, batch, ctx)
             return super().train_step(state, batch, ctx.fork("second"))
 
@@ -58,7 +73,10 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
 
     result = Twice(steps=3, log_every=3, plugins=[Watching()]).fit(Counting, numbers([0]))
     assert float(result.module.weight) == -6 and int(result.state.step) == 3
-    assert (result.metrics["train"]["watching/gradient"], result.metrics["train"]["watching/update"]) == (1, -1)
+    assert (
+        result.metrics["train"]["watching/gradient"],
+        result.metrics["train"]["watching/update"],
+    ) == (1, -1)
     assert (3, "exact") in seen
 
 
@@ -82,7 +100,9 @@ def test_overriding_step_alone_is_an_error() -> None:
         def step(self, state: Any, batch: Any) -> Any:
             return super().step(state, batch)
 
-    with pytest.raises(ConfigurationError, match="Stepping overrides step; fit never calls it: override tr"):
+    with pytest.raises(
+        ConfigurationError, match="Stepping overrides step; fit never calls it: override tr"
+    ):
         Stepping(steps=1)
 
     class Both(Stepping):

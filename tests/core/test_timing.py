@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from fulgurite.timing import Timings, Rate
+from fulgurite.timing import Rate, Timings
 
 
 def test_case_18_steps_per_second():
@@ -20,7 +20,9 @@ def test_no_rate_without_time():
 
 
 def test_time_in_a_nested_account_counts_there_alone(monkeypatch: pytest.MonkeyPatch):
-    times = iter([0.0, 10.0, 11.0, 14.0, 16.0])  # opened, outer begins, inner begins, inner ends, outer ends
+    times = iter(
+        [0.0, 10.0, 11.0, 14.0, 16.0]
+    )  # opened, outer begins, inner begins, inner ends, outer ends
     monkeypatch.setattr("fulgurite.timing.perf_counter", lambda: next(times))
     accounts = Timings()
     with accounts.time("outer"), accounts.time("inner"):

@@ -6,27 +6,29 @@ import pytest
 from fulgurite import triggers
 from fulgurite.errors import ConfigurationError
 from fulgurite.triggers import (
-    TriggerState,
     At,
     AtEnd,
     AtStart,
+    EvenlySpaced,
     Every,
     EveryEpoch,
+    EverySeconds,
     Exponential,
     FirstSteps,
     FirstStepsAfterStart,
     Or,
-    EverySeconds,
     StepRange,
-    EvenlySpaced,
     Trigger,
+    TriggerState,
     as_trigger,
     is_exact,
 )
 from hypothesis import given, strategies as st
 
 
-def steps_of(trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000) -> list[int]:
+def steps_of(
+    trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000
+) -> list[int]:
     """The steps that asking again and again gives; a fresh fit unless `after` says where it was resumed."""
     found: list[int] = []
     step = span.start - 1 if after is None else after
@@ -36,7 +38,11 @@ def steps_of(trigger: Trigger, span: StepRange, after: int | None = None, until:
 
 
 def simulate(
-    trigger: Trigger, span: StepRange, begin: int | None = None, step_time: float = 1.0, action_time: float = 0.0
+    trigger: Trigger,
+    span: StepRange,
+    begin: int | None = None,
+    step_time: float = 1.0,
+    action_time: float = 0.0,
 ) -> list[tuple[int, float]]:
     """(step, time) of each action in a loop whose clock starts at 0, asked at every step boundary."""
     now, found = 0.0, []
@@ -76,7 +82,16 @@ def test_case_04_times_doubles_until_the_end_is_known() -> None:
 
 
 def test_case_05_exponential() -> None:
-    assert steps_of(Exponential(100, 1.2), StepRange(0, 2000)) == [100, 220, 364, 537, 745, 995, 1295, 1655]
+    assert steps_of(Exponential(100, 1.2), StepRange(0, 2000)) == [
+        100,
+        220,
+        364,
+        537,
+        745,
+        995,
+        1295,
+        1655,
+    ]
 
 
 def test_case_06_exponential_keeps_its_grid() -> None:
@@ -144,24 +159,43 @@ def test_case_07_wrong_types_are_errors_of_ours() -> None:
 def test_case_08_first_and_first_of_process() -> None:
     assert steps_of(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
     assert steps_of(FirstSteps(5), StepRange(0, 200), after=100) == []
-    assert [step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200), begin=100)] == [
+    assert [
+        step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200), begin=100)
+    ] == [
         101,
         102,
         103,
         104,
         105,
     ]
-    assert [step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200))] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200))] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
     armed = TriggerState(FirstStepsAfterStart(2) | At(150), 100, 0.0)
     span = StepRange(0, 200)
-    assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [101, 101, 102, 150, None]
+    assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [
+        101,
+        101,
+        102,
+        150,
+        None,
+    ]
 
 
 def test_case_09_the_clock_restarts_when_the_action_has_ended() -> None:
     assert simulate(EverySeconds(10), StepRange(0, 40)) == [(10, 10), (20, 20), (30, 30), (40, 40)]
     # 10 s after the action of 10 … 15 is 25, when step 20 ends; that action ends at 30
-    assert simulate(EverySeconds(10), StepRange(0, 40), action_time=5.0) == [(10, 10), (20, 25), (30, 40), (40, 55)]
+    assert simulate(EverySeconds(10), StepRange(0, 40), action_time=5.0) == [
+        (10, 10),
+        (20, 25),
+        (30, 40),
+        (40, 55),
+    ]
 
 
 @pytest.mark.parametrize("trigger", [Every(4) | EverySeconds(10), EverySeconds(10) | Every(4)])
@@ -223,7 +257,9 @@ def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
         def _next_after(self, after: int, span: StepRange) -> int:
             return step
 
-    with pytest.raises(ConfigurationError, match="as the next step after 3; give a later one or None"):
+    with pytest.raises(
+        ConfigurationError, match="as the next step after 3; give a later one or None"
+    ):
         Stuck().next(3, StepRange(0, 9))
 
 
@@ -232,7 +268,9 @@ def test_a_rule_that_moves_with_what_it_is_asked_is_an_error_and_not_a_run_witho
         def _next_after(self, after: int, span: StepRange) -> int:
             return after + 3
 
-    with pytest.raises(ConfigurationError, match="gave 6 as the next step after 3, and 8 as that after 5; give the"):
+    with pytest.raises(
+        ConfigurationError, match="gave 6 as the next step after 3, and 8 as that after 5; give the"
+    ):
         Later().next(3, StepRange(0, 9))
 
 
@@ -304,10 +342,14 @@ def test_next_is_pure_later_and_within_the_span(
         assert step >= origin if isinstance(trigger, AtStart) else step > origin
         assert span.stop is None or step <= span.stop
         # it is the first: asking from any place before it gives the same
-        assert {trigger.next(between, span) for between in range(max(after, step - 50), step)} == {step}
+        assert {trigger.next(between, span) for between in range(max(after, step - 50), step)} == {
+            step
+        }
 
 
-@given(st.lists(any_trigger, min_size=1, max_size=4), origins, st.integers(0, 300), epochs, st.data())
+@given(
+    st.lists(any_trigger, min_size=1, max_size=4), origins, st.integers(0, 300), epochs, st.data()
+)
 def test_or_does_not_depend_on_order_or_grouping(
     parts: list[Trigger], origin: int, length: int, epochs: list[int], data: st.DataObject
 ) -> None:
@@ -317,7 +359,9 @@ def test_or_does_not_depend_on_order_or_grouping(
     for part in others:
         nested = part | nested
     assert steps_of(Or(parts), span) == steps_of(nested, span)
-    assert steps_of(nested, span) == sorted({step for part in parts for step in steps_of(part, span)})
+    assert steps_of(nested, span) == sorted(
+        {step for part in parts for step in steps_of(part, span)}
+    )
     assert simulate(Or(parts), span) == simulate(nested, span)
 
 

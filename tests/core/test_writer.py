@@ -23,7 +23,10 @@ class Memory:
     closed: bool = False
 
     def write(self, record: fg.Record) -> None:
-        assert threading.current_thread().daemon and threading.current_thread() is not threading.main_thread()
+        assert (
+            threading.current_thread().daemon
+            and threading.current_thread() is not threading.main_thread()
+        )
         self.before(record.step)
         self.steps.append(record.step)
 
@@ -91,7 +94,9 @@ def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
     for step in range(3):
         writer.put(record(step))  # does not wait: nothing is written yet
     assert backend.steps == []
-    with pytest.warns(UserWarning, match=r"'slow' is slower than training.*: 3 records are queued") as warned:
+    with pytest.warns(
+        UserWarning, match=r"'slow' is slower than training.*: 3 records are queued"
+    ) as warned:
         threading.Timer(0.1, release.set).start()
         for step in range(3, 40):
             writer.put(record(step))
@@ -142,7 +147,9 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
         told = "training has ended and waits for sink 'hung': 3 records are not written"
         with (
             pytest.warns(UserWarning, match=told),
-            pytest.raises(TimeoutError, match=r"it did nothing for 0\.2 s; 3 records are not written"),
+            pytest.raises(
+                TimeoutError, match=r"it did nothing for 0\.2 s; 3 records are not written"
+            ),
         ):
             writer.close()
         assert future.result(0) == {"failed": f"TimeoutError: {writer.failure}", "position": 1}

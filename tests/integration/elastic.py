@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_sharding import DataParallel, FSDP, TensorParallel, gather
+from fulgurite_sharding import FSDP, DataParallel, TensorParallel, gather
 from jax.sharding import PartitionSpec as P
 
 RULES = [("layers[0].weight", P("model", None)), ("layers[1].weight", P(None, "model"))]
@@ -56,7 +56,9 @@ class Began:
 def bits(state: fg.TrainState) -> str:
     """A hash of everything that a state holds, wherever it lies."""
     leaves = jax.tree.leaves(gather(eqx.filter(state, eqx.is_array)))
-    return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
+    ).hexdigest()
 
 
 def parts(state: fg.TrainState) -> list[list[int]]:
@@ -74,7 +76,10 @@ def main(run: str, layout: str, devices: int, steps: int) -> None:
     engine = fg.Engine(steps=steps, log_every=1, run_dir=run, plugins=plugins, autoload=False)
     result = engine.fit(Net, data, resume="auto")
     assert int(result.state.step) == steps
-    found = {"began": began.state, "ended": {"bits": bits(result.state), "parts": parts(result.state)}}
+    found = {
+        "began": began.state,
+        "ended": {"bits": bits(result.state), "parts": parts(result.state)},
+    }
     print(json.dumps({**found, "losses": result.history["train/loss"].tolist()}))
 
 

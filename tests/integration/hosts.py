@@ -40,7 +40,9 @@ class Scores(fg.Module):
         metrics = {
             "accuracy": fg.metrics.Accuracy.from_logits(output.preds, labels, ctx.mask),
             "f1": F1.from_predictions(output.preds, labels, mask=ctx.mask, average="macro"),
-            "auc": RocAuc.from_scores(output.preds[:, 1] - output.preds[:, 0], labels == 1, mask=ctx.mask),
+            "auc": RocAuc.from_scores(
+                output.preds[:, 1] - output.preds[:, 0], labels == 1, mask=ctx.mask
+            ),
             "largest": fg.metrics.Max.from_values(output.preds, ctx.mask),
         }
         return output.replace(metrics=metrics)
@@ -59,7 +61,11 @@ class Hosts:
     @fg.hookimpl
     def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
         def place(leaf: Any) -> Any:
-            return NamedSharding(mesh, PartitionSpec()) if isinstance(leaf, jax.ShapeDtypeStruct) else None
+            return (
+                NamedSharding(mesh, PartitionSpec())
+                if isinstance(leaf, jax.ShapeDtypeStruct)
+                else None
+            )
 
         return jax.tree.map(place, state)
 
@@ -82,7 +88,10 @@ def examples() -> Batch:
 
 def batches(process: int, processes: int) -> list[Batch]:
     """Every `processes`-th batch of 16, so that the last ones are missing or short on some."""
-    cut = [{name: array[start : start + 16] for name, array in examples().items()} for start in range(0, 103, 16)]
+    cut = [
+        {name: array[start : start + 16] for name, array in examples().items()}
+        for start in range(0, 103, 16)
+    ]
     return cut[process::processes]
 
 
@@ -144,7 +153,10 @@ def main() -> None:
     mine = batches(process, processes)
     evaluator = Evaluator("test", mine, every=2)
     engine = fg.Engine(steps=2, plugins=[Hosts(), evaluator], autoload=False)
-    say(evaluated=engine.evaluate(Scores(), mine), limited=engine.evaluate(Scores(), iter(mine), num_batches=1)["loss"])
+    say(
+        evaluated=engine.evaluate(Scores(), mine),
+        limited=engine.evaluate(Scores(), iter(mine), num_batches=1)["loss"],
+    )
     padded = fg.ArrayData(examples(), 16, remainder="pad")
     say(padded=engine.evaluate(Scores(), padded))
     handed: list[np.ndarray] = []
@@ -160,14 +172,32 @@ def main() -> None:
         told(lambda: evaluate(failing(process)))
         told(lambda: evaluate([] if process == 1 else mine))
         told(lambda: evaluate([{"scores": examples()["scores"]}] if process == 1 else mine))
-        plain, batch, other = fg.Engine(steps=3, plugins=[Hosts()], autoload=False), mine[0], mine[process]
-        told(lambda: fg.Engine(steps=1 + process, plugins=[Hosts()], autoload=False).fit(Scores, train))
-        told(lambda: fg.Engine(steps=1, seed=process, plugins=[Hosts()], autoload=False).fit(Scores, train))
+        plain, batch, other = (
+            fg.Engine(steps=3, plugins=[Hosts()], autoload=False),
+            mine[0],
+            mine[process],
+        )
+        told(
+            lambda: fg.Engine(steps=1 + process, plugins=[Hosts()], autoload=False).fit(
+                Scores, train
+            )
+        )
+        told(
+            lambda: fg.Engine(steps=1, seed=process, plugins=[Hosts()], autoload=False).fit(
+                Scores, train
+            )
+        )
         told(lambda: plain.fit(Own(), train))
-        told(lambda: plain.fit(Scores, [{name: array[: 8 + process] for name, array in batch.items()}]))
+        told(
+            lambda: plain.fit(
+                Scores, [{name: array[: 8 + process] for name, array in batch.items()}]
+            )
+        )
         told(lambda: plain.fit(Scores, [batch] * (1 + process)))
         told(lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other]))
-        custom = fg.Engine(steps=3, plugins=[Hosts(), Custom()], autoload=False).fit(Scores, [batch])
+        custom = fg.Engine(steps=3, plugins=[Hosts(), Custom()], autoload=False).fit(
+            Scores, [batch]
+        )
         say(error=custom.failures["evaluate.own"])
         say(again=engine.evaluate(Scores(), mine)["loss"])
 

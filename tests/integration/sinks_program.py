@@ -25,7 +25,9 @@ class Line(fg.Module):
         self.weight = jax.random.normal(key, (4,))
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(((batch["x"] @ self.weight - 1) ** 2).mean(), metrics={"norm": jnp.sum(self.weight**2)})
+        return fg.Output(
+            ((batch["x"] @ self.weight - 1) ** 2).mean(), metrics={"norm": jnp.sum(self.weight**2)}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-2)

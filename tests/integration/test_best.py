@@ -23,7 +23,9 @@ class Counting(fg.Module):
         self.weight = jnp.zeros(())
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(self.weight * 1.0, metrics={"updates": -self.weight}, preds=batch - self.weight)
+        return fg.Output(
+            self.weight * 1.0, metrics={"updates": -self.weight}, preds=batch - self.weight
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1.0)
@@ -42,21 +44,34 @@ class Slice:
 
 
 @pytest.mark.parametrize(("values", "best"), [([0.36, 0.36], 10), ([np.nan, 0.5, 1.0], 30)])
-def test_case_19_the_best_by_what_an_evaluator_finds(values: list[float], best: int, tmp_path: Path) -> None:
+def test_case_19_the_best_by_what_an_evaluator_finds(
+    values: list[float], best: int, tmp_path: Path
+) -> None:
     zero = [np.zeros(2, np.float32)]
     probe = Evaluator("test", every=10, fn=lambda state, step: {"accuracy": values[step // 10 - 1]})
     plugins = [probe, Checkpointer(every=10, max_to_keep=1, monitor="test/accuracy"), Slice()]
-    fg.Engine(steps=10 * len(values), run_dir=tmp_path, plugins=plugins, autoload=False).fit(Counting, zero)
+    fg.Engine(steps=10 * len(values), run_dir=tmp_path, plugins=plugins, autoload=False).fit(
+        Counting, zero
+    )
     # Another program, without the plugins that trained, and no training data.
-    engine, weights = fg.Engine(plugins=[Checkpointer(every=1)], autoload=False), fg.CheckpointRef(tmp_path, "best")
+    engine, weights = (
+        fg.Engine(plugins=[Checkpointer(every=1)], autoload=False),
+        fg.CheckpointRef(tmp_path, "best"),
+    )
     before = sorted(tmp_path.rglob("*"))
     assert engine.evaluate(Counting, zero, weights=weights)["updates"] == best
     assert engine.predict(Counting, zero, weights=weights).tolist() == [best, best]
     assert int(engine.load_weights(Counting, weights).step) == best
-    for path, step in ((str(tmp_path), 10 * len(values)), (tmp_path / f"checkpoints/step-{best}", best)):
+    for path, step in (
+        (str(tmp_path), 10 * len(values)),
+        (tmp_path / f"checkpoints/step-{best}", best),
+    ):
         assert engine.evaluate(Counting, zero, weights=path)["updates"] == step
     # What is at hand says how the model is made.
-    assert engine.evaluate(engine.load_weights(Counting, weights), zero, weights=weights)["updates"] == best
+    assert (
+        engine.evaluate(engine.load_weights(Counting, weights), zero, weights=weights)["updates"]
+        == best
+    )
     with pytest.raises(ConfigurationError, match="path must be that of a run"):
         engine.evaluate(Counting, zero, weights=3)  # pyright: ignore[reportArgumentType]
     assert sorted(tmp_path.rglob("*")) == before

@@ -25,7 +25,9 @@ def blocks(page: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.stem
+)
 def test_the_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -43,7 +45,9 @@ def test_blocks_are_found():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    missing = [link for link in links if (file := _file(page, link)) is not None and not file.exists()]
+    missing = [
+        link for link in links if (file := _file(page, link)) is not None and not file.exists()
+    ]
     assert not missing
     outside = [link for link in links if page.parent.name == "docs" and link.startswith("../")]
     assert not outside, f"the site has the pages of docs/ alone: write {HERE}..."

@@ -26,7 +26,11 @@ def train(run: Path, layout: str, devices: int, steps: int) -> dict[str, Any]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """A run of 10 steps, fully sharded over 8 devices; what it found; and what one of 20 steps did."""
     folder = tmp_path_factory.mktemp("elastic")
-    return folder / "run", train(folder / "run", "fsdp", 8, 10), train(folder / "whole", "fsdp", 8, 20)
+    return (
+        folder / "run",
+        train(folder / "run", "fsdp", 8, 10),
+        train(folder / "whole", "fsdp", 8, 20),
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,5 +55,7 @@ def test_case_x6_a_run_on_eight_devices_goes_on_where_there_are_fewer(
     resumed = train(tmp_path / "run", layout, devices, 20)
     assert resumed["began"] == {"step": 10, "bits": before["ended"]["bits"], "parts": parts}
     assert resumed["ended"]["parts"] == parts
-    np.testing.assert_allclose(resumed["losses"], uninterrupted["losses"][-len(resumed["losses"]) :], rtol=1e-4)
+    np.testing.assert_allclose(
+        resumed["losses"], uninterrupted["losses"][-len(resumed["losses"]) :], rtol=1e-4
+    )
     assert len(resumed["losses"]) in (10, 20)

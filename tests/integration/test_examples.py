@@ -16,13 +16,21 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, *arguments: str, **variables: str) -> list[str]:
     """The lines that an example prints to stdout."""
-    command, environment = [sys.executable, str(EXAMPLES / name), *arguments], {**os.environ, **variables}
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout.splitlines()
+    command, environment = (
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        {**os.environ, **variables},
+    )
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+    ).stdout.splitlines()
 
 
 def test_digits():
     *progress, last = run("digits.py", "steps=500", "width=64")
-    shown = [re.fullmatch(r"step +(\d+)  loss (\d\.\d{4})  accuracy ([01]\.\d{3})", line) for line in progress]
+    shown = [
+        re.fullmatch(r"step +(\d+)  loss (\d\.\d{4})  accuracy ([01]\.\d{3})", line)
+        for line in progress
+    ]
     assert all(shown)
     steps, losses, accuracies = zip(*(match.groups() for match in shown if match), strict=True)
     assert steps == ("200", "400", "500")
@@ -56,7 +64,12 @@ def test_wgan_gp():
 def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
     arguments = ["digits.py", "steps=600", "width=32", "--run"]
     run(*arguments, str(tmp_path / "whole"))
-    command = [sys.executable, str(EXAMPLES / "digits.py"), *arguments[1:], str(tmp_path / "killed")]
+    command = [
+        sys.executable,
+        str(EXAMPLES / "digits.py"),
+        *arguments[1:],
+        str(tmp_path / "killed"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not (tmp_path / "killed" / "checkpoints" / "step-200" / "COMMIT").exists():
             assert process.poll() in (None, 0)
@@ -66,26 +79,44 @@ def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
     assert last.startswith("test accuracy ")
     for name in ("records.jsonl", "records.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "records.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "killed" / "records.jsonl").read_text().splitlines()
+    ]
     assert steps == [200, 400, 600]
 
 
 @pytest.mark.parametrize(
     ("layout", "share"),
     [("fsdp", 1 / 8)]
-    + [pytest.param(*one, marks=pytest.mark.slow) for one in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))],
+    + [
+        pytest.param(*one, marks=pytest.mark.slow)
+        for one in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))
+    ],
 )
 def test_transformer(layout: str, share: float):
-    lines = run("transformer.py", f"layout={layout}", "devices=8", "width=64", "context=32", "blocks=1", "steps=60")
+    lines = run(
+        "transformer.py",
+        f"layout={layout}",
+        "devices=8",
+        "width=64",
+        "context=32",
+        "blocks=1",
+        "steps=60",
+    )
     text = "\n".join(lines)
     devices = re.search(
-        r"^8 devices, each with ([\d,]+) bytes of parameters and ([\d,]+) of Adam's$", text, re.MULTILINE
+        r"^8 devices, each with ([\d,]+) bytes of parameters and ([\d,]+) of Adam's$",
+        text,
+        re.MULTILINE,
     )
     assert devices
     parameters, optimizer = (int(number.replace(",", "")) for number in devices.groups())
     # An embedding and a head of 256 by 64, and four times 64 by 64 and twice 64 by 256 in the block.
     whole = 4 * (2 * 256 * 64 + 4 * 64 * 64 + 2 * 64 * 256)
-    assert share <= parameters / whole < (share + 0.03 if layout in ("data", "fsdp") else 2.5 * share)
+    assert (
+        share <= parameters / whole < (share + 0.03 if layout in ("data", "fsdp") else 2.5 * share)
+    )
     assert 2 * parameters <= optimizer <= 2 * parameters + 8
     bits = [float(number) for number in re.findall(r"bits per byte ([\d.]+)$", text, re.MULTILINE)]
     assert len(bits) == 3 and bits[0] > bits[1] and bits[-1] < 4.5
@@ -95,7 +126,11 @@ def test_transformer(layout: str, share: float):
 def test_digits_standalone_eval(tmp_path: Path):
     folder = tmp_path / "run"
     *lines, drawn = run("digits_standalone_eval.py", "steps=500", "width=64", "--run", str(folder))
-    shown = [found for line in lines if (found := re.fullmatch(r"(\w+)  step 500  accuracy ([.\d]+)  loss .*", line))]
+    shown = [
+        found
+        for line in lines
+        if (found := re.fullmatch(r"(\w+)  step 500  accuracy ([.\d]+)  loss .*", line))
+    ]
     assert [found[1] for found in shown] == ["test", "shifted"] and float(shown[0][2]) > 0.9
     assert drawn == str(folder / "accuracy.png") and Path(drawn).read_bytes()[1:4] == b"PNG"
 

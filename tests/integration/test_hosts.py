@@ -48,7 +48,9 @@ def expected() -> tuple[dict[str, float], np.ndarray]:
     }, scores
 
 
-@pytest.mark.parametrize("processes", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 4])
+@pytest.mark.parametrize(
+    "processes", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 4]
+)
 def test_uneven_hosts_find_what_scikit_learn_finds_over_the_whole_set(processes: int) -> None:
     hosts = found(processes, *(["failures"] if processes == 2 else []))
     same = [[line for line in lines if "error" not in line] for lines in hosts]
@@ -68,9 +70,13 @@ def test_what_fails_on_one_host_fails_on_all() -> None:
     why = "process 1 failed to make batch {} of an evaluation: {}"
     assert errors[0][0] == "ProcessError: " + why.format(1, "OSError: the disk is gone")
     assert errors[1][0] == "OSError: the disk is gone"
-    assert errors[0][1].startswith("ProcessError: " + why.format(0, "DataError: the data (list) has no batch 0"))
+    assert errors[0][1].startswith(
+        "ProcessError: " + why.format(0, "DataError: the data (list) has no batch 0")
+    )
     assert errors[1][1].startswith("DataError: the data (list) has no batch 0")
-    assert errors[0][2] == errors[1][2] and errors[0][2].startswith("DataError: batch 0 of an evaluation is ")
+    assert errors[0][2] == errors[1][2] and errors[0][2].startswith(
+        "DataError: batch 0 of an evaluation is "
+    )
     for (one, other), words in zip(
         zip(errors[0][3:9], errors[1][3:9], strict=True),
         [
@@ -83,8 +89,12 @@ def test_what_fails_on_one_host_fails_on_all() -> None:
         ],
         strict=True,
     ):
-        assert one == other and one.startswith("ConfigurationError: the processes of one training differ in "), one
+        assert one == other and one.startswith(
+            "ConfigurationError: the processes of one training differ in "
+        ), one
         assert words in one
-    assert errors[0][9].startswith("ProcessError: process 1 failed to make batch 0 of an evaluation: OSError")
+    assert errors[0][9].startswith(
+        "ProcessError: process 1 failed to make batch 0 of an evaluation: OSError"
+    )
     assert errors[1][9].startswith("OSError: the file is gone")
     assert first[-1] == second[-1] == {"again": first[0]["evaluated"]["loss"]}

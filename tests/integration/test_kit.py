@@ -19,17 +19,17 @@ from fulgurite_logging import (
     NormMonitor,
 )
 from fulgurite_optimizers import (
+    Freeze,
     GradientAccumulation,
     GradientClip,
-    Freeze,
+    MultiOptimizer,
     NonNegative,
     Phase,
-    MultiOptimizer,
     ReduceOnPlateau,
 )
 from fulgurite_progress import ProgressBar
 from fulgurite_rng import Rng
-from fulgurite_sharding import DataParallel, FSDP, Sharding, TensorParallel
+from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel
 from fulgurite_tensorboard import TensorBoardLogger
 from fulgurite_testing import TinyModel, check_plugin, tiny_data
 from fulgurite_wandb import WandbLogger
@@ -49,7 +49,9 @@ class Apart(TinyModel):
 
     def configure_optimizers(self) -> Any:
         chosen = {"weight": "linear.weight", "bias": "linear.bias"}
-        return {name: Phase(optax.adam(1e-2), params=fg.select(path)) for name, path in chosen.items()}
+        return {
+            name: Phase(optax.adam(1e-2), params=fg.select(path)) for name, path in chosen.items()
+        }
 
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -79,18 +81,32 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sharding": (Sharding, {"bad_arguments": [{"batch": "data"}]}),
     "tensor_parallel": (lambda: TensorParallel([("linear.weight", PartitionSpec("model"))], 1), {}),
     "tensorboard": (TensorBoardLogger, {}),
-    "wandb": (lambda: WandbLogger("p", mode="offline"), {"bad_arguments": [{"project": "p", "mode": "on"}]}),
+    "wandb": (
+        lambda: WandbLogger("p", mode="offline"),
+        {"bad_arguments": [{"project": "p", "mode": "on"}]},
+    ),
 }
 HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
 
 
 # One or two plugins of each distribution stand for the others, each of which has tests of its own.
-QUICK = {"accumulate", "checkpoints", "evaluator", "jsonl", "norms", "phases", "progress", "rng", "sharding"}
+QUICK = {
+    "accumulate",
+    "checkpoints",
+    "evaluator",
+    "jsonl",
+    "norms",
+    "phases",
+    "progress",
+    "rng",
+    "sharding",
+}
 QUICK |= {"tensorboard", "wandb"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLUGINS]
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLUGINS],
 )
 def test_a_plugin_of_ours_passes_the_conformance_check(name: str) -> None:
     plugin, options = PLUGINS[name]

@@ -16,12 +16,20 @@ NAME = re.compile(r"`((?:fg|fulgurite\w*)(?:\.\w+)+)`")
 def rows(page: str) -> list[list[str]]:
     """The cells of the page's rows: id, there, here, where."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    return [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| [A-Z]\d+ ", line)]
+    return [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if re.match(r"\| [A-Z]\d+ ", line)
+    ]
 
 
 def found(name: str) -> Any:
     """What a dotted name leads to: a module, or an attribute of one."""
-    parts = name.replace("fg.", "fulgurite.", 1).split(".") if name.startswith("fg.") else name.split(".")
+    parts = (
+        name.replace("fg.", "fulgurite.", 1).split(".")
+        if name.startswith("fg.")
+        else name.split(".")
+    )
     thing: Any = import_module(parts[0])
     for at, part in enumerate(parts[1:], 2):
         try:
@@ -41,10 +49,14 @@ def test_every_name_is_there(page: str):
 def test_every_row_says_where_it_is_or_that_it_is_planned(letter: str, page: str):
     for number, (identity, there, here, *where) in enumerate(rows(page), 1):
         assert identity == f"{letter}{number}"
-        assert there and (where or "planned" in here), f"{identity} says neither where it is nor that it is planned"
+        assert there and (where or "planned" in here), (
+            f"{identity} says neither where it is nor that it is planned"
+        )
 
 
-@pytest.mark.skipif(not PARITY.exists(), reason="the list of capabilities is not beside this checkout")
+@pytest.mark.skipif(
+    not PARITY.exists(), reason="the list of capabilities is not beside this checkout"
+)
 @pytest.mark.parametrize(("letter", "page"), PAGES.items())
 def test_no_capability_is_left_out(letter: str, page: str):
     wanted = re.findall(rf"^\| ({letter}\d+) \|", PARITY.read_text(), re.MULTILINE)

@@ -17,7 +17,14 @@ import numpy as np
 import optax
 import pytest
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_optimizers import GradientAccumulation, GradientClip, Freeze, Phase, MultiOptimizer, ReduceOnPlateau
+from fulgurite_optimizers import (
+    Freeze,
+    GradientAccumulation,
+    GradientClip,
+    MultiOptimizer,
+    Phase,
+    ReduceOnPlateau,
+)
 from fulgurite_sharding import FSDP
 from fulgurite_testing import assert_same_bits
 
@@ -37,7 +44,9 @@ class Pair(fg.Module):
         fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), batch.shape))
         judge = jax.vmap(self.discriminator)
         return {
-            "discriminator": lambda: jax.nn.softplus(-judge(batch)).mean() + jax.nn.softplus(judge(fake)).mean(),
+            "discriminator": lambda: (
+                jax.nn.softplus(-judge(batch)).mean() + jax.nn.softplus(judge(fake)).mean()
+            ),
             "generator": lambda: jax.nn.softplus(-judge(fake)).mean(),
         }
 
@@ -92,7 +101,13 @@ def plugins() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("fuse", "until"),
-    [(4, 8), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, 5), (1, 8), (1, 10), (4, 5), (4, 10)])],
+    [
+        (4, 8),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [(1, 5), (1, 8), (1, 10), (4, 5), (4, 10)]
+        ),
+    ],
 )
 def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, fuse: int) -> None:
     def engine(name: str, *more: Any) -> fg.Engine:
@@ -135,17 +150,28 @@ def report() -> dict[str, Any]:
             "parts": [list(leaf.addressable_shards[0].data.shape) for leaf in large],
         }
 
-    hows = {"whole": None, "microbatch": GradientAccumulation(2), "steps": GradientAccumulation(2, "steps")}
-    return {name: {"one": train(how=how), "eight": train(FSDP(min_size=1), how=how)} for name, how in hows.items()}
+    hows = {
+        "whole": None,
+        "microbatch": GradientAccumulation(2),
+        "steps": GradientAccumulation(2, "steps"),
+    }
+    return {
+        name: {"one": train(how=how), "eight": train(FSDP(min_size=1), how=how)}
+        for name, how in hows.items()
+    }
 
 
 def test_several_devices_have_the_numbers_of_one() -> None:
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, env=environment
+    )
     assert run.returncode == 0, run.stderr
     for name, found in json.loads(run.stdout.splitlines()[-1]).items():
         one, eight = found["one"], found["eight"]
-        np.testing.assert_allclose(eight["weights"], one["weights"], rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            eight["weights"], one["weights"], rtol=2e-4, atol=2e-5, err_msg=name
+        )
         assert one["parts"] and all(part == [16, 8] for part in one["parts"])
         assert all(part != [16, 8] for part in eight["parts"]), name
 

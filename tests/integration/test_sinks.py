@@ -16,7 +16,9 @@ Scalars = list[tuple[int, str, float]]
 
 
 def run(folder: Path, kill: int = 0) -> None:
-    ran = subprocess.run([sys.executable, PROGRAM, folder, str(kill)], capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, PROGRAM, folder, str(kill)], capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == (-signal.SIGKILL if kill else 0), ran.stderr
     assert "gets no more records" not in ran.stderr, ran.stderr  # of a sink that failed
 
@@ -64,7 +66,9 @@ def wandb(folder: Path) -> Scalars:
 
 def exact(scalars: Scalars) -> list[tuple[int, str]]:
     """Steps and names without telemetry, sorted; one that is there twice is there twice."""
-    return sorted((step, name) for step, name, _ in scalars if not name.endswith("steps_per_second"))
+    return sorted(
+        (step, name) for step, name, _ in scalars if not name.endswith("steps_per_second")
+    )
 
 
 @pytest.mark.parametrize("kills", [pytest.param((), marks=pytest.mark.slow), (13, 28)])

@@ -13,7 +13,11 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]
-MEMBERS = [path.parent for pattern in WORKSPACE["members"] for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))]
+MEMBERS = [
+    path.parent
+    for pattern in WORKSPACE["members"]
+    for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
+]
 DEPENDENCIES = {"equinox", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
 
 PROGRAM = """
@@ -100,7 +104,10 @@ class Outsider:
 
 
 def test_core_alone_holds_its_dependencies_and_no_more(core_alone: Path):
-    installed = {str(canonicalize_name(found.name)): found for found in distributions(path=[site_packages(core_alone)])}
+    installed = {
+        str(canonicalize_name(found.name)): found
+        for found in distributions(path=[site_packages(core_alone)])
+    }
     needed, todo = set(), ["fulgurite"]
     while todo:
         name = todo.pop()
@@ -117,15 +124,24 @@ def test_core_alone_trains(core_alone: Path):
 
 
 def test_all_members_train_together(everything: Path):
-    projects = [tomllib.loads((member / "pyproject.toml").read_text())["project"]["name"] for member in MEMBERS]
+    projects = [
+        tomllib.loads((member / "pyproject.toml").read_text())["project"]["name"]
+        for member in MEMBERS
+    ]
     names = [canonicalize_name(project).replace("-", "_") for project in projects]
-    files = run(everything, "".join(f"\nimport {name}; print({name}.__file__)" for name in names)).stdout.splitlines()
-    assert len(files) == len(MEMBERS) and all(Path(file).is_relative_to(everything) for file in files)
+    files = run(
+        everything, "".join(f"\nimport {name}; print({name}.__file__)" for name in names)
+    ).stdout.splitlines()
+    assert len(files) == len(MEMBERS) and all(
+        Path(file).is_relative_to(everything) for file in files
+    )
     assert run(everything, "train(['rng'])").stdout.splitlines()[-1] == TRAINED
 
 
 def test_an_outsider_is_found_by_name(everything: Path):
-    assert run(everything, "fit(['outsider'], 1)", {"FULGURITE_AUTOLOAD": "0"}).stdout == "outsider\n"
+    assert (
+        run(everything, "fit(['outsider'], 1)", {"FULGURITE_AUTOLOAD": "0"}).stdout == "outsider\n"
+    )
 
 
 def test_an_outsider_is_ordered(everything: Path):
@@ -153,7 +169,9 @@ def test_an_outsider_is_autoloaded(everything: Path):
         pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "rng"}, marks=pytest.mark.slow),
     ],
 )
-def test_an_autoloaded_outsider_is_switched_off(everything: Path, call: str, variables: dict[str, str]):
+def test_an_autoloaded_outsider_is_switched_off(
+    everything: Path, call: str, variables: dict[str, str]
+):
     assert run(everything, call, variables).stdout == ""
 
 
@@ -222,4 +240,8 @@ def site_packages(folder: Path) -> str:
 def required_by(requirements: list[str]) -> set[str]:
     """The names of those requirements that hold here without extras; these environments have this Python."""
     parsed = [Requirement(text) for text in requirements]
-    return {canonicalize_name(one.name) for one in parsed if not one.marker or one.marker.evaluate({"extra": ""})}
+    return {
+        canonicalize_name(one.name)
+        for one in parsed
+        if not one.marker or one.marker.evaluate({"extra": ""})
+    }

@@ -20,7 +20,12 @@ import numpy as np
 STARTING = multiprocessing.get_context("forkserver")
 STARTING.set_forkserver_preload(
     [
-        *("fulgurite", "fulgurite_checkpoint.commands", "fulgurite_logging", "fulgurite_evaluators"),
+        *(
+            "fulgurite",
+            "fulgurite_checkpoint.commands",
+            "fulgurite_logging",
+            "fulgurite_evaluators",
+        ),
         *("fulgurite_rng", "orbax.checkpoint.experimental.v1"),
     ]
 )
@@ -48,16 +53,26 @@ class Kill:
         """What makes the program do it itself."""
         if self.place in ("commit", "start"):
             return {}
-        return {"place": self.place, "count": self.count, "after": self.after, "number": int(self.number)}
+        return {
+            "place": self.place,
+            "count": self.count,
+            "after": self.after,
+            "number": int(self.number),
+        }
 
 
-def kills(seed: int, count: int, source: str, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)) -> list[Kill]:
+def kills(
+    seed: int, count: int, source: str, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)
+) -> list[Kill]:
     """Random moments of all kinds."""
     draw = random.Random(seed)
     kinds: dict[str, Callable[[], tuple[int, float]]] = {
         "evaluation": lambda: (draw.randint(1, 12), 0.0),
         "record": lambda: (draw.randint(1, 14), draw.choice([0.0, draw.uniform(0, 0.005)])),
-        "save": lambda: (draw.randint(1, 3), draw.choice([0.0, draw.uniform(0, 0.05), draw.uniform(0, 0.2)])),
+        "save": lambda: (
+            draw.randint(1, 3),
+            draw.choice([0.0, draw.uniform(0, 0.05), draw.uniform(0, 0.2)]),
+        ),
         "commit": lambda: (draw.randint(1, 3), draw.choice([0.0, draw.uniform(0, 0.02)])),
         "start": lambda: (1, draw.uniform(0.0, 1.0)),
     }
@@ -77,7 +92,10 @@ class Left:
     @classmethod
     def of(cls, run: Path) -> "Left":
         with np.load(run / "final.npz") as file:
-            arrays = {name: (str(file[name].dtype), file[name].shape, file[name].tobytes()) for name in file}
+            arrays = {
+                name: (str(file[name].dtype), file[name].shape, file[name].tobytes())
+                for name in file
+            }
         return cls(arrays, (run / "records.jsonl").read_bytes())
 
 
@@ -87,7 +105,9 @@ def undisturbed(run: Path, **arguments: Any) -> Left:
     return Left.of(run)
 
 
-def killed_until_done(run: Path, plan: Iterator[Kill], most: int, whole: Left, **arguments: Any) -> list[Kill]:
+def killed_until_done(
+    run: Path, plan: Iterator[Kill], most: int, whole: Left, **arguments: Any
+) -> list[Kill]:
     """Starts the program until it has ended by itself, with the next kill of the plan at each start, or with none when
     there is no more or `most` have hit it; gives those. What it leaves must be `whole`."""
     hits = []
@@ -99,7 +119,9 @@ def killed_until_done(run: Path, plan: Iterator[Kill], most: int, whole: Left, *
             compare(Left.of(run), whole)
             return hits
         assert kill is not None, log(run)
-        expected = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}[kill.number]
+        expected = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}[
+            kill.number
+        ]
         # A signal to stop that comes before or after training ends the process as it ends any other.
         assert code in (expected, -kill.number), f"{kill}: exit code {code}\n{log(run)}"
         hits.append(kill)
@@ -119,7 +141,9 @@ def check_commits(run: Path, whole: Left, pending: bool) -> None:
     for step, _ in fg.RunDirectory(run).list_checkpoints()[-1:]:
         lines = whole.records.splitlines(True)
         before = [line for line in lines if json.loads(line)["step"] <= step - pending]
-        assert (run / "records.jsonl").read_bytes().startswith(b"".join(before)), f"step {step}\n{log(run)}"
+        assert (run / "records.jsonl").read_bytes().startswith(b"".join(before)), (
+            f"step {step}\n{log(run)}"
+        )
 
 
 def attempt(run: Path, arguments: Arguments, kill: Kill | None = None) -> int:
@@ -140,7 +164,9 @@ def attempt(run: Path, arguments: Arguments, kill: Kill | None = None) -> int:
 def started(run: Path, arguments: Arguments) -> ForkServerProcess:
     """A process that runs the program."""
     run.mkdir(parents=True, exist_ok=True)
-    process = STARTING.Process(target=_run, args=(str(run), [f"{name}={value}" for name, value in arguments.items()]))
+    process = STARTING.Process(
+        target=_run, args=(str(run), [f"{name}={value}" for name, value in arguments.items()])
+    )
     process.start()
     return process
 
@@ -149,7 +175,11 @@ def strike(process: ForkServerProcess, run: Path, kill: Kill) -> None:
     """Waits for a moment that can be seen from outside, and sends the signal."""
     directory = fg.RunDirectory(run)
     # Checkpoints are counted by what appears: old ones go while new ones come.
-    before, attempts, seen = {step for step, _ in directory.list_checkpoints()}, directory.attempts, 0
+    before, attempts, seen = (
+        {step for step, _ in directory.list_checkpoints()},
+        directory.attempts,
+        0,
+    )
     while seen < kill.count:
         if not process.is_alive():
             return

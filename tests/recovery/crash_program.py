@@ -71,7 +71,9 @@ class Average:
     @fg.hookimpl
     def after_update(self, module: Net, plugin_state: Any, ctx: fg.Context) -> Any:
         weights = eqx.filter(module, eqx.is_inexact_array)
-        average = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, plugin_state["average"], weights)
+        average = jax.tree.map(
+            lambda old, new: 0.9 * old + 0.1 * new, plugin_state["average"], weights
+        )
         return module, {"average": average, "drawn": jax.random.uniform(ctx.key())}
 
 
@@ -86,7 +88,9 @@ class Counter:
     def register_actions(self) -> list[fg.ScheduledAction]:
         return [
             fg.ScheduledAction("tell", fg.EvenlySpaced(self.times), self.tell),
-            fg.ScheduledAction("begin", fg.AtStart(), lambda run: run.log_text("counter", {"begun": str(run.step)})),
+            fg.ScheduledAction(
+                "begin", fg.AtStart(), lambda run: run.log_text("counter", {"begun": str(run.step)})
+            ),
             fg.ScheduledAction("pace", 5, lambda run: time.sleep(0.01)),
         ]
 
@@ -123,9 +127,11 @@ class Killer:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("kill", fg.At(self.count), lambda run: os.kill(os.getpid(), self.number))] * (
-            self.place == "step"
-        )
+        return [
+            fg.ScheduledAction(
+                "kill", fg.At(self.count), lambda run: os.kill(os.getpid(), self.number)
+            )
+        ] * (self.place == "step")
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -172,14 +178,20 @@ class Stream(Telling):
 
 def examples(count: int, seed: int, batch_size: int, **options: Any) -> fg.ArrayData:
     x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
-    return fg.ArrayData({"x": x, "y": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, batch_size, **options)
+    return fg.ArrayData(
+        {"x": x, "y": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, batch_size, **options
+    )
 
 
 SOURCES: dict[str, Callable[[Callable[[], None]], Any]] = {
     "arrays": lambda tell: examples(100, 1, 16, shuffle=True),
     "ahead": lambda tell: fg.DataSource(examples(96, 1, 16, shuffle=True), prefetch=3),
-    "replayed": lambda tell: fg.DataSource(Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2),
-    "stream": lambda tell: fg.DataSource(Stream(examples(112, 1, 16, shuffle=True), tell), prefetch=3),
+    "replayed": lambda tell: fg.DataSource(
+        Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2
+    ),
+    "stream": lambda tell: fg.DataSource(
+        Stream(examples(112, 1, 16, shuffle=True), tell), prefetch=3
+    ),
 }
 
 
@@ -207,7 +219,11 @@ def experiment(
         Rng(),
         Average(),
         Counter(times),
-        Evaluator("test", fg.DataSource(test, prefetch=0), every=fg.AtStart() | fg.Every(evaluate) | fg.AtEnd()),
+        Evaluator(
+            "test",
+            fg.DataSource(test, prefetch=0),
+            every=fg.AtStart() | fg.Every(evaluate) | fg.AtEnd(),
+        ),
         JSONLLogger() if delay == 0 else Delayed(delay),
         killer,
         Checkpointer(
@@ -216,8 +232,17 @@ def experiment(
             resume_data="replay" if source == "replayed" else "exact",
         ),
     ]
-    engine = fg.Engine(steps=steps, seed=7, steps_per_execution=fuse, log_every=log, plugins=plugins, autoload=False)
-    return fg.Experiment(engine, eqx.nn.make_with_state(Net), SOURCES[source](lambda: killer.at("batch")))
+    engine = fg.Engine(
+        steps=steps,
+        seed=7,
+        steps_per_execution=fuse,
+        log_every=log,
+        plugins=plugins,
+        autoload=False,
+    )
+    return fg.Experiment(
+        engine, eqx.nn.make_with_state(Net), SOURCES[source](lambda: killer.at("batch"))
+    )
 
 
 class Delayed(JSONLLogger):
@@ -251,7 +276,9 @@ def main(run: str, arguments: list[str]) -> None:
     result = fg.main(experiment, [*arguments, "--run", run])
     arrays = {
         jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(eqx.filter(result.state, eqx.is_array))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            eqx.filter(result.state, eqx.is_array)
+        )
     }
     with open(Path(run, "final.partial"), "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)

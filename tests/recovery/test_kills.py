@@ -19,7 +19,9 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
     """Has `count` kills of the plan hit, in as many runs as that takes: some come when a run is over already."""
     whole, left, hits = undisturbed(tmp_path / "whole", **arguments), iter(plan), 0
     for number in range(len(plan)):
-        hits += len(killed_until_done(tmp_path / f"run-{number}", left, count - hits, whole, **arguments))
+        hits += len(
+            killed_until_done(tmp_path / f"run-{number}", left, count - hits, whole, **arguments)
+        )
         if hits == count:
             return
     raise AssertionError(f"of {len(plan)} kills {hits} hit")

@@ -12,7 +12,10 @@ from fulgurite.errors import ConfigurationError, ProcessError, error_context
 from fulgurite.processes import connect
 
 GROUP = "fulgurite.commands"
-OWN = [EntryPoint("fit", "fulgurite.command:fit", GROUP), EntryPoint("plugins", "fulgurite.listing:plugins", GROUP)]
+OWN = [
+    EntryPoint("fit", "fulgurite.command:fit", GROUP),
+    EntryPoint("plugins", "fulgurite.listing:plugins", GROUP),
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,9 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, list[EntryPoint]] = {}
     for entry in (*OWN, *entry_points(group=GROUP)):
         commands.setdefault(entry.name, []).append(entry)
-    parser = argparse.ArgumentParser("fulgurite", description="Trains Equinox models on JAX, with plugins.")
+    parser = argparse.ArgumentParser(
+        "fulgurite", description="Trains Equinox models on JAX, with plugins."
+    )
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
-    parser.add_argument("command", choices=list(commands), help="what to do; COMMAND --help says more")
+    parser.add_argument(
+        "command", choices=list(commands), help="what to do; COMMAND --help says more"
+    )
     if not arguments:
         parser.print_help()
         return 0
@@ -50,14 +57,20 @@ def load_experiment(path: str) -> Callable[..., Any]:
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(experiment := getattr(module, "experiment", None)):
-        raise ConfigurationError(f"{path} defines no function `experiment` that returns fg.Experiment(...)")
+        raise ConfigurationError(
+            f"{path} defines no function `experiment` that returns fg.Experiment(...)"
+        )
     return experiment
 
 
 def fit(arguments: list[str]) -> int:
     """`fulgurite fit PROGRAM ...`: trains the experiment of a file."""
-    parser = argparse.ArgumentParser("fulgurite fit", usage="fulgurite fit PROGRAM [name=value ...] [--run DIR]")
-    parser.add_argument("program", metavar="PROGRAM", help="a Python file that defines `experiment`")
+    parser = argparse.ArgumentParser(
+        "fulgurite fit", usage="fulgurite fit PROGRAM [name=value ...] [--run DIR]"
+    )
+    parser.add_argument(
+        "program", metavar="PROGRAM", help="a Python file that defines `experiment`"
+    )
     path = parser.parse_args(arguments[:1]).program
     try:
         connect()

@@ -41,7 +41,9 @@ def _encoded(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         if bad := [key for key in value if not isinstance(key, str) or key.startswith("$")]:
-            raise ConfigurationError(f"{bad[0]!r} cannot be a key in JSON: keys are strings that do not begin with '$'")
+            raise ConfigurationError(
+                f"{bad[0]!r} cannot be a key in JSON: keys are strings that do not begin with '$'"
+            )
         return {key: _encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encoded(item) for item in value]

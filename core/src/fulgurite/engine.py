@@ -11,10 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from fulgurite.timing import Timings
 from fulgurite.consensus import LOCAL, ProcessSync
-from fulgurite.model.context import Context
-from fulgurite.data.sources import ArrayData, as_array, as_data, get_split, get_device_arrays
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.data.sources import ArrayData, as_array, as_data, get_device_arrays, get_split
 from fulgurite.encoding import dumps
 from fulgurite.errors import (
     ConfigurationError,
@@ -26,41 +25,42 @@ from fulgurite.errors import (
     error_context,
 )
 from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Interrupt, Show
-from fulgurite.explain import explain_engine
-from fulgurite.data.iterator import BatchIterator
-from fulgurite.training.nonfinite import Policy
-from fulgurite.lockstep import check_same_start
-from fulgurite.fit.loop import Loop
-from fulgurite.manifest import build_manifest
-from fulgurite.model.module import Output
-from fulgurite.placing import check_processes, process_shard
-from fulgurite.plugins.manager import PluginManager
 from fulgurite.execution.program import Program
+from fulgurite.explain import explain_engine
+from fulgurite.fit.loop import Loop
+from fulgurite.fit.run import FitResult
+from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.start import (
     InitFrom,
     Place,
     Resume,
     fill_missing_state,
+    plan_step_range,
     resolve_checkpoint,
     restore_run,
-    plan_step_range,
 )
-from fulgurite.fit.run import FitResult
+from fulgurite.fit.tasks import BoundAction, collect_actions
+from fulgurite.lockstep import check_same_start
+from fulgurite.manifest import build_manifest
+from fulgurite.model.context import Context
+from fulgurite.model.module import Output
+from fulgurite.placing import check_processes, process_shard
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.rng import DEFAULT, PARAMS, RngStream, RngStreams
 from fulgurite.runs import RunDirectory
-from fulgurite.fit.signals import StopRequests
+from fulgurite.timing import Timings
+from fulgurite.training.nonfinite import Policy
 from fulgurite.training.state import (
     ModelInit,
     TrainState,
+    as_model_init,
     check_not_consumed,
     leaf_signature,
     tree_signature,
-    as_model_init,
 )
 from fulgurite.training.step import Step, forward
-from fulgurite.rng import DEFAULT, PARAMS, RngStream, RngStreams
-from fulgurite.fit.tasks import BoundAction, collect_actions
-from fulgurite.triggers import AtEnd, UnboundedRange, Every, Trigger
-from fulgurite.weights import load_weights, as_eval_target, get_module_view
+from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
+from fulgurite.weights import as_eval_target, get_module_view, load_weights
 
 
 class Engine:
@@ -102,7 +102,9 @@ class Engine:
         compilation_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
-            raise ConfigurationError(f"{type(self).__name__} overrides step; fit never calls it: override train_step")
+            raise ConfigurationError(
+                f"{type(self).__name__} overrides step; fit never calls it: override train_step"
+            )
         counts = {
             "steps": steps,
             "epochs": epochs,
@@ -112,9 +114,13 @@ class Engine:
         }
         _check_counts(**counts, max_compilations=max_compilations)
         if on_nonfinite not in ("raise", "skip", "ignore"):
-            raise ConfigurationError(f"nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'")
+            raise ConfigurationError(
+                f"nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'"
+            )
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise ConfigurationError(f"seed is {seed!r}; it must be an integer of 63 bits that is not negative")
+            raise ConfigurationError(
+                f"seed is {seed!r}; it must be an integer of 63 bits that is not negative"
+            )
         self.steps, self.epochs, self.seed, self.steps_per_execution, self.limit_train_batches = (
             steps,
             epochs,
@@ -141,7 +147,9 @@ class Engine:
             "register_evaluators", "evaluator", EvaluatorSpec
         )
         if "train" in self.evaluators:
-            raise PluginError("an evaluator is called 'train', which is the source of training's records; rename it")
+            raise PluginError(
+                "an evaluator is called 'train', which is the source of training's records; rename it"
+            )
         self._programs: dict[Any, Program] = {}
         self._stepping: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}
@@ -208,12 +216,22 @@ class Engine:
                 )
                 del first  # a fit keeps no batch longer than its steps do
                 # Before plugins are given what they kept, which may be in the fields that are their settings.
-                manifest = build_manifest(self, program.module_text, feed.description, steps=steps, epochs=epochs)
-                snapshot = None if reference is None else restore_run(self, reference, program.state_spec)
+                manifest = build_manifest(
+                    self, program.module_text, feed.description, steps=steps, epochs=epochs
+                )
+                snapshot = (
+                    None if reference is None else restore_run(self, reference, program.state_spec)
+                )
                 if snapshot is not None:
                     state, origin = snapshot.state, snapshot.step_range.start
-                    steps = steps if self.fast_dev_run is None else int(state.step) - origin + self.fast_dev_run
-                    if snapshot.data_position is not None or feed.shared:  # else it begins anew, as it has already
+                    steps = (
+                        steps
+                        if self.fast_dev_run is None
+                        else int(state.step) - origin + self.fast_dev_run
+                    )
+                    if (
+                        snapshot.data_position is not None or feed.shared
+                    ):  # else it begins anew, as it has already
                         feed.close()
                         feed = stack.enter_context(self._feed(data, origin, snapshot.data_position))
                 state = fill_missing_state(self, state, program, source, init_from)
@@ -222,10 +240,19 @@ class Engine:
             attempt = 1
             if directory is not None:
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
-                path = directory.path if reference is None or reference.path is None else reference.path
+                path = (
+                    directory.path
+                    if reference is None or reference.path is None
+                    else reference.path
+                )
                 own = directory.is_at(path) if snapshot else origin > 0 and resume != "never"
-                step, newest = int(state.step) if own else None, snapshot is None or snapshot.is_latest
-                attempt = self.consensus.broadcast(lambda: directory.start_attempt(dumps(manifest), step, newest))
+                step, newest = (
+                    int(state.step) if own else None,
+                    snapshot is None or snapshot.is_latest,
+                )
+                attempt = self.consensus.broadcast(
+                    lambda: directory.start_attempt(dumps(manifest), step, newest)
+                )
             return Loop(
                 self,
                 program,
@@ -246,12 +273,14 @@ class Engine:
         """A new train state for `step`, made for batches like the first one of `data`."""
         data = get_split(data, "train")
         if isinstance(as_data(data).source, Iterator):
-            raise DataError("init would use up the first batch of an iterator: pass data that can be iterated again")
+            raise DataError(
+                "init would use up the first batch of an iterator: pass data that can be iterated again"
+            )
         source = as_model_init(model)
         with self._feed(data, 0, restore_on_close=True) as feed:
-            return self._program(source, _peek_first_batch(feed, 0), get_device_arrays(data)).init_state(
-                source, self._root_key()
-            )
+            return self._program(
+                source, _peek_first_batch(feed, 0), get_device_arrays(data)
+            ).init_state(source, self._root_key())
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
@@ -264,11 +293,15 @@ class Engine:
         program = self._stepping
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)
-            self._stepping = program = self._program(as_model_init((state.module, state.model_state)), batch, None)
+            self._stepping = program = self._program(
+                as_model_init((state.module, state.model_state)), batch, None
+            )
             program.check(state)
         compiled = program.compiled(1)
         program.select_update_rule(state.step, UnboundedRange(0))
-        flat, output = compiled(program.layout.flatten(state), [batch], program.flags([False] * len(self.tasks)))
+        flat, output = compiled(
+            program.layout.flatten(state), [batch], program.flags([False] * len(self.tasks))
+        )
         return program.layout.unflatten(flat), compiled.output(output)
 
     def check_finite(self, state: TrainState) -> None:
@@ -301,7 +334,9 @@ class Engine:
         assert ctx.rule is not None
         return ctx.rule(self.forward, state, batch, ctx)
 
-    def forward(self, module: Any, batch: Any, ctx: Context, step: Step = "training_step") -> Output:
+    def forward(
+        self, module: Any, batch: Any, ctx: Context, step: Step = "training_step"
+    ) -> Output:
         """The module's `training_step`, or another step, with all loss terms; the output's `loss` is their sum."""
         return forward(self.plugins, step, module, batch, ctx)
 
@@ -328,9 +363,13 @@ class Engine:
             weights: a checkpoint with the weights, or its path; read by the active checkpointer.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = EvaluatorSpec(name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses)
+        spec = EvaluatorSpec(
+            name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
+        )
         subject = as_eval_target(model, self._root_key())
-        return self._evaluation(spec).evaluate(subject, spec.data, self._limit(num_batches), lambda: False, None)
+        return self._evaluation(spec).evaluate(
+            subject, spec.data, self._limit(num_batches), lambda: False, None
+        )
 
     def predict(
         self,
@@ -349,7 +388,9 @@ class Engine:
         model = model if weights is None else self.load_weights(model, weights)
         spec = EvaluatorSpec("predict", get_split(data, "predict"), num_batches)
         subject = as_eval_target(model, self._root_key())
-        return self._evaluation(spec).predict(subject, spec.data, self._limit(num_batches), callback)
+        return self._evaluation(spec).predict(
+            subject, spec.data, self._limit(num_batches), callback
+        )
 
     def load_weights(self, model: Any, weights: Place) -> TrainState:
         """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state. Needs no data."""
@@ -360,9 +401,13 @@ class Engine:
     ) -> dict[str, Any]:
         """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show` gets its media."""
         if name not in self.evaluators:
-            raise PluginError(f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}")
+            raise PluginError(
+                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
+            )
         spec = self.evaluators[name]
-        return self._evaluation(spec).evaluate_state(spec, state, self._limit(spec.num_batches), interrupted, show)
+        return self._evaluation(spec).evaluate_state(
+            spec, state, self._limit(spec.num_batches), interrupted, show
+        )
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """The module that a plugin derives from a state under the name `name`, such as averaged weights."""
@@ -385,7 +430,9 @@ class Engine:
         key = tree_signature((made, batch, resident))
         program = _get_or_build(self._programs, key, lambda: Program(self, source, batch, resident))
         # A module that makes functions gives other ones at each call; those in the state are those of `like`.
-        own = tree_signature(((program.state_spec.module, program.state_spec.model_state), batch, resident))
+        own = tree_signature(
+            ((program.state_spec.module, program.state_spec.model_state), batch, resident)
+        )
         return _get_or_build(self._programs, own, lambda: program)
 
     def _feed(self, data: Any, origin: int, position: Any = None, **options: Any) -> BatchIterator:
@@ -393,21 +440,33 @@ class Engine:
         seed = (self.seed, origin) if origin else self.seed
         share = process_shard(self.plugins, data, self.mesh)
         return BatchIterator(
-            data, seed=seed, position=position, limit=self.limit_train_batches, process=share, **options
+            data,
+            seed=seed,
+            position=position,
+            limit=self.limit_train_batches,
+            process=share,
+            **options,
         )
 
     def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
         given = spec.metrics, spec.losses
-        own = [one if one is None else tuple((name, leaf_signature(of)) for name, of in one.items()) for one in given]
+        own = [
+            one if one is None else tuple((name, leaf_signature(of)) for name, of in one.items())
+            for one in given
+        ]
         key = spec.name, spec.new_rng_each_time, *own
-        return _get_or_build(self._evaluations, key, lambda: Evaluation(self, spec), 16 + len(self.evaluators))
+        return _get_or_build(
+            self._evaluations, key, lambda: Evaluation(self, spec), 16 + len(self.evaluators)
+        )
 
     def _root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
 
     def _limit(self, limit: int | None) -> int | None:
         _check_counts(limit=limit)
-        return min((count for count in (limit, self.fast_dev_run) if count is not None), default=None)
+        return min(
+            (count for count in (limit, self.fast_dev_run) if count is not None), default=None
+        )
 
     def _length(self, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
         _check_counts(steps=steps, epochs=epochs)
@@ -416,7 +475,9 @@ class Engine:
         if steps is None and epochs is None:
             steps, epochs = self.steps, self.epochs
         if (steps is None) == (epochs is None):
-            raise ConfigurationError("how long to train: give Engine or fit either steps= or epochs=")
+            raise ConfigurationError(
+                "how long to train: give Engine or fit either steps= or epochs="
+            )
         return steps, epochs
 
 
@@ -430,7 +491,9 @@ def _step_of_given_state(model: Any, state: TrainState) -> int:
     if model is not None:
         raise ConfigurationError("fit takes a model or a state to continue from, not both")
     if not isinstance(state, TrainState):
-        raise StateError(f"state must be a TrainState, such as result.state, not {type(state).__name__}")
+        raise StateError(
+            f"state must be a TrainState, such as result.state, not {type(state).__name__}"
+        )
     check_not_consumed(state)
     return int(state.step)
 
@@ -445,5 +508,9 @@ def _get_or_build(made: dict[Any, Any], key: Any, make: Callable[[], Any], size:
 
 def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
-            raise ConfigurationError(f"{name} is {value!r}; it must be a positive integer below 2**31")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31
+        ):
+            raise ConfigurationError(
+                f"{name} is {value!r}; it must be a positive integer below 2**31"
+            )

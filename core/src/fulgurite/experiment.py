@@ -40,7 +40,9 @@ Factory = Callable[..., Experiment]
 """A function whose typed arguments are the configuration of the experiment that it returns."""
 
 
-def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None) -> "FitResult":
+def main(
+    experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None
+) -> "FitResult":
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
     The function's arguments are overridden as `name=value`. Returns the result of the fit; exits with 130 after Ctrl-C,
@@ -57,7 +59,12 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
         epilog="\n".join(["arguments:", *rows] if rows else []),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments of the experiment, listed below")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="name=value",
+        help="arguments of the experiment, listed below",
+    )
     parser.add_argument("--run", metavar="DIR", help="the run's directory, where plugins write")
     parser.add_argument(
         "--preempted-exit-code",
@@ -75,19 +82,28 @@ def main(experiment: Factory, argv: Sequence[str] | None = None, program: str | 
     except (ConfigurationError, PluginError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     engine, data = made.engine, made.data() if callable(made.data) else made.data
-    resumes = engine.run_dir is not None and engine.plugins.get_single_impl("restore_checkpoint") is not None
+    resumes = (
+        engine.run_dir is not None
+        and engine.plugins.get_single_impl("restore_checkpoint") is not None
+    )
     with _exit_on_second_interrupt():
         result = engine.fit(made.model, data, resume="auto" if resumes else None)
     codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stop_reason in codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C
-            print(f"stopped by {result.stop_reason} at step {int(result.state.step)}", file=sys.stderr)
+            print(
+                f"stopped by {result.stop_reason} at step {int(result.state.step)}", file=sys.stderr
+            )
         sys.exit(codes[result.stop_reason])
     return result
 
 
 def build(
-    experiment: Factory, overrides: Sequence[str], kept: dict[str, Any] | None = None, *, run: str | None = None
+    experiment: Factory,
+    overrides: Sequence[str],
+    kept: dict[str, Any] | None = None,
+    *,
+    run: str | None = None,
 ) -> Experiment:
     """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest, which holds: an
     override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
@@ -100,28 +116,42 @@ def build(
         if not equals:
             raise ConfigurationError(f"{override!r} is not an argument: write name=value")
         if name not in known:
-            raise ConfigurationError(f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, known)}")
+            raise ConfigurationError(
+                f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, known)}"
+            )
         given[name] = parse_value(name, text, known[name][1])
     if kept is not None:
         given |= _merge_saved_config(experiment, kept, given)
-    if missing := [name for name, (one, _) in known.items() if one.default is one.empty and name not in given]:
-        raise ConfigurationError(f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}")
+    if missing := [
+        name for name, (one, _) in known.items() if one.default is one.empty and name not in given
+    ]:
+        raise ConfigurationError(
+            f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}"
+        )
     made = experiment(**given)
     from fulgurite.encoding import dumps  # with jax, as what was just made
 
     if not isinstance(made, Experiment):
-        raise ConfigurationError(f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)")
+        raise ConfigurationError(
+            f"{experiment.__name__} returned {type(made).__name__}; return fg.Experiment(...)"
+        )
     configuration = {name: one.default for name, (one, _) in known.items()} | given
-    made.engine.config = {name: _to_plain(value) for name, value in configuration.items() if name != "run"}
+    made.engine.config = {
+        name: _to_plain(value) for name, value in configuration.items() if name != "run"
+    }
     for name, value in made.engine.config.items() if run or made.engine.run_dir else ():
         try:
             dumps(value)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{experiment.__name__}({name}=...) is for no manifest: {error}") from error
+            raise ConfigurationError(
+                f"{experiment.__name__}({name}=...) is for no manifest: {error}"
+            ) from error
     return made
 
 
-def _merge_saved_config(experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _merge_saved_config(
+    experiment: Callable[..., Any], kept: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments that a run was made with."""
     known, told = get_parameters(experiment), dict[str, Any]()
     for name, value in kept.items():
@@ -134,17 +164,28 @@ def _merge_saved_config(experiment: Callable[..., Any], kept: dict[str, Any], gi
             made = f"what the run was made with, {name}={value!r}"
             raise ConfigurationError(f"{name}={given[name]!r} is not {made}: leave it out")
         kind = known[name][1]
-        named = any(isinstance(one, type) and issubclass(one, Enum | PurePath) for one in get_args(kind) or (kind,))
+        named = any(
+            isinstance(one, type) and issubclass(one, Enum | PurePath)
+            for one in get_args(kind) or (kind,)
+        )
         if isinstance(value, list) and "tuple" in str(kind):
             told[name] = tuple(value)
         else:
-            told[name] = parse_value(name, value, kind) if named and isinstance(value, str) else value
+            told[name] = (
+                parse_value(name, value, kind) if named and isinstance(value, str) else value
+            )
     return told
 
 
 def _to_plain(value: Any) -> Any:
     """An argument as manifests hold it and the command line gives it."""
-    return value.name if isinstance(value, Enum) else str(value) if isinstance(value, PurePath) else value
+    return (
+        value.name
+        if isinstance(value, Enum)
+        else str(value)
+        if isinstance(value, PurePath)
+        else value
+    )
 
 
 def get_parameters(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:
@@ -175,7 +216,9 @@ def parse_value(name: str, text: str, kind: Any) -> Any:
         several = origin is not tuple or inner[1:] == (...,)
         kinds = (inner[0] if inner else str,) * len(items) if several else inner
         if len(kinds) == len(items):
-            values = [parse_value(name, item, part) for item, part in zip(items, kinds, strict=True)]
+            values = [
+                parse_value(name, item, part) for item, part in zip(items, kinds, strict=True)
+            ]
             return tuple(values) if tuple in (origin, kind) else values
     elif kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -218,4 +261,8 @@ def _exit_code(text: str) -> int:
 def _kind(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " | ".join(kind.__members__)
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
+    return (
+        kind.__name__
+        if isinstance(kind, type) and not get_args(kind)
+        else str(kind).replace("typing.", "")
+    )

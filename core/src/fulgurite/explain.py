@@ -4,16 +4,22 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fulgurite.plugins.manager import RegisteredPlugin
 from fulgurite.fit.tasks import BoundAction
-from fulgurite.triggers import EveryEpoch, Or, EverySeconds, StepRange, EvenlySpaced, Trigger
+from fulgurite.plugins.manager import RegisteredPlugin
+from fulgurite.triggers import EvenlySpaced, EveryEpoch, EverySeconds, Or, StepRange, Trigger
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 SLOTS = (
     *("mesh", "state_sharding", "batch_sharding", "forward_sharding", "output_sharding"),
-    *("make_update_rule", "configure_optimizers", "consensus", "save_checkpoint", "restore_checkpoint"),
+    *(
+        "make_update_rule",
+        "configure_optimizers",
+        "consensus",
+        "save_checkpoint",
+        "restore_checkpoint",
+    ),
 )
 """The hooks that one plugin alone answers."""
 _SHOWN = 6
@@ -21,25 +27,36 @@ _SHOWN = 6
 
 def explain_engine(engine: "Engine") -> str:
     """The text of `Engine.explain`."""
-    length = f"{engine.epochs} epochs" if engine.epochs else f"{engine.steps or 'no number of'} steps"
+    length = (
+        f"{engine.epochs} epochs" if engine.epochs else f"{engine.steps or 'no number of'} steps"
+    )
     run = "" if engine.run_dir is None else f", run directory {engine.run_dir.path}"
     plugins = list(engine.plugins.plugins.values())
     parts = {
-        "plugins, in the order in which they are called": [_row(one.name, _why(one, plugins)) for one in plugins],
+        "plugins, in the order in which they are called": [
+            _row(one.name, _why(one, plugins)) for one in plugins
+        ],
         "hooks, and who implements them in which order": [
             _row(hook, f"{kind:12} {', '.join(one.plugin.name for one in found)}")
             for hook, kind in engine.plugins.kinds.items()
             if hook not in SLOTS and (found := engine.plugins.implementations(hook))
         ],
         "slots, each with one owner": [
-            _row(hook, ", ".join(one.plugin.name for one in engine.plugins.implementations(hook)) or "no plugin")
+            _row(
+                hook,
+                ", ".join(one.plugin.name for one in engine.plugins.implementations(hook))
+                or "no plugin",
+            )
             for hook in SLOTS
         ],
         "what is due, in the order in which it runs at one step": [
-            _row(task.scheduled.stage, f"{task.name:24} {_times(task, engine)}") for task in engine.tasks
+            _row(task.scheduled.stage, f"{task.name:24} {_times(task, engine)}")
+            for task in engine.tasks
         ],
     }
-    lines = [f"{length}, seed {engine.seed}, up to {engine.steps_per_execution} steps in a dispatch{run}"]
+    lines = [
+        f"{length}, seed {engine.seed}, up to {engine.steps_per_execution} steps in a dispatch{run}"
+    ]
     for title, rows in parts.items():
         lines += ["", title, *(rows or ["  none"])]
     return "\n".join(lines)
@@ -57,7 +74,9 @@ def _why(plugin: RegisteredPlugin, plugins: list[RegisteredPlugin]) -> str:
         for key in ("requires", "after", "before")
         if (names := [name for name in plugin.order.get(key, ()) if name in there])
     ]
-    return f"{plugin.distribution:32} {plugin.activation:10} {'; '.join(said) or 'in the order given'}"
+    return (
+        f"{plugin.distribution:32} {plugin.activation:10} {'; '.join(said) or 'in the order given'}"
+    )
 
 
 def _times(task: BoundAction, engine: "Engine") -> str:

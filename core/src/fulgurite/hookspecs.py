@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import jax
 
     from fulgurite.consensus import ProcessSync
-    from fulgurite.model.context import Context
     from fulgurite.engine import Engine
     from fulgurite.evaluation import EvaluatorSpec
-    from fulgurite.metrics import Metric, RunningMetric
-    from fulgurite.model.module import Output
     from fulgurite.fit.records import Record
     from fulgurite.fit.run import FitResult, Run, ScheduledAction
+    from fulgurite.metrics import Metric, RunningMetric
+    from fulgurite.model.context import Context
+    from fulgurite.model.module import Output
+    from fulgurite.rng import RngStream
     from fulgurite.runs import CheckpointRef, Snapshot
     from fulgurite.training.state import TrainState
-    from fulgurite.rng import RngStream
     from fulgurite.training.update import OptimizerSpec, UpdateRule
 
 PROJECT = "fulgurite"
@@ -40,7 +40,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's method as the implementation of the hook of the same name."""
 
 
-def hookspec(kind: Kind, gives: str | None = None, deprecated: str | None = None) -> Callable[[F], F]:
+def hookspec(
+    kind: Kind, gives: str | None = None, deprecated: str | None = None
+) -> Callable[[F], F]:
     """Marks a function as the specification of a hook of the given kind, whose answers are None or of a class called
     `gives`. `deprecated` says since which version it is and what to do: who implements it is warned of that."""
 
@@ -63,18 +65,24 @@ def mesh() -> "jax.sharding.Mesh | None":
 
 
 @hookspec("build")
-def state_sharding(state: "TrainState", mesh: "jax.sharding.Mesh | None") -> "PyTree[jax.sharding.Sharding] | None":
+def state_sharding(
+    state: "TrainState", mesh: "jax.sharding.Mesh | None"
+) -> "PyTree[jax.sharding.Sharding] | None":
     """A sharding for every array of `state`, whose arrays are `jax.ShapeDtypeStruct`s. Exclusive."""
 
 
 @hookspec("build")
-def plugin_state_sharding(plugin_state: PyTree, mesh: "jax.sharding.Mesh") -> "PyTree[jax.sharding.Sharding] | None":
+def plugin_state_sharding(
+    plugin_state: PyTree, mesh: "jax.sharding.Mesh"
+) -> "PyTree[jax.sharding.Sharding] | None":
     """A sharding for every array of this plugin's own slice, instead of those that `state_sharding` gives it; asked
     only where the state is sharded."""
 
 
 @hookspec("build")
-def batch_sharding(batch: PyTree, mesh: "jax.sharding.Mesh | None") -> "PyTree[jax.sharding.Sharding] | None":
+def batch_sharding(
+    batch: PyTree, mesh: "jax.sharding.Mesh | None"
+) -> "PyTree[jax.sharding.Sharding] | None":
     """A sharding for every array of `batch`, whose arrays are `jax.ShapeDtypeStruct`s; with several processes they may
     be of one process's part. The engine makes global arrays of batches. Exclusive."""
 
@@ -105,7 +113,9 @@ def register_evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
 
 
 @hookspec("build", gives="GradientTransformation")
-def gradient_transform(module: PyTree, optimizer: str, key: Key[Array, ""]) -> optax.GradientTransformation | None:
+def gradient_transform(
+    module: PyTree, optimizer: str, key: Key[Array, ""]
+) -> optax.GradientTransformation | None:
     """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once per optimizer."""
 
 
@@ -148,7 +158,9 @@ def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") 
 
 
 @hookspec("traced")
-def after_update(module: PyTree, plugin_state: PyTree, output: "Output", ctx: "Context") -> tuple[PyTree, PyTree]:  # type: ignore[return]
+def after_update(
+    module: PyTree, plugin_state: PyTree, output: "Output", ctx: "Context"
+) -> tuple[PyTree, PyTree]:  # type: ignore[return]
     """The module after its update, possibly changed, and this plugin's new slice. The module is folded in order; `own`
     is the only slice that a plugin can write."""
 
@@ -177,7 +189,9 @@ def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
 
 
 @hookspec("event")
-def on_compile(run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled") -> None:
+def on_compile(
+    run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled"
+) -> None:
     """An executable of the training step (not of an evaluation) was made: `compiled.cost_analysis()` and
     `compiled.memory_analysis()` say what it costs. `run` is None outside of a fit."""
 
@@ -261,7 +275,9 @@ def save_checkpoint(run: "Run") -> None:
 
 
 @hookspec("persistence", gives="Snapshot")
-def restore_checkpoint(reference: "CheckpointRef", template: "TrainState", engine: "Engine") -> "Snapshot | None":
+def restore_checkpoint(
+    reference: "CheckpointRef", template: "TrainState", engine: "Engine"
+) -> "Snapshot | None":
     """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
     None if `reference` is optional and there is none. What `reference.map` leaves out stays as in `like`, and so do the
     slices of plugins that were not active when it was saved. Writes nothing. Exclusive."""

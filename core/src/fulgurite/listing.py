@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from fulgurite.errors import PluginError
 from fulgurite.plugins.selection import (
     InstalledPlugin,
     autoload_names,
@@ -14,16 +15,23 @@ from fulgurite.plugins.selection import (
     find_installed,
     selection_from_environment,
 )
-from fulgurite.errors import PluginError
 
-_OPTION = re.compile(r"^ *(?P<names>\w+(?:, \w+)*): (?P<text>.*?)(?=\n *\w+(?:, \w+)*: |\n\n|\Z)", re.M | re.S)
+_OPTION = re.compile(
+    r"^ *(?P<names>\w+(?:, \w+)*): (?P<text>.*?)(?=\n *\w+(?:, \w+)*: |\n\n|\Z)", re.M | re.S
+)
 
 
 def plugins(arguments: list[str]) -> int:
     """Runs the command. Imports plugins only for `--all` and for the one that is named."""
-    parser = argparse.ArgumentParser("fulgurite plugins", description="Lists the installed plugins.")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="describe this plugin and its configuration")
-    parser.add_argument("--all", action="store_true", help="import each plugin, and show its hooks, slots and state")
+    parser = argparse.ArgumentParser(
+        "fulgurite plugins", description="Lists the installed plugins."
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="describe this plugin and its configuration"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="import each plugin, and show its hooks, slots and state"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     available = find_installed()
@@ -64,13 +72,29 @@ def inspect_plugin(one: InstalledPlugin) -> dict[str, Any]:
     except PluginError as error:
         return {"error": str(error)}
     spaces = (hooks, getattr(cls, "hookspecs", None))
-    specified: list[tuple[str, Any]] = [(name, getattr(space, name, None)) for space in spaces for name in dir(space)]
-    known = {name: hook.fulgurite_kind for name, hook in specified if hasattr(hook, "fulgurite_kind")}
-    marks = {name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None) for name in dir(cls)}
+    specified: list[tuple[str, Any]] = [
+        (name, getattr(space, name, None)) for space in spaces for name in dir(space)
+    ]
+    known = {
+        name: hook.fulgurite_kind for name, hook in specified if hasattr(hook, "fulgurite_kind")
+    }
+    marks = {
+        name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None)
+        for name in dir(cls)
+    }
     names = [mark["specname"] or name for name, mark in marks.items() if mark]
     found = {name: known.get(name, "unknown") for name in names}
-    state = [what for hook, what in (("init_plugin_state", "device"), ("get_host_state", "host")) if hook in found]
-    return {"hooks": found, "slots": [hook for hook in SLOTS if hook in found], "state": state, "error": None}
+    state = [
+        what
+        for hook, what in (("init_plugin_state", "device"), ("get_host_state", "host"))
+        if hook in found
+    ]
+    return {
+        "hooks": found,
+        "slots": [hook for hook in SLOTS if hook in found],
+        "state": state,
+        "error": None,
+    }
 
 
 def describe_plugin(name: str, one: InstalledPlugin) -> dict[str, Any]:
@@ -90,19 +114,30 @@ def describe_plugin(name: str, one: InstalledPlugin) -> dict[str, Any]:
     fields = [
         {
             "name": parameter.name,
-            "type": "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation),
+            "type": ""
+            if parameter.annotation is parameter.empty
+            else inspect.formatannotation(parameter.annotation),
             "default": None if parameter.default is parameter.empty else _default(cls, parameter),
             "doc": docs.get(parameter.name, ""),
         }
         for parameter in inspect.signature(cls).parameters.values()
     ]
-    return {"name": name, "distribution": one.distribution, "doc": texts[-1].partition("\n\n")[0], "fields": fields}
+    return {
+        "name": name,
+        "distribution": one.distribution,
+        "doc": texts[-1].partition("\n\n")[0],
+        "fields": fields,
+    }
 
 
 def _default(cls: type, parameter: inspect.Parameter) -> str:
     """A default as it is written; of a field that makes a new one each time, what it makes."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    made = {one.name: one.default_factory for one in fields if one.default_factory is not dataclasses.MISSING}
+    made = {
+        one.name: one.default_factory
+        for one in fields
+        if one.default_factory is not dataclasses.MISSING
+    }
     return repr(made[parameter.name]() if parameter.name in made else parameter.default)
 
 
@@ -116,12 +151,20 @@ def _active(available: dict[str, list[InstalledPlugin]]) -> dict[str, str]:
 
 
 def _lines(row: dict[str, Any]) -> list[str]:
-    rule = f"active: {row['active']}" if row["active"] else "autoload, left out" if row["autoload"] else ""
+    rule = (
+        f"active: {row['active']}"
+        if row["active"]
+        else "autoload, left out"
+        if row["autoload"]
+        else ""
+    )
     lines = [f"{row['name']:18} {row['distribution']:32} {rule:28} {row['object']}"]
     if row.get("error"):
         return [*lines, f"    error: {row['error']}"]
     if "hooks" in row:
-        lines.append("    hooks: " + ", ".join(f"{hook} ({kind})" for hook, kind in row["hooks"].items()))
+        lines.append(
+            "    hooks: " + ", ".join(f"{hook} ({kind})" for hook, kind in row["hooks"].items())
+        )
         lines += [f"    {what}: {', '.join(row[what])}" for what in ("slots", "state") if row[what]]
     return lines
 

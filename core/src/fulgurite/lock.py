@@ -132,7 +132,9 @@ class Lock:
         """The open and locked file, once nobody else holds it."""
         self._seen: float | None = None
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            descriptor = os.open(
+                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+            )
             try:
                 if self._is_taken(descriptor):
                     return descriptor
@@ -153,16 +155,28 @@ class Lock:
         if free and (owner is None or owner.ended or owner.here):
             return True
         if owner is None or owner.here or self._seen not in (None, file.st_mtime):
-            user, fix = owner or "another process", "wait for its end, or choose another run directory"
+            user, fix = (
+                owner or "another process",
+                "wait for its end, or choose another run directory",
+            )
             raise CheckpointError(f"{self._path.parent} is in use by {user}: {fix}")
-        with tempfile.TemporaryFile(dir=self._path.parent) as now:  # by the file system's clock, by ours if that jumped
-            idle = os.fstat(now.fileno()).st_mtime - file.st_mtime, time.clock_gettime(_CLOCK) - self._checked
+        with tempfile.TemporaryFile(
+            dir=self._path.parent
+        ) as now:  # by the file system's clock, by ours if that jumped
+            idle = (
+                os.fstat(now.fileno()).st_mtime - file.st_mtime,
+                time.clock_gettime(_CLOCK) - self._checked,
+            )
         if (left := DEAD - max(idle)) <= 0:
-            if not free:  # a file server still keeps the lock of a machine that is gone: leave it that file
+            if (
+                not free
+            ):  # a file server still keeps the lock of a machine that is gone: leave it that file
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
             return free
         if self._seen is None:
-            user = f"{self._path.parent} was last used by {owner}, which never recorded that it ended"
+            user = (
+                f"{self._path.parent} was last used by {owner}, which never recorded that it ended"
+            )
             warnings.warn(f"{user}: waiting up to {left:.0f} s for a sign of life", stacklevel=2)
         self._seen = file.st_mtime
         return False
@@ -177,7 +191,9 @@ class Lock:
                 os.utime(self._descriptor)
             except OSError as error:
                 if not told:
-                    warnings.warn(f"the heartbeat in {self._path} cannot be renewed: {error}", stacklevel=1)
+                    warnings.warn(
+                        f"the heartbeat in {self._path} cannot be renewed: {error}", stacklevel=1
+                    )
                 told = True
 
     def _write(self, owner: Owner) -> None:

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from fulgurite.consensus import FIT, ProcessSync
+from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError, ProcessError
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.placing import BatchSharding
 from fulgurite.training.state import digest
 
@@ -27,15 +27,24 @@ def assert_equal_across_processes(consensus: ProcessSync, name: str, told: dict[
             if value != wanted:
                 gap = f"{what}: {wanted} on process {first}, and {value} on process {process}"
                 fix = "the same program with the same settings, seed and model, and equally many batches of one size"
-                raise ConfigurationError(f"the processes of one training differ in {gap}. Each must run {fix}")
+                raise ConfigurationError(
+                    f"the processes of one training differ in {gap}. Each must run {fix}"
+                )
 
 
 def check_same_start(
-    engine: "Engine", given: Any, batch: Any, placing: BatchSharding, feed: BatchIterator, **length: int | None
+    engine: "Engine",
+    given: Any,
+    batch: Any,
+    placing: BatchSharding,
+    feed: BatchIterator,
+    **length: int | None,
 ) -> None:
     """`check_alike` at the beginning of a fit from the arrays `given`, whose first batch is `batch`."""
     if jax.process_count() > 1:
-        told = {name: getattr(engine, name) for name in ("seed", "limit_train_batches", "on_nonfinite")} | length
+        told = {
+            name: getattr(engine, name) for name in ("seed", "limit_train_batches", "on_nonfinite")
+        } | length
         told |= {"batches an epoch": feed.epoch_length, "arrays": digest(given)}
         assert_equal_across_processes(engine.consensus, FIT, told | placing.fingerprint(batch))
 
@@ -79,7 +88,9 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         shapes = [list(leaf.shape) for leaf in leaves]
-        raise DataError(f"all arrays of a batch must begin with the same example axis, and these are {shapes}")
+        raise DataError(
+            f"all arrays of a batch must begin with the same example axis, and these are {shapes}"
+        )
     spec = [f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves]
     return {"size": lengths.pop(), "masked": masked, "spec": f"{spec} in {structure}"}
 

@@ -21,7 +21,9 @@ _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def build_manifest(engine: "Engine", model: str, data: str = "", **length: int | None) -> dict[str, Any]:
+def build_manifest(
+    engine: "Engine", model: str, data: str = "", **length: int | None
+) -> dict[str, Any]:
     """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which everything that is no
     array shows by its value; `data` what the data is, in words; `length` is the `steps` and `epochs` that it was asked
     for, if not those of the engine.
@@ -31,13 +33,21 @@ def build_manifest(engine: "Engine", model: str, data: str = "", **length: int |
     devices = jax.devices()
     settings = {
         name: getattr(engine, name)
-        for name in ("steps", "epochs", "seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
+        for name in (
+            "steps",
+            "epochs",
+            "seed",
+            "steps_per_execution",
+            "limit_train_batches",
+            "on_nonfinite",
+        )
     }
     return {
         "configuration": None if engine.config is None else redact(engine.config),
         "settings": settings | length | {"data": data},
         "plugins": [_plugin(engine.plugins, one) for one in engine.plugins.plugins.values()],
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in PACKAGES},
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
@@ -66,7 +76,9 @@ def _plugin(plugins: "PluginManager", one: "RegisteredPlugin") -> dict[str, Any]
     hooks = plugins.hooks_of(one)
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it. That of
     # a sink, such as the id of a run elsewhere, decides nothing, nor does where arrays lie, but for rounding.
-    placing = {name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")}
+    placing = {
+        name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")
+    }
     kinds = {plugins.kinds[name] for name in hooks - {"register_actions"} - placing}
     keeps = bool(hooks & {"get_host_state", "set_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")

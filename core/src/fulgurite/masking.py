@@ -5,7 +5,9 @@ import re
 MASK = "***"
 NAME = r"[\w.-]*(?:key|token|secret|password)[\w.-]*"
 """What is called like a secret, in any case."""
-_ASSIGNED = re.compile(rf"({NAME}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&\"']+)", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"({NAME}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&\"']+)", re.IGNORECASE
+)
 _USER = re.compile(r"(\w://)[^/\s]*@")
 
 

@@ -60,11 +60,17 @@ class Images(Media):
             pixels = pixels[None]
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
             shapes = "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
-            raise ModelError(f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}")
+            raise ModelError(
+                f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}"
+            )
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
-                raise ModelError(f"fg.media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1")
-            pixels = jnp.round(255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))).astype(jnp.uint8)
+                raise ModelError(
+                    f"fg.media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1"
+                )
+            pixels = jnp.round(
+                255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
+            ).astype(jnp.uint8)
         return Images(pixels)
 
 
@@ -81,13 +87,17 @@ class Histogram(Media):
         leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
         arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
-            raise ModelError(f"fg.media.Histogram: there is no array of numbers in {type(values).__name__}")
+            raise ModelError(
+                f"fg.media.Histogram: there is no array of numbers in {type(values).__name__}"
+            )
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
         finite = jnp.isfinite(flat)
         low = jnp.min(flat, where=finite, initial=jnp.inf)
         high = jnp.max(flat, where=finite, initial=-jnp.inf)
         low, high = jnp.where(finite.any(), low, 0.0), jnp.where(finite.any(), high, 0.0)
-        counts, edges = jnp.histogram(jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32))
+        counts, edges = jnp.histogram(
+            jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32)
+        )
         return Histogram(counts.astype(jnp.int32), edges)
 
 
@@ -116,7 +126,9 @@ def split_media(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media
     return {name: one for name, one in made.items() if name not in media}, media
 
 
-def render_if_due(given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]) -> dict[str, Media]:
+def render_if_due(
+    given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]
+) -> dict[str, Media]:
     """The media of a step where `due`, else the same structure of zeros; traced."""
     structures = []
 

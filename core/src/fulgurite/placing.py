@@ -11,14 +11,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from fulgurite.tree.typecheck import shape_spec
 from fulgurite.consensus import LOCAL, ProcessSync
+from fulgurite.data.iterator import Share
 from fulgurite.data.sources import ArrayData, as_data
 from fulgurite.errors import ConfigurationError, DataError, PluginError
-from fulgurite.data.iterator import Share
-from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState, digest
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.typecheck import shape_spec
 
 
 def check_processes(mesh: Mesh | None, consensus: ProcessSync) -> None:
@@ -44,10 +44,14 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     whole = replicated_sharding(mesh)
     if whole is None:
         return tree
-    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, np.asarray(a).__getitem__), tree)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_callback(a.shape, whole, np.asarray(a).__getitem__), tree
+    )
 
 
-def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None) -> list[NamedSharding] | None:
+def state_shardings(
+    plugins: PluginManager, like: TrainState, mesh: Mesh | None
+) -> list[NamedSharding] | None:
     """A sharding for each array of a state of this kind, in the order of its leaves, or None without a plugin that
     shards states."""
     shardings = plugins.call_exclusive("state_sharding", state=like, mesh=mesh)
@@ -58,7 +62,9 @@ def state_shardings(plugins: PluginManager, like: TrainState, mesh: Mesh | None)
     for hook in plugins.implementations("plugin_state_sharding"):
         own = hook(None, plugin_state=like.plugin_states.get(hook.plugin.name), mesh=mesh)
         if own is not None:
-            shardings = shardings.replace(plugin_states={**shardings.plugin_states, hook.plugin.name: own})
+            shardings = shardings.replace(
+                plugin_states={**shardings.plugin_states, hook.plugin.name: own}
+            )
     found = jax.tree.leaves(shardings)
     arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.ShapeDtypeStruct)]
     if len(found) != len(arrays) or not all(isinstance(one, NamedSharding) for one in found):
@@ -75,7 +81,10 @@ def constrain_sharding(plugins: PluginManager, hook: str, **argument: PyTree) ->
         return tree
     leaves, treedef = jax.tree.flatten(tree)
     places = zip(leaves, treedef.flatten_up_to(shardings), strict=True)
-    made = [leaf if place is None else jax.lax.with_sharding_constraint(leaf, place) for leaf, place in places]
+    made = [
+        leaf if place is None else jax.lax.with_sharding_constraint(leaf, place)
+        for leaf, place in places
+    ]
     return treedef.unflatten(made)
 
 
@@ -84,13 +93,21 @@ def put_shared(tree: PyTree, mesh: Mesh | None) -> PyTree:
     `mesh`."""
 
     def share(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or getattr(leaf.sharding, "mesh", 0) == mesh):
+        if isinstance(leaf, jax.Array) and (
+            not leaf.is_fully_addressable or getattr(leaf.sharding, "mesh", 0) == mesh
+        ):
             return leaf
         if jax.process_count() == 1:
             # What is not committed to a device goes where it is wanted, no more of it than that.
-            return jax.device_put(leaf, replicated_sharding(mesh)) if getattr(leaf, "committed", False) else leaf
+            return (
+                jax.device_put(leaf, replicated_sharding(mesh))
+                if getattr(leaf, "committed", False)
+                else leaf
+            )
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(replicate(jax.random.key_data(leaf), mesh), impl=jax.random.key_impl(leaf))
+            return jax.random.wrap_key_data(
+                replicate(jax.random.key_data(leaf), mesh), impl=jax.random.key_impl(leaf)
+            )
         return replicate(leaf, mesh)
 
     return tree if mesh is None else jax.tree.map(share, tree)
@@ -110,18 +127,26 @@ class BatchSharding:
         structure = jax.tree.structure(batch)
         named = all(isinstance(one, NamedSharding) for one in jax.tree.leaves(shardings))
         if shardings is not None and not (named and jax.tree.structure(shardings) == structure):
-            raise PluginError(f"hook batch_sharding must give a NamedSharding for each array of a batch {structure}")
+            raise PluginError(
+                f"hook batch_sharding must give a NamedSharding for each array of a batch {structure}"
+            )
         return BatchSharding(shardings)
 
     def with_leading_axis(self) -> "BatchSharding":
         """For several batches along a new first axis."""
-        return BatchSharding(jax.tree.map(lambda one: one.update(spec=PartitionSpec(None, *one.spec)), self.shardings))
+        return BatchSharding(
+            jax.tree.map(
+                lambda one: one.update(spec=PartitionSpec(None, *one.spec)), self.shardings
+            )
+        )
 
     def divisibility_error(self, batch: PyTree) -> str | None:
         """What of this process's part of a batch does not divide by its devices, or None."""
         if self.shardings is None:
             return None
-        for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
+        for (path, leaf), sharding in zip(
+            leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True
+        ):
             if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                 continue
             own = _process_offsets(sharding, leaf.ndim)[jax.process_index()]
@@ -135,7 +160,9 @@ class BatchSharding:
         """A `DataError` if a batch does not divide by the devices."""
         if misfit := self.divisibility_error(batch):
             rest = "what is left at the end of an epoch ArrayData(remainder='drop') or 'pad'"
-            raise DataError(f"{what}: {misfit}. Choose a batch_size that is a multiple of it, and for {rest}")
+            raise DataError(
+                f"{what}: {misfit}. Choose a batch_size that is a multiple of it, and for {rest}"
+            )
 
     def __call__(self, batch: PyTree) -> PyTree:
         """The batch as arguments for a program compiled for `specs` of it. In one process NumPy arrays stay, because to
@@ -144,7 +171,11 @@ class BatchSharding:
             return batch
         if jax.process_count() > 1:
             return self.put_global(batch)
-        return jax.tree.map(lambda a, s: jax.device_put(a, s) if isinstance(a, jax.Array) else a, batch, self.shardings)
+        return jax.tree.map(
+            lambda a, s: jax.device_put(a, s) if isinstance(a, jax.Array) else a,
+            batch,
+            self.shardings,
+        )
 
     def put_global(self, batch: PyTree) -> PyTree:
         """The batch as global arrays."""
@@ -154,7 +185,9 @@ class BatchSharding:
         """Shapes, dtypes and shardings of a batch that `__call__` gave."""
         if self.shardings is None:
             return batch
-        return jax.tree.map(lambda spec, at: spec.update(sharding=at), shape_spec(batch), self.shardings)
+        return jax.tree.map(
+            lambda spec, at: spec.update(sharding=at), shape_spec(batch), self.shardings
+        )
 
     def fingerprint(self, batch: PyTree) -> dict[str, Any]:
         """What processes must say alike: the shapes of the whole batch, and what is in the rows that several of them
@@ -162,12 +195,16 @@ class BatchSharding:
         if self.shardings is None:
             return {}
         whole, told = list[str](), dict[str, Any]()
-        for (path, leaf), sharding in zip(leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True):
+        for (path, leaf), sharding in zip(
+            leaves_with_paths(batch), jax.tree.leaves(self.shardings), strict=True
+        ):
             shape = list(leaf.shape)
             if shape and not (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
                 parts = _process_offsets(sharding, leaf.ndim)
                 own = parts[jax.process_index()]
-                told[f"what is in {path or 'the array'} at {sorted(own)} of the mesh"] = digest(leaf)
+                told[f"what is in {path or 'the array'} at {sorted(own)} of the mesh"] = digest(
+                    leaf
+                )
                 rows = {at[0] for part in parts.values() for at in part}
                 shape[0] = shape[0] * len(rows) // len({at[0] for at in own})
             whole.append(f"{path} {leaf.dtype}{shape}".strip())
@@ -195,7 +232,10 @@ def process_shard(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share
     sharding, leaf = next(iter(jax.tree.leaves(placing.shardings)), None), jax.tree.leaves(batch)[0]
     if sharding is None:
         return 0, 1
-    rows = {process: {at[0] for at in part} for process, part in _process_offsets(sharding, leaf.ndim).items()}
+    rows = {
+        process: {at[0] for at in part}
+        for process, part in _process_offsets(sharding, leaf.ndim).items()
+    }
     parts = sorted(set(map(frozenset, rows.values())), key=min)
     if sum(map(len, parts)) != len(frozenset().union(*parts)):
         gap = f"the mesh {dict(mesh.shape)} gives processes parts of a batch that overlap without being the same"

@@ -17,8 +17,12 @@ def connect() -> None:
         return
     found = list(entry_points(group=GROUP))
     if not found:
-        raise ConfigurationError(f"{VARIABLE} is set, but nothing connects processes: install fulgurite-sharding")
+        raise ConfigurationError(
+            f"{VARIABLE} is set, but nothing connects processes: install fulgurite-sharding"
+        )
     if len(found) > 1:
         names = " and ".join(entry.value for entry in found)
-        raise ConfigurationError(f"{VARIABLE} is set, and {names} each connect processes: uninstall all but one")
+        raise ConfigurationError(
+            f"{VARIABLE} is set, and {names} each connect processes: uninstall all but one"
+        )
     found[0].load()()

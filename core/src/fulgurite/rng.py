@@ -43,13 +43,21 @@ class RngStreams:
 
     def init_keys(self) -> dict[str, AnyKey]:
         """One key for every stream of the init phase."""
-        return {name: self.key(name, "init") for name, stream in self.streams.items() if stream.init}
+        return {
+            name: self.key(name, "init") for name, stream in self.streams.items() if stream.init
+        }
 
     def train_keys(self, step: Count) -> dict[str, AnyKey]:
         """One key for every training stream at `step`, the number of updates completed before it."""
-        return {name: self.key(name, "train", step) for name, stream in self.streams.items() if stream.train}
+        return {
+            name: self.key(name, "train", step)
+            for name, stream in self.streams.items()
+            if stream.train
+        }
 
-    def eval_keys(self, evaluator: str, index: Count, step: Count | None = None) -> dict[str, AnyKey]:
+    def eval_keys(
+        self, evaluator: str, index: Count, step: Count | None = None
+    ) -> dict[str, AnyKey]:
         """One key for every evaluation stream, for batch `index` of `evaluator`: the same at every evaluation, unless
         `step` is given."""
         names = [name for name, stream in self.streams.items() if stream.eval]
@@ -60,7 +68,9 @@ class RngStreams:
         given) and the phase's name."""
         if name not in self.streams:
             fix = f"Install fulgurite-rng and add fulgurite_rng.Rng(fg.RngStream({name!r}, train=True)) to the plugins."
-            raise PluginError(f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} {fix}")
+            raise PluginError(
+                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} {fix}"
+            )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
             key = jax.random.fold_in(key, step)

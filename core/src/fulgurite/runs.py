@@ -45,9 +45,15 @@ class CheckpointRef:
 
     def __post_init__(self) -> None:
         if self.step not in ("latest", "best") and type(self.step) is not int:
-            raise ConfigurationError(f"Checkpoint: step is {self.step!r}; it must be a step, 'latest' or 'best'")
-        if not isinstance(self.path, str | os.PathLike | None) or not isinstance(self.map, dict | None):
-            raise ConfigurationError(f"{self!r}: path must be that of a run, and map a dictionary of paths to paths")
+            raise ConfigurationError(
+                f"Checkpoint: step is {self.step!r}; it must be a step, 'latest' or 'best'"
+            )
+        if not isinstance(self.path, str | os.PathLike | None) or not isinstance(
+            self.map, dict | None
+        ):
+            raise ConfigurationError(
+                f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
+            )
         for path in (*(self.map or ()), *(self.map or {}).values()):
             parse(path)
 
@@ -91,7 +97,9 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path) or "://" in os.fspath(path):
-            raise ConfigurationError(f"run={path} is no local folder, as a run needs; checkpoints may be elsewhere")
+            raise ConfigurationError(
+                f"run={path} is no local folder, as a run needs; checkpoints may be elsewhere"
+            )
         self.path = Path(path).absolute()  # the program may change its working directory
         self._lock: Lock | None = None
 
@@ -108,7 +116,12 @@ class RunDirectory:
     def attempts(self) -> int:
         """How often the run was started."""
         return max(
-            (int(file.name) for file in self._list_numbered("attempts") if _NUMBER.fullmatch(file.name)), default=0
+            (
+                int(file.name)
+                for file in self._list_numbered("attempts")
+                if _NUMBER.fullmatch(file.name)
+            ),
+            default=0,
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -125,7 +138,9 @@ class RunDirectory:
                 raise ValueError("it is no JSON object")
             return found
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read as the manifest of a run: {error}; check the path") from error
+            raise CheckpointError(
+                f"{path} cannot be read as the manifest of a run: {error}; check the path"
+            ) from error
 
     @property
     def owner(self) -> tuple[Owner, float] | None:
@@ -136,9 +151,13 @@ class RunDirectory:
     def list_checkpoints(self) -> list[tuple[int, Path]]:
         """Steps and directories of the complete checkpoints, oldest first."""
         named = [
-            (_STEP.fullmatch(path.name), path) for path in self._list_numbered("checkpoints") if not path.is_symlink()
+            (_STEP.fullmatch(path.name), path)
+            for path in self._list_numbered("checkpoints")
+            if not path.is_symlink()
         ]
-        return sorted((int(match[1]), path) for match, path in named if match and _is_file(path / "COMMIT"))
+        return sorted(
+            (int(match[1]), path) for match, path in named if match and _is_file(path / "COMMIT")
+        )
 
     def step_directory(self, step: int) -> Path:
         """Where the checkpoint of `step` is or would be."""
@@ -162,7 +181,9 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.check(within)
 
-    def start_attempt(self, manifest: str = "", step: int | None = None, newest: bool = True) -> int:
+    def start_attempt(
+        self, manifest: str = "", step: int | None = None, newest: bool = True
+    ) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
         The attempt continues from `step` of this directory, or from nothing. What is in its way moves to
@@ -188,8 +209,12 @@ class RunDirectory:
     def _supersede(self, attempt: int, step: int | None, newest: bool) -> None:
         # At each moment of this, what is left can be gone on from: the newest checkpoint moves first, and the records
         # that belong to it stay until it has moved.
-        later = [path for at, path in reversed(self.list_checkpoints()) if step is None or at > step]
-        records = [path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)]
+        later = [
+            path for at, path in reversed(self.list_checkpoints()) if step is None or at > step
+        ]
+        records = [
+            path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)
+        ]
         if not later and (not records or (step is not None and newest)):
             return
         self.folder("superseded").mkdir(exist_ok=True)
@@ -206,13 +231,17 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be written: {error}. Choose another run directory") from error
+            raise CheckpointError(
+                f"{self.path} cannot be written: {error}. Choose another run directory"
+            ) from error
 
     def folder(self, name: str) -> Path:
         """The folder `name` of the run, which may not be there; a link in its place is an error."""
         folder = self.path / name
         if folder.is_symlink():
-            raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
+            raise CheckpointError(
+                f"{folder} is a link, of which a run directory has none: put the folder itself there"
+            )
         return folder
 
     def _list_numbered(self, name: str) -> list[Path]:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.hookspecs import hookimpl
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import Run
-from fulgurite.writer import LogBackend, BackgroundWriter
+from fulgurite.hookspecs import hookimpl
+from fulgurite.writer import BackgroundWriter, LogBackend
 
 
 @dataclass(eq=False)
@@ -50,11 +50,15 @@ class FileLogger:
         """Opens the files and drops what came after the checkpoint that is gone on from."""
         if run.run_dir is None:
             gap = f"{self.plugin_name} writes into the run's directory, and this run has none"
-            raise ConfigurationError(f"{gap}: give Engine(run_dir='runs/a') or --run runs/a, or leave it out")
+            raise ConfigurationError(
+                f"{gap}: give Engine(run_dir='runs/a') or --run runs/a, or leave it out"
+            )
         self._writer = None
         # Who was taken for dead for 60 s and wakes up may not write into what another process goes on with.
         held = partial(run.run_dir.assert_locked, within=1.0)
-        self._writer = BackgroundWriter(self.plugin_name, self.backend(run, self._position), pre_write=held)
+        self._writer = BackgroundWriter(
+            self.plugin_name, self.backend(run, self._position), pre_write=held
+        )
         self._position = None
 
     @hookimpl

@@ -46,7 +46,10 @@ class Timings:
 
     def stretch(self, steps: int) -> None:
         """Notes that `steps` steps took the time booked to data, dispatch and wait since the last call."""
-        before, self._trained = self._trained, sum(self.seconds[name] for name in ("data", "dispatch", "wait"))
+        before, self._trained = (
+            self._trained,
+            sum(self.seconds[name] for name in ("data", "dispatch", "wait")),
+        )
         self._steps.append((self._trained - before) / steps)
 
     @property
@@ -61,7 +64,9 @@ class Timings:
 
     def __repr__(self) -> str:
         rows = sorted(self.seconds.items(), key=lambda row: -row[1])
-        return "\n".join(f"{name:32s} {seconds:9.3f} s  {self.calls[name]:8d} calls" for name, seconds in rows)
+        return "\n".join(
+            f"{name:32s} {seconds:9.3f} s  {self.calls[name]:8d} calls" for name, seconds in rows
+        )
 
 
 class Rate:

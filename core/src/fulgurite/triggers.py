@@ -49,7 +49,9 @@ class Trigger:
         after = max(after, span.start)
         step = self._next_after(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
-            raise ConfigurationError(f"{self!r} gave {step!r} as the next step after {after}; give a later one or None")
+            raise ConfigurationError(
+                f"{self!r} gave {step!r} as the next step after {after}; give a later one or None"
+            )
         if step is not None and (again := self._next_after(int(step) - 1, span)) != step:
             gap = f"{self!r} gave {step} as the next step after {after}, and {again} as that after {step - 1}"
             raise ConfigurationError(f"{gap}; give the first step of a fixed rule that is later")
@@ -164,7 +166,9 @@ class Exponential(Trigger):
         _check_positive(self, "start", self.start)
         _check_positive(self, "factor", self.factor, int | float)
         if self.factor <= 1:
-            raise ConfigurationError(f"Exponential: factor is {self.factor}; it must be greater than 1, such as 1.2.")
+            raise ConfigurationError(
+                f"Exponential: factor is {self.factor}; it must be greater than 1, such as 1.2."
+            )
 
     def _next_after(self, after: int, span: StepRange) -> int | None:
         step = gap = self.start
@@ -208,13 +212,18 @@ class Or(Trigger):
     parts: tuple[Trigger, ...]
 
     def __init__(self, parts: Iterable[Trigger]) -> None:
-        object.__setattr__(self, "parts", tuple(part for trigger in parts for part in _parts(trigger)))
+        object.__setattr__(
+            self, "parts", tuple(part for trigger in parts for part in _parts(trigger))
+        )
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))
 
     def next(self, after: int, span: StepRange) -> int | None:
-        return min((step for part in self.parts if (step := part.next(after, span)) is not None), default=None)
+        return min(
+            (step for part in self.parts if (step := part.next(after, span)) is not None),
+            default=None,
+        )
 
 
 class TriggerState:
@@ -224,10 +233,13 @@ class TriggerState:
 
     def __init__(self, trigger: Trigger, step: int, now: float) -> None:
         parts = [
-            replace(part, began=step) if isinstance(part, FirstStepsAfterStart) else part for part in _parts(trigger)
+            replace(part, began=step) if isinstance(part, FirstStepsAfterStart) else part
+            for part in _parts(trigger)
         ]
         self._rule = Or(parts)
-        self._deadlines = {part: now + part.seconds for part in parts if isinstance(part, EverySeconds)}
+        self._deadlines = {
+            part: now + part.seconds for part in parts if isinstance(part, EverySeconds)
+        }
         self._due: list[EverySeconds] = []
 
     def deadline(self) -> float | None:
@@ -240,7 +252,11 @@ class TriggerState:
 
     def is_due(self, step: int, span: StepRange, now: float) -> bool:
         """Whether the action is due at `step`, by a step rule or, past the origin of `span`, by a clock."""
-        self._due = [clock for clock, deadline in self._deadlines.items() if deadline <= now and step > span.start]
+        self._due = [
+            clock
+            for clock, deadline in self._deadlines.items()
+            if deadline <= now and step > span.start
+        ]
         return bool(self._due) or self.next_step(step - 1, span) == step
 
     def mark_done(self, step: int, now: float) -> None:
@@ -265,4 +281,6 @@ def _parts(trigger: Trigger) -> tuple[Trigger, ...]:
 def _check_positive(trigger: Trigger, what: str, value: Any, kinds: Any = int) -> None:
     if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
         kind = "integer" if kinds is int else "finite number"
-        raise ConfigurationError(f"{type(trigger).__name__}: {what} is {value!r}; it must be a positive {kind}.")
+        raise ConfigurationError(
+            f"{type(trigger).__name__}: {what} is {value!r}; it must be a positive {kind}."
+        )

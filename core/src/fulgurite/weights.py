@@ -10,14 +10,20 @@ from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
-from fulgurite.tree.paths import from_keys
+from fulgurite.execution.program import init_plugin_states, with_shardings
+from fulgurite.fit.run import FitResult
+from fulgurite.fit.start import Place, as_checkpoint_ref, load_snapshot
 from fulgurite.placing import state_shardings
 from fulgurite.plugins.manager import PluginManager, merge_by_name
-from fulgurite.execution.program import with_shardings, init_plugin_states
-from fulgurite.fit.start import Place, as_checkpoint_ref, load_snapshot
-from fulgurite.fit.run import FitResult
 from fulgurite.runs import CheckpointRef
-from fulgurite.training.state import TrainState, check_has_state, check_not_consumed, tree_signature, as_model_init
+from fulgurite.training.state import (
+    TrainState,
+    as_model_init,
+    check_has_state,
+    check_not_consumed,
+    tree_signature,
+)
+from fulgurite.tree.paths import from_keys
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -27,7 +33,9 @@ class EvalTarget:
     """What is evaluated: a module, its state, a root key and a step, flattened once for all batches."""
 
     def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
-        arrays, self._static = eqx.partition((module, model_state, key, jnp.asarray(step)), eqx.is_array)
+        arrays, self._static = eqx.partition(
+            (module, model_state, key, jnp.asarray(step)), eqx.is_array
+        )
         self.leaves, self._treedef = jax.tree.flatten(arrays)
         self.key = self._treedef, tree_signature(self._static)
 
@@ -45,7 +53,9 @@ def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
         return EvalTarget(model.module, model.model_state, model.key, model.step)
     module, model_state = model if isinstance(model, tuple) else (model, None)
     if not isinstance(module, eqx.Module):
-        raise ModelError(f"give a module, (module, state), a train state or a result, not {model!r}")
+        raise ModelError(
+            f"give a module, (module, state), a train state or a result, not {model!r}"
+        )
     check_has_state(module, model_state)
     return EvalTarget(module, model_state, key, 0)
 
@@ -56,7 +66,9 @@ def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any
         return state.module
     views = merge_by_name(plugins.call("module_views", state=state), "module view")
     if name not in views:
-        raise PluginError(f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}")
+        raise PluginError(
+            f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}"
+        )
     return views[name]
 
 
@@ -72,13 +84,19 @@ def load_weights(engine: "Engine", model: Any, weights: Place) -> TrainState:
         module, model_state = source.build(arrays, key)
         left_out: Any = None
         slices = init_plugin_states(engine.plugins, module, key)
-        return TrainState(jnp.int32(0), module, model_state, left_out, key, left_out, left_out, slices)
+        return TrainState(
+            jnp.int32(0), module, model_state, left_out, key, left_out, left_out, slices
+        )
 
     like: TrainState = eqx.filter_eval_shape(make, source.arrays, jax.random.key(0))
     shardings = state_shardings(engine.plugins, like, engine.mesh)
     like = like if shardings is None else with_shardings(like, shardings)
     parts = ["step", "key", "module", *(["model_state"] if like.model_state is not None else [])]
-    parts += [str(from_keys((GetAttrKey("plugin_states"), DictKey(name)))) for name in like.plugin_states]
-    snapshot = load_snapshot(engine, replace(reference, map={part: part for part in parts}, optional=False), like)
+    parts += [
+        str(from_keys((GetAttrKey("plugin_states"), DictKey(name)))) for name in like.plugin_states
+    ]
+    snapshot = load_snapshot(
+        engine, replace(reference, map={part: part for part in parts}, optional=False), like
+    )
     assert snapshot is not None
     return snapshot.state

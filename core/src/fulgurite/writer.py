@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fulgurite.masking import redact_text
 from fulgurite.fit.records import Record
+from fulgurite.masking import redact_text
 
 
 class LogBackend(Protocol):
@@ -47,20 +47,36 @@ class BackgroundWriter:
     flush_interval: float = 0.2
 
     def __init__(
-        self, name: str, backend: LogBackend, *, size: int = 1000, pre_write: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        backend: LogBackend,
+        *,
+        size: int = 1000,
+        pre_write: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: BaseException | None = None
         self._name, self._backend, self._size, self._before = name, backend, size, pre_write
-        self._work: deque[Record | Future[Any]] = deque()  # what is being done stays in it until it is done
+        self._work: deque[Record | Future[Any]] = (
+            deque()
+        )  # what is being done stays in it until it is done
         self._changed = threading.Condition()
-        self._done, self._told, self._closing, self._ended, self._hurried = 0, False, False, False, False
+        self._done, self._told, self._closing, self._ended, self._hurried = (
+            0,
+            False,
+            False,
+            False,
+            False,
+        )
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:
         """Queues a record for writing. It must not be changed afterwards. Raises the error if writing has failed."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
-                self._told, slow = True, f"sink {self._name!r} is slower than training, which now waits for it"
+                self._told, slow = (
+                    True,
+                    f"sink {self._name!r} is slower than training, which now waits for it",
+                )
                 warnings.warn(f"{slow}: {self._size} records are queued", stacklevel=2)
             self._wait(lambda: len(self._work) < self._size)
             if self.failure is not None:
@@ -87,7 +103,10 @@ class BackgroundWriter:
             self._closing = True
             self._wake(hurry=True)
             if not self._changed.wait_for(lambda: self._ended or self.failure, self.timeout / 3):
-                warnings.warn(f"training has ended and waits for sink {self._name!r}: {self._left()}", stacklevel=2)
+                warnings.warn(
+                    f"training has ended and waits for sink {self._name!r}: {self._left()}",
+                    stacklevel=2,
+                )
             self._wait(lambda: self._ended)
         if self.failure is not None:
             raise self.failure

@@ -37,11 +37,15 @@ class Sharded:
             split = leaf.ndim > 0 and leaf.shape[0] % devices == 0
             return NamedSharding(mesh, PartitionSpec(*["data"] * split))
 
-        return jax.tree.map(lambda leaf: place(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None, state)
+        return jax.tree.map(
+            lambda leaf: place(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
+        )
 
 
 warnings.simplefilter("ignore")
-engine = fg.Engine(steps=steps, seed=3, run_dir=run, plugins=[Sharded(), Checkpointer(99)], autoload=False)
+engine = fg.Engine(
+    steps=steps, seed=3, run_dir=run, plugins=[Sharded(), Checkpointer(99)], autoload=False
+)
 result = engine.fit(eqx.nn.make_with_state(Plain), regression(), resume="auto")
 assert int(result.state.step) == steps
 if devices > 1:

@@ -66,12 +66,18 @@ def step_outside(path: Path, hashes: Any, commit: Any) -> None:
 
 def plugins_outside(path: Path, hashes: Any, commit: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["plugins"] = [{"name": "os", "distribution": "os", "version": "1", "decisive": True, "cls": "os:system"}]
+    manifest["plugins"] = [
+        {"name": "os", "distribution": "os", "version": "1", "decisive": True, "cls": "os:system"}
+    ]
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def pickles() -> None:
-    for path in [newest() / "index.pkl", newest() / "arrays" / "state" / "x.pkl", newest() / "manifest.json"]:
+    for path in [
+        newest() / "index.pkl",
+        newest() / "arrays" / "state" / "x.pkl",
+        newest() / "manifest.json",
+    ]:
         path.write_bytes(pickle.dumps(Boom()))
 
 
@@ -107,22 +113,50 @@ def deep() -> None:
 
 
 ATTACKS: dict[str, Any] = {
-    **{change.__name__: lambda change=change: consistent(change) for change in (names_outside, arrays_outside)},
-    **{change.__name__: lambda change=change: consistent(change) for change in (step_outside, plugins_outside)},
-    **{one.__name__: one for one in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)},
+    **{
+        change.__name__: lambda change=change: consistent(change)
+        for change in (names_outside, arrays_outside)
+    },
+    **{
+        change.__name__: lambda change=change: consistent(change)
+        for change in (step_outside, plugins_outside)
+    },
+    **{
+        one.__name__: one
+        for one in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)
+    },
 }
 
 counting(base / "good", steps=2, keep=None)
 checkpoints = Checkpointer(1, max_to_keep=1)
 reader = engine(None, checkpoints, steps=1, log_every=None)
 like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
-checkpoints.restore_checkpoint(fg.CheckpointRef(base / "good"), like, reader)  # imports everything that reading needs
+checkpoints.restore_checkpoint(
+    fg.CheckpointRef(base / "good"), like, reader
+)  # imports everything that reading needs
 modules = set(sys.modules)
 
 watching, seen = False, []
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
-EXECUTES = {"exec", "compile", "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "marshal.loads"}
+CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.truncate",
+}
+EXECUTES = {
+    "exec",
+    "compile",
+    "pickle.find_class",
+    "os.system",
+    "subprocess.Popen",
+    "os.exec",
+    "marshal.loads",
+}
 
 
 def audit(event: str, arguments: tuple[Any, ...]) -> None:

@@ -30,7 +30,10 @@ class Following(fg.Module):
         self.weight, self.table = jnp.zeros(()), jnp.arange(6).reshape(2, 3)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(-self.weight * batch[0], metrics={"weight": fg.metrics.LastValue.from_values(self.weight)})
+        return fg.Output(
+            -self.weight * batch[0],
+            metrics={"weight": fg.metrics.LastValue.from_values(self.weight)},
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1.0)
@@ -45,23 +48,39 @@ class Score:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         return [
-            fg.ScheduledAction("score", 1, lambda run: run.log_scalars("test", {"score": self.values[run.step - 1]}))
+            fg.ScheduledAction(
+                "score",
+                1,
+                lambda run: run.log_scalars("test", {"score": self.values[run.step - 1]}),
+            )
         ]
 
 
-def train(run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any) -> fg.FitResult:
+def train(
+    run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any
+) -> fg.FitResult:
     """Saves after each step; with 1, 1, 1, 7 the weight is 1, 2, 3, 10. With `stop`, stops after the second."""
 
     class Stopping:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [
-                fg.ScheduledAction("stop", fg.At(2), lambda run: os.kill(os.getpid(), signal.SIGINT) if stop else None)
+                fg.ScheduledAction(
+                    "stop",
+                    fg.At(2),
+                    lambda run: os.kill(os.getpid(), signal.SIGINT) if stop else None,
+                )
             ]
 
-    plugins = [Checkpointer(every=1, max_to_keep=None, monitor="test/score"), Score((0.5, 0.9, 0.9, 0.1)), Stopping()]
+    plugins = [
+        Checkpointer(every=1, max_to_keep=None, monitor="test/score"),
+        Score((0.5, 0.9, 0.9, 0.1)),
+        Stopping(),
+    ]
     data = [np.full(1, value, np.float32) for value in batches]
-    engine = fg.Engine(steps=len(batches), plugins=plugins, run_dir=run, log_every=1, autoload=False)
+    engine = fg.Engine(
+        steps=len(batches), plugins=plugins, run_dir=run, log_every=1, autoload=False
+    )
     return engine.fit(Following, data, resume="auto", **options)
 
 
@@ -93,7 +112,9 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_and_their_state(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_their_state(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(made, tmp_path / "a")
     train(tmp_path / "b", stop=True)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
@@ -114,7 +135,11 @@ def test_runs_and_their_state(made: Path, tmp_path: Path, capsys: pytest.Capture
         "d": "running",
         "e": "killed",
     }
-    assert (found["a"]["step"], found["a"]["attempts"], found["a"]["best"]) == (4, 1, ["test/score", 0.9, 2])
+    assert (found["a"]["step"], found["a"]["attempts"], found["a"]["best"]) == (
+        4,
+        1,
+        ["test/score", 0.9, 2],
+    )
     assert found["b"]["step"] in (2, 3)
     assert found["d"]["heartbeat"] < 60 and "elsewhere" in found["d"]["note"]
     table = printed(capsys, "runs", tmp_path).splitlines()
@@ -123,7 +148,9 @@ def test_runs_and_their_state(made: Path, tmp_path: Path, capsys: pytest.Capture
     assert rows(capsys, "runs", tmp_path / "a") == [found["a"]]
 
 
-def test_a_run_under_way_shows_its_heartbeat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_under_way_shows_its_heartbeat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def look(run: fg.Run) -> None:
         [row] = rows(capsys, "runs", tmp_path)
         seen.append((row["state"], row["heartbeat"] < 60, str(os.getpid()) in row["note"]))
@@ -135,13 +162,19 @@ def test_a_run_under_way_shows_its_heartbeat(tmp_path: Path, capsys: pytest.Capt
 
     seen: list[Any] = []
     data = [np.ones(1, np.float32)]
-    fg.Engine(steps=3, plugins=[Looking()], run_dir=tmp_path / "run", autoload=False).fit(Following, data)
+    fg.Engine(steps=3, plugins=[Looking()], run_dir=tmp_path / "run", autoload=False).fit(
+        Following, data
+    )
     assert seen == [("running", True, True)]
 
 
-def test_a_damaged_or_hostile_run_is_a_row(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_or_hostile_run_is_a_row(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(made, tmp_path / "a")
-    (tmp_path / "a" / "checkpoints" / "step-3" / "COMMIT").write_text('{"step": "\x1b[2J../../victim"}')
+    (tmp_path / "a" / "checkpoints" / "step-3" / "COMMIT").write_text(
+        '{"step": "\x1b[2J../../victim"}'
+    )
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "checkpoints").symlink_to(made / "checkpoints")
     found = rows(capsys, "runs", tmp_path)
@@ -167,7 +200,9 @@ def test_checkpoints_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_damage_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "checkpoints" / "step-1" / "COMMIT").unlink()
-    files = [file for file in (run / "checkpoints" / "step-3" / "arrays").rglob("*") if file.is_file()]
+    files = [
+        file for file in (run / "checkpoints" / "step-3" / "arrays").rglob("*") if file.is_file()
+    ]
     large = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(large.read_bytes())
     content[len(content) // 2] ^= 1
@@ -191,10 +226,14 @@ def test_show_prints_arrays_and_manifest(run: Path, capsys: pytest.CaptureFixtur
     assert "checkpoints" in [plugin["name"] for plugin in shown["manifest"]["plugins"]]
 
 
-def test_diff_says_what_differs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_says_what_differs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = run / "checkpoints"
     assert printed(capsys, "checkpoints", "diff", run, steps / "step-4") == "no difference\n"
-    lines = printed(capsys, "checkpoints", "diff", steps / "step-1", steps / "step-4", code=1).splitlines()
+    lines = printed(
+        capsys, "checkpoints", "diff", steps / "step-1", steps / "step-4", code=1
+    ).splitlines()
     assert "module.weight: differs by up to 9" in lines
     assert "step: 1 of 1 differ" in lines
     assert not [line for line in lines if line.startswith("module.table")]
@@ -204,19 +243,27 @@ def test_diff_says_what_differs(run: Path, tmp_path: Path, capsys: pytest.Captur
             self.weight, self.table = jnp.zeros(()), jnp.zeros((4, 3))
 
     data = [np.ones(1, np.float32)]
-    fg.Engine(steps=1, seed=1, plugins=[Checkpointer(every=1)], run_dir=tmp_path / "b", autoload=False).fit(Wider, data)
-    lines = printed(capsys, "checkpoints", "diff", steps / "step-1", tmp_path / "b", code=1).splitlines()
+    fg.Engine(
+        steps=1, seed=1, plugins=[Checkpointer(every=1)], run_dir=tmp_path / "b", autoload=False
+    ).fit(Wider, data)
+    lines = printed(
+        capsys, "checkpoints", "diff", steps / "step-1", tmp_path / "b", code=1
+    ).splitlines()
     assert "module.table: int32[2, 3] | float32[4, 3]" in lines
     assert "seed was 0 and is 1" in lines
 
 
-def test_case_16_the_mean_of_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_case_16_the_mean_of_checkpoints(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with it."""
     text = printed(capsys, "checkpoints", "average", run, "--last", 4, "--out", tmp_path / "mean")
     assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"
     shown = json.loads(printed(capsys, "checkpoints", "show", tmp_path / "mean", "--json"))
     assert sorted(shown["arrays"]) == ["key", "module.table", "module.weight", "step"]
-    engine = fg.Engine(steps=1, plugins=[Checkpointer(every=5)], run_dir=tmp_path / "next", autoload=False)
+    engine = fg.Engine(
+        steps=1, plugins=[Checkpointer(every=5)], run_dir=tmp_path / "next", autoload=False
+    )
     result = engine.fit(Following, [np.zeros(1, np.float32)], init_from=tmp_path / "mean")
     assert float(result.module.weight) == 4.0
     assert result.module.table.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -226,7 +273,9 @@ def test_case_16_the_mean_of_checkpoints(run: Path, tmp_path: Path, capsys: pyte
     )
 
 
-def test_what_cannot_be_averaged_is_an_error(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_averaged_is_an_error(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refused(last: Any, out: Path) -> str:
         return printed(capsys, "checkpoints", "average", run, "--last", last, "--out", out, code=2)
 
@@ -262,12 +311,15 @@ def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_
     assert (float(mean.module.weight), mean.module.key.dtype) == (-1.5, jax.random.key(0).dtype)
     first, second = (tmp_path / "run" / "checkpoints" / f"step-{step}" for step in (1, 2))
     either = [
-        engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "run", step)) for step in (1, 2)
+        engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "run", step))
+        for step in (1, 2)
     ]
     waves: list[Any] = [np.asarray(one.module.waves) for one in either]
     assert np.abs(waves[0].imag - waves[1].imag).min() == 1
     assert mean.module.waves.tolist() == ((waves[0] + waves[1]) / 2).tolist()
-    assert "module.waves: differs by up to 1\n" in printed(capsys, "checkpoints", "diff", first, second, code=1)
+    assert "module.waves: differs by up to 1\n" in printed(
+        capsys, "checkpoints", "diff", first, second, code=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def restore() -> Callable[..., float]:
     like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
 
     def read(run: Path, step: Any = "latest", **options: Any) -> float:
-        snapshot = Checkpointer(1, **options).restore_checkpoint(fg.CheckpointRef(run, step), like, reader)
+        snapshot = Checkpointer(1, **options).restore_checkpoint(
+            fg.CheckpointRef(run, step), like, reader
+        )
         assert snapshot is not None
         return float(snapshot.state.module.weight)
 
@@ -77,7 +79,9 @@ def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Pat
             run = tmp_path / f"{number}-{damage.__name__}"
             shutil.copytree(saved, run)
             damage(run / "checkpoints" / "step-2" / file)
-            with pytest.warns(UserWarning, match=r"step 2 is damaged: .*step 1 is used instead") as told:
+            with pytest.warns(
+                UserWarning, match=r"step 2 is damaged: .*step 1 is used instead"
+            ) as told:
                 assert restore(run) == -1, (file, damage)
             assert len(told) == 1
             with pytest.raises(CheckpointError, match="step-2"):
@@ -89,7 +93,11 @@ def test_sizes_alone_show_what_is_cut_off(saved: Path, restore: Any, tmp_path: P
     for verify, damage in (("size", cut), ("size", remove)):
         run = tmp_path / damage.__name__
         shutil.copytree(saved, run)
-        files = [path for path in (run / "checkpoints" / "step-2" / "arrays").rglob("*") if path.is_file()]
+        files = [
+            path
+            for path in (run / "checkpoints" / "step-2" / "arrays").rglob("*")
+            if path.is_file()
+        ]
         damage(max(files, key=lambda path: path.stat().st_size))
         with pytest.warns(UserWarning, match="damaged"):
             assert restore(run, verify=verify) == -1
@@ -101,7 +109,10 @@ def test_when_none_can_be_read_that_is_an_error(saved: Path, restore: Any, tmp_p
     shutil.copytree(saved, run)
     flip(run / "checkpoints" / "step-2" / "index.json")
     remove(run / "checkpoints" / "step-1" / "COMMIT")
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint of .* can be read.*step 2.*step 1.*resume='never'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)no checkpoint of .* can be read.*step 2.*step 1.*resume='never'",
+    ):
         counting(run, steps=3, resume="auto")
     assert float(counting(run, steps=3, resume="never").module.weight) == -3
 
@@ -121,7 +132,9 @@ def test_a_run_goes_on_from_the_one_before_and_writes_the_damaged_one_anew(
         assert [restore(run, step) for step in (1, 2, 3)] == [-1, -2, -3]
 
 
-def test_a_checkpoint_deleted_while_it_is_read_is_an_error_of_ours(saved: Path, restore: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_while_it_is_read_is_an_error_of_ours(
+    saved: Path, restore: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     (run / "checkpoints" / "step-1").rename(run / "gone")

@@ -12,13 +12,28 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer, SaveError
 from fulgurite_testing import assert_same_bits
-from trained import NET, ZEROS, Act, Average, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
+from trained import (
+    NET,
+    ZEROS,
+    Act,
+    Average,
+    Counting,
+    Killed,
+    Scores,
+    counting,
+    engine,
+    kill,
+    regression,
+    steps_in,
+)
 
 
 def training(run: Path, *others: Any, **settings: Any) -> fg.Engine:
     """Logs at 3, 6, 9, 12, saves at 5 and 10 and at the end."""
     checkpoints = Checkpointer(fg.Every(5) | fg.EverySeconds(1000), on_exception=False)
-    return engine(run, checkpoints, Average(), *others, **{"steps": 12, "seed": 3, "log_every": 3, **settings})
+    return engine(
+        run, checkpoints, Average(), *others, **{"steps": 12, "seed": 3, "log_every": 3, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +41,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.FitResult:
     return training(tmp_path_factory.mktemp("whole")).fit(NET, regression())
 
 
-@pytest.mark.parametrize("killed_at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 11))])
-def test_a_resumed_run_ends_with_the_same_bits(whole: fg.FitResult, tmp_path: Path, killed_at: int) -> None:
+@pytest.mark.parametrize(
+    "killed_at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 11))]
+)
+def test_a_resumed_run_ends_with_the_same_bits(
+    whole: fg.FitResult, tmp_path: Path, killed_at: int
+) -> None:
     """BatchNorm, dropout, Adam, a plugin's slice, shuffled data; killed twice."""
     for at in (killed_at, killed_at + 1):
         with pytest.raises(Killed):
@@ -44,9 +63,14 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: fg.FitResult, tmp_path: Pa
 def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
     whole = training(tmp_path / "whole", steps_per_execution=4).fit(NET, regression())
     with pytest.raises(Killed):
-        training(tmp_path / "killed", Act(fg.At(7), kill), steps_per_execution=4).fit(NET, regression())
+        training(tmp_path / "killed", Act(fg.At(7), kill), steps_per_execution=4).fit(
+            NET, regression()
+        )
     assert_same_bits(
-        training(tmp_path / "killed", steps_per_execution=4).fit(NET, regression(), resume="auto").state, whole.state
+        training(tmp_path / "killed", steps_per_execution=4)
+        .fit(NET, regression(), resume="auto")
+        .state,
+        whole.state,
     )
 
 
@@ -78,7 +102,13 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
 
 
 @pytest.mark.parametrize(
-    "answer", [lambda: future(error=OSError("disk full")), lambda: 1 / 0, lambda: None, lambda: future(object())]
+    "answer",
+    [
+        lambda: future(error=OSError("disk full")),
+        lambda: 1 / 0,
+        lambda: None,
+        lambda: future(object()),
+    ],
 )
 def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_required(
     tmp_path: Path, answer: Any
@@ -95,7 +125,9 @@ def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_req
         def rewind_logger(self, position: Any) -> None:
             self.positions.append(position)
 
-    with pytest.warns(UserWarning, match=r"sink 'careless:kept' \(.*\) cannot say where its records end"):
+    with pytest.warns(
+        UserWarning, match=r"sink 'careless:kept' \(.*\) cannot say where its records end"
+    ):
         counting(tmp_path / "a", Careless(), steps=4)
         counting(tmp_path / "a", Careless(), resume="auto")
     assert [list(one) for one in Careless.positions] == [["failed"]]
@@ -114,12 +146,15 @@ def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
             return {"seen": {1, 2}}
 
     with pytest.raises(
-        ConfigurationError, match="plugin 'holding', hook get_host_state: set cannot be written as JSON"
+        ConfigurationError,
+        match="plugin 'holding', hook get_host_state: set cannot be written as JSON",
     ):
         counting(tmp_path / "a", Holding())
 
 
-def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tmp_path: Path) -> None:
+def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(
+    tmp_path: Path,
+) -> None:
     sink, say = Sink(), Act(1, lambda run: run.log_text("act", {"at": str(run.step)}))
     with pytest.raises(Killed):
         counting(tmp_path / "a", sink, say, Act(fg.At(4), kill), every=2, on_exception=False)
@@ -131,7 +166,9 @@ def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(tm
 
 
 @pytest.mark.filterwarnings("default:.*scores. scores was")
-def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(tmp_path: Path) -> None:
+def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(
+    tmp_path: Path,
+) -> None:
     class Patience:
         state_version = 2
         count = 0
@@ -182,7 +219,9 @@ def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phas
         )
         checkpoints = Checkpointer(99, async_save=False, on_exception=False)
         with suppress(Killed):
-            engine(tmp_path / name, checkpoints, *plugins, steps=6, log_every=2).fit(Counting, ZEROS, resume="auto")
+            engine(tmp_path / name, checkpoints, *plugins, steps=6, log_every=2).fit(
+                Counting, ZEROS, resume="auto"
+            )
         return (tmp_path / name / "records.jsonl").read_bytes()
 
     def said(run: fg.Run) -> None:
@@ -202,7 +241,9 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     assert float(counting(tmp_path, steps=3, resume=2).module.weight) == -3
 
     def fit(epochs: int, resume: Any) -> fg.FitResult:
-        return engine(tmp_path / "epochs", Checkpointer(2), epochs=epochs).fit(Counting, ZEROS * 3, resume=resume)
+        return engine(tmp_path / "epochs", Checkpointer(2), epochs=epochs).fit(
+            Counting, ZEROS * 3, resume=resume
+        )
 
     fit(4, None)
     with pytest.raises(CheckpointError, match="step 12 is past step 6"):

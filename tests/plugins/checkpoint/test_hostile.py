@@ -14,7 +14,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     program = Path(__file__).with_name("hostile.py")
     base = tmp_path_factory.mktemp("hostile")
     done = subprocess.run(
-        [sys.executable, str(program), str(base)], capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, str(program), str(base)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -23,7 +23,10 @@ BUCKET = "gs://bucket/runs/a"
 
 @pytest.mark.parametrize("scheme", ["s3", "az", "memory", "http"])
 def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{scheme}://bucket/run: checkpoints are kept in local folders and"):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"{scheme}://bucket/run: checkpoints are kept in local folders and",
+    ):
         Checkpointer(1, directory=f"{scheme}://bucket/run")
 
 
@@ -45,7 +48,9 @@ def test_a_run_whose_checkpoints_are_in_a_bucket(tmp_path: Path) -> None:
     """In a process of its own, because gcsfs looks for the emulator once, when it is imported."""
     for name in ("gcsfs", "gcp_storage_emulator"):
         pytest.importorskip(name)
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["saved"] == [1, 3, 4]  # the best and the last two
@@ -67,8 +72,14 @@ def in_a_bucket(path: Path) -> None:
         objects.copy(request, response, storage)
         objects.delete(request, response, storage)
 
-    source, target = r"(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.*[^/]+)", r"(?P<dest_object_id>.*[^/]+)"
-    server.HANDLERS = ((rf"^/storage/v1/b/{source}/moveTo/o/{target}$", {"POST": move}), *server.HANDLERS)
+    source, target = (
+        r"(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.*[^/]+)",
+        r"(?P<dest_object_id>.*[^/]+)",
+    )
+    server.HANDLERS = (
+        (rf"^/storage/v1/b/{source}/moveTo/o/{target}$", {"POST": move}),
+        *server.HANDLERS,
+    )
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     emulator: Any = server.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
     emulator.start()
@@ -83,8 +94,13 @@ def in_a_bucket(path: Path) -> None:
 
 def trained_there(path: Path, address: str) -> dict[str, Any]:
     def names() -> list[str]:
-        with urllib.request.urlopen(f"{address}/storage/v1/b/bucket/o?prefix=runs/a/checkpoints/") as answer:
-            return [item["name"].removeprefix("runs/a/checkpoints/") for item in json.load(answer)["items"]]
+        with urllib.request.urlopen(
+            f"{address}/storage/v1/b/bucket/o?prefix=runs/a/checkpoints/"
+        ) as answer:
+            return [
+                item["name"].removeprefix("runs/a/checkpoints/")
+                for item in json.load(answer)["items"]
+            ]
 
     options: dict[str, Any] = {"directory": BUCKET, "keep": 2, "best": "test/score"}
     counting(path / "run", Scores((0.9, 0.1, 0.2, 0.3)), steps=4, **options)
@@ -100,7 +116,9 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
     start.fit(Counting, ZEROS, init_from=fg.CheckpointRef(BUCKET, "best"))
     told["best"] = seen[0]
     array = next(name for name in names() if name.startswith("step-4/arrays/state/d/"))
-    request = f"{address}/storage/v1/b/bucket/o/runs%2Fa%2Fcheckpoints%2F{array.replace('/', '%2F')}"
+    request = (
+        f"{address}/storage/v1/b/bucket/o/runs%2Fa%2Fcheckpoints%2F{array.replace('/', '%2F')}"
+    )
     urllib.request.urlopen(urllib.request.Request(request, method="DELETE")).close()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -109,7 +127,9 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
     told["resumed"] = float(result.module.weight)
     told["left"] = sorted({name.split("/")[0] for name in names()})
     # What tensorstore wrote is in the hashes too, though gcsfs did not write it.
-    hashes = json.loads((resolve_root(BUCKET) / "checkpoints" / "step-5" / "hashes-0.json").read_text())
+    hashes = json.loads(
+        (resolve_root(BUCKET) / "checkpoints" / "step-5" / "hashes-0.json").read_text()
+    )
     there = {name.removeprefix("step-5/") for name in names() if name.startswith("step-5/")}
     told["unseen"] = sorted(there - set(hashes) - {"COMMIT", "hashes-0.json"})
     return told

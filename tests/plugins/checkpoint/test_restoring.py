@@ -32,7 +32,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, float]:
     """The first step of a fit, and its weight after it."""
     seen: list[tuple[int, float]] = []
-    look = Act(fg.FirstStepsAfterStart(1), lambda run: seen.append((run.step, float(run.state.module.weight))))
+    look = Act(
+        fg.FirstStepsAfterStart(1),
+        lambda run: seen.append((run.step, float(run.state.module.weight))),
+    )
     counting(run, look, steps=6, resume=resume, every=99, **options)
     return seen[0]
 
@@ -75,7 +78,9 @@ def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) 
         ("checkpoints/step-9", CheckpointError, r"no checkpoint of step 9 in \."),
     ],
 )
-def test_what_cannot_be_gone_on_from(run: Path, resume: Any, error: type[Exception], says: str) -> None:
+def test_what_cannot_be_gone_on_from(
+    run: Path, resume: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         counting(run, resume=resume)
 
@@ -96,9 +101,13 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.FitResult]:
     return path, result
 
 
-def going_on(net: tuple[Path, Any], model: Any, *plugins: Any, tmp_path: Path, **options: Any) -> fg.FitResult:
+def going_on(
+    net: tuple[Path, Any], model: Any, *plugins: Any, tmp_path: Path, **options: Any
+) -> fg.FitResult:
     checkpoints = Checkpointer(99, **options)
-    return engine(tmp_path, checkpoints, *plugins, steps=4, seed=3).fit(model, regression(), resume=net[0])
+    return engine(tmp_path, checkpoints, *plugins, steps=4, seed=3).fit(
+        model, regression(), resume=net[0]
+    )
 
 
 def wide(*, key: Any) -> Any:
@@ -114,7 +123,9 @@ def test_another_shape_is_an_error_that_lists_all_of_them(net: Any, tmp_path: Pa
 
 
 def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'average' \(module trained\) was active .* is not now: add it"):
+    with pytest.raises(
+        CheckpointError, match=r"'average' \(module trained\) was active .* is not now: add it"
+    ):
         going_on(net, NET, tmp_path=tmp_path)
     with pytest.warns(UserWarning, match="plugin 'average'"):
         result = going_on(net, NET, tmp_path=tmp_path, on_missing_plugin="warn")
@@ -123,11 +134,15 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
         warnings.simplefilter("error")
         going_on(net, NET, tmp_path=tmp_path / "ignored", on_missing_plugin="ignore")
     counting(tmp_path / "installed", "rng")
-    with pytest.raises(CheckpointError, match=r"'rng' .* is not now: pip install fulgurite-rng, and add it"):
+    with pytest.raises(
+        CheckpointError, match=r"'rng' .* is not now: pip install fulgurite-rng, and add it"
+    ):
         counting(tmp_path / "other", resume=tmp_path / "installed")
 
 
-def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(run: Path, tmp_path: Path) -> None:
+def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(
+    run: Path, tmp_path: Path
+) -> None:
     class Slice:
         plugin_name = "slice"
 
@@ -135,10 +150,15 @@ def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(run: Path, tm
         def init_plugin_state(self) -> Any:
             return jnp.full(2, 3.0)
 
-    with pytest.raises(CheckpointError, match=r"plugin 'slice'.*was not when it was saved: leave it out with '-slice'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"plugin 'slice'.*was not when it was saved: leave it out with '-slice'",
+    ):
         counting(tmp_path / "a", Slice(), resume=run)
     result = counting(tmp_path / "b", Slice(), resume=run, on_missing_plugin="ignore")
-    assert result.state.plugin_states["slice"].tolist() == [3, 3] and float(result.module.weight) == -5
+    assert (
+        result.state.plugin_states["slice"].tolist() == [3, 3] and float(result.module.weight) == -5
+    )
 
 
 def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
@@ -192,16 +212,16 @@ class Scaled:
 
 def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None:
     def fit(scale: float, steps: int, data: Any) -> None:
-        made = engine(tmp_path, Checkpointer(2, max_to_keep=steps), Scaled(scale), steps=steps, log_every=None)
+        made = engine(
+            tmp_path, Checkpointer(2, max_to_keep=steps), Scaled(scale), steps=steps, log_every=None
+        )
         made.config = {"lr": scale, "steps": steps}
         made.fit(Counting, data, resume="auto")
 
     data = np.zeros((6, 1), np.float32)
     fit(0.5, 2, fg.ArrayData(data, 2))
     fit(0.5, 3, fg.ArrayData(data, 2))
-    differ = (
-        r"lr was 0.5 and is 0.25.*data was .ArrayData\(batch_size=2.*batch_size=3.*scaled: scale was 0.5 and is 0.25"
-    )
+    differ = r"lr was 0.5 and is 0.25.*data was .ArrayData\(batch_size=2.*batch_size=3.*scaled: scale was 0.5 and is 0.25"
     with pytest.warns(UserWarning, match=differ) as warned:
         fit(0.25, 4, fg.ArrayData(data, 3))
     assert "steps" not in str(warned[0].message) and "keep was" not in str(warned[0].message)
@@ -233,7 +253,9 @@ class New(Old):
 
     def __init__(self, *, key: Any) -> None:
         super().__init__(key=key)
-        self.decoder = Decoder([eqx.nn.Linear(2, 3, key=jax.random.fold_in(key, n)) for n in range(2)])
+        self.decoder = Decoder(
+            [eqx.nn.Linear(2, 3, key=jax.random.fold_in(key, n)) for n in range(2)]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +268,14 @@ def beginning(init_from: Any, model: Any = New, **settings: Any) -> fg.TrainStat
     """The state with which a fit begins."""
     seen: list[Any] = []
     look = Act(
-        fg.AtStart(), lambda run: seen.append(jax.tree.map(lambda x: jnp.copy(x) if eqx.is_array(x) else x, run.state))
+        fg.AtStart(),
+        lambda run: seen.append(
+            jax.tree.map(lambda x: jnp.copy(x) if eqx.is_array(x) else x, run.state)
+        ),
     )
-    engine(None, Reader(), look, **{"steps": 1, "seed": 5, **settings}).fit(model, ZEROS, init_from=init_from)
+    engine(None, Reader(), look, **{"steps": 1, "seed": 5, **settings}).fit(
+        model, ZEROS, init_from=init_from
+    )
     return seen[0]
 
 
@@ -275,20 +302,36 @@ def test_case_30_a_part_of_another_model(old: Any) -> None:
     assert got.keys() == expected.keys()
     for name, array in expected.items():
         assert np.array_equal(got[name], array), name
-    assert not np.array_equal(got[".decoder.layers[1].weight"], arrays(fresh.module)[".decoder.layers[1].weight"])
+    assert not np.array_equal(
+        got[".decoder.layers[1].weight"], arrays(fresh.module)[".decoder.layers[1].weight"]
+    )
 
 
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        ({"module.decoder.layers[2]": "module.encoder"}, r"below 'module.decoder.layers\[2\]' in the new state"),
-        ({"module.decoder.layers[1]": "module.decoder"}, r"below 'module.decoder' in .*There is: .*module.encoder"),
-        ({"module.decoder": "module.encoder"}, r"(?s)differ.*module.decoder.layers\[0\].bias is only in the new state"),
+        (
+            {"module.decoder.layers[2]": "module.encoder"},
+            r"below 'module.decoder.layers\[2\]' in the new state",
+        ),
+        (
+            {"module.decoder.layers[1]": "module.decoder"},
+            r"below 'module.decoder' in .*There is: .*module.encoder",
+        ),
+        (
+            {"module.decoder": "module.encoder"},
+            r"(?s)differ.*module.decoder.layers\[0\].bias is only in the new state",
+        ),
         ({"module.encoder": "module"}, r"(?s)differ.*module.encoder.bias is only in"),
-        ({"module.weight": "module.encoder.bias"}, r"module.weight: saved float32\[3\], wanted float32\[\]"),
+        (
+            {"module.weight": "module.encoder.bias"},
+            r"module.weight: saved float32\[3\], wanted float32\[\]",
+        ),
     ],
 )
-def test_case_30_a_path_that_matches_nothing_or_too_much_is_an_error(old: Any, mapping: Any, says: str) -> None:
+def test_case_30_a_path_that_matches_nothing_or_too_much_is_an_error(
+    old: Any, mapping: Any, says: str
+) -> None:
     with pytest.raises(CheckpointError, match=says):
         beginning(fg.CheckpointRef(old[0], map=mapping))
 
@@ -316,7 +359,9 @@ def test_the_optimizer_is_made_from_the_weights_that_were_read(old: Any) -> None
 
     path, result = old
     state = beginning(path, Keeping)
-    kept = [leaf for leaf in jax.tree.leaves(state.opt_state) if getattr(leaf, "shape", None) == (3, 2)]
+    kept = [
+        leaf for leaf in jax.tree.leaves(state.opt_state) if getattr(leaf, "shape", None) == (3, 2)
+    ]
     assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
     assert len(kept) == 1 and np.array_equal(kept[0], result.module.encoder.weight)
     assert int(state.step) == 0
@@ -325,10 +370,15 @@ def test_the_optimizer_is_made_from_the_weights_that_were_read(old: Any) -> None
 def test_the_optimizer_s_own_arrays_can_be_read_as_well(net: Any) -> None:
     path, result = net
     seen: list[Any] = []
-    look = Act(fg.AtStart(), lambda run: seen.append(arrays((run.state.module, run.state.opt_state, run.state.step))))
+    look = Act(
+        fg.AtStart(),
+        lambda run: seen.append(arrays((run.state.module, run.state.opt_state, run.state.step))),
+    )
     names = ("module", "model_state", "opt_state")
     init_from = fg.CheckpointRef(path, map={name: name for name in names})
-    engine(None, Reader(), Average(), look, steps=1, seed=9).fit(NET, regression(), init_from=init_from)
+    engine(None, Reader(), Average(), look, steps=1, seed=9).fit(
+        NET, regression(), init_from=init_from
+    )
     expected = arrays((result.module, result.state.opt_state, jnp.int32(0)))
     assert {name: array.tobytes() for name, array in seen[0].items()} == {
         name: array.tobytes() for name, array in expected.items()
@@ -356,9 +406,14 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         weights.append(json.loads(done.stdout.splitlines()[-1]))
     whole = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "whole"), "1", "6"], capture_output=True, text=True, check=True
+        [sys.executable, str(program), str(tmp_path / "whole"), "1", "6"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    np.testing.assert_allclose(weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        weights[-1], json.loads(whole.stdout.splitlines()[-1]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:

@@ -15,7 +15,19 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.format import list_entries
-from trained import NET, ZEROS, Act, Counting, Killed, Scores, counting, engine, kill, regression, steps_in
+from trained import (
+    NET,
+    ZEROS,
+    Act,
+    Counting,
+    Killed,
+    Scores,
+    counting,
+    engine,
+    kill,
+    regression,
+    steps_in,
+)
 
 
 def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
@@ -52,13 +64,17 @@ def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path:
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(tmp_path: Path, background: bool) -> None:
+def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(
+    tmp_path: Path, background: bool
+) -> None:
     """One before an action of the step, one after it: what the action changed must be in it."""
 
     def double(run: fg.Run) -> fg.ReplaceState:
         run.save()
         return fg.ReplaceState(
-            run.state.replace(module=eqx.tree_at(lambda m: m.weight, run.state.module, jnp.float32(7)))
+            run.state.replace(
+                module=eqx.tree_at(lambda m: m.weight, run.state.module, jnp.float32(7))
+            )
         )
 
     counting(tmp_path, Act(fg.At(4), double), steps=4, every=4, background=background)
@@ -82,7 +98,11 @@ def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path:
     look = Act(fg.At(6), lambda run: seen.append(run.step))
     assert float(counting(tmp_path, look, steps=6, resume="auto").module.weight) == -6
     assert (seen, steps_in(tmp_path)) == ([6], [4, 5, 6])
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-4", "step-5", "step-6"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-4",
+        "step-5",
+        "step-6",
+    ]
 
 
 def test_every_mth_stays_for_good(tmp_path: Path) -> None:
@@ -120,11 +140,18 @@ def test_the_best_survives_a_restart(tmp_path: Path) -> None:
 
 def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, keep=None, best="test/score")
-    assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [None, 0.5, pytest.approx(0.4), None]
+    assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
+        None,
+        0.5,
+        pytest.approx(0.4),
+        None,
+    ]
     with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
         weights_in(tmp_path, "best", best="test/loss")
     counting(tmp_path / "nan", Scores((NAN,)), steps=1)
-    with pytest.raises(CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"
+    ):
         weights_in(tmp_path / "nan", "best", best="test/score")
 
 
@@ -133,7 +160,9 @@ def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:
         counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, best="test/scroe")
     assert ["which 'test' does not measure" in str(one.message) for one in warned] == [True, False]
     assert "Did you mean 'score'" in str(warned[0].message)
-    with pytest.warns(UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"):
+    with pytest.warns(
+        UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"
+    ):
         counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, best="tset/score")
 
 
@@ -157,14 +186,18 @@ class Bad(Counting):
 
 
 @pytest.mark.parametrize(("how", "culprit"), [("loss", "loss"), ("gradient", "gradient of weight")])
-def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(tmp_path: Path, how: str, culprit: str) -> None:
+def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(
+    tmp_path: Path, how: str, culprit: str
+) -> None:
     with pytest.raises(NonFiniteError, match=rf"step 3: the {culprit} is not finite"):
         engine(tmp_path, Checkpointer(1), steps=5, log_every=None).fit(Bad(how), ZEROS)
     assert steps_in(tmp_path) == [1, 2]
     seen: list[int] = []
     look = Act(fg.FirstStepsAfterStart(1), lambda run: seen.append(run.step))
     with pytest.raises(NonFiniteError, match="step 3"):
-        engine(tmp_path, Checkpointer(1), look, steps=5, log_every=None).fit(Bad(how), ZEROS, resume="auto")
+        engine(tmp_path, Checkpointer(1), look, steps=5, log_every=None).fit(
+            Bad(how), ZEROS, resume="auto"
+        )
     assert steps_in(tmp_path) == [1, 2]
 
 
@@ -222,7 +255,9 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name / "arrays").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-2").rename(tmp_path / "checkpoints" / "saving-step-2")
     counting(tmp_path, steps=4, resume="auto", keep=None)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        f"step-{n}" for n in (1, 2, 3, 4)
+    ]
 
 
 # --- construction -----------------------------------------------------------------------------------------------------
@@ -264,7 +299,9 @@ class Stream:
 def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
     def fit(resume_data: Any, data: Any, **options: Any) -> fg.FitResult:
         checkpoints = Checkpointer(2, resume_data=resume_data)
-        return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(Counting, data, **options)
+        return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(
+            Counting, data, **options
+        )
 
     with pytest.raises(ConfigurationError, match=r"no state\(\).*'replay'.*'restart'"):
         fit("exact", Stream())
@@ -283,11 +320,16 @@ def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
     class Seeing(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return (
-                super().training_step(batch, ctx).replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
+                super()
+                .training_step(batch, ctx)
+                .replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
             )
 
     def fit(how: Any, data: Any, resume: Any = None, **settings: Any) -> fg.FitResult:
-        checkpoints, settings = Checkpointer(2, resume_data=how), {"steps": 2, "log_every": 1} | settings
+        checkpoints, settings = (
+            Checkpointer(2, resume_data=how),
+            {"steps": 2, "log_every": 1} | settings,
+        )
         return engine(tmp_path / how, checkpoints, **settings).fit(Seeing, data, resume=resume)
 
     for how in ("exact", "replay"):
@@ -343,7 +385,10 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
     with pytest.warns(UserWarning, match=r"held checkpoints.*superseded"):
         fit(3, "never")
     assert (steps_in(elsewhere), float(fit(4, "auto").module.weight)) == ([2, 3], -4)
-    assert sorted(path.name for path in (elsewhere / "superseded" / "1").iterdir()) == ["step-5", "step-6"]
+    assert sorted(path.name for path in (elsewhere / "superseded" / "1").iterdir()) == [
+        "step-5",
+        "step-6",
+    ]
     assert (run / "superseded" / "2" / "records.jsonl").read_bytes() == records
     records = (run / "records.jsonl").read_bytes()
     fit(4, 3)
@@ -356,10 +401,14 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
     assert steps_in(elsewhere) == [1, 2]
 
 
-def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step(tmp_path: Path) -> None:
+def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step(
+    tmp_path: Path,
+) -> None:
     for _ in range(2):
         counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score", resume="auto")
-        assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [pytest.approx(0.9)]
+        assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
+            pytest.approx(0.9)
+        ]
 
 
 def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path: Path) -> None:

@@ -34,20 +34,29 @@ def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path:
 
 
 @pytest.mark.parametrize("every", [1, 99])
-def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(tmp_path: Path, every: int) -> None:
+def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(
+    tmp_path: Path, every: int
+) -> None:
     """At three steps, and of the only save, at the end."""
     with (
         pytest.warns(UserWarning, match="could not be written"),
         pytest.raises(SaveError, match=r"third failure in a row.*`result`") as caught,
     ):
-        counting(tmp_path, Act(1, lambda run: blocked(run) if run.step > 2 else None), steps=5, every=every)
+        counting(
+            tmp_path,
+            Act(1, lambda run: blocked(run) if run.step > 2 else None),
+            steps=5,
+            every=every,
+        )
     assert steps_in(tmp_path) == ([1, 2] if every == 1 else [])
     result = caught.value.result
     assert (float(result.module.weight), int(result.state.step)) == (-5, 5)
     assert "the checkpoint of step 5 could not be written" in result.failures["checkpoints"]
 
 
-def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(tmp_path: Path) -> None:
+def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(
+    tmp_path: Path,
+) -> None:
     def fail(run: fg.Run) -> None:
         blocked(run)
         run.save()
@@ -68,7 +77,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(run: fg.Run) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30 if run.step in (3, 4) else limits[0], limits[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (30 if run.step in (3, 4) else limits[0], limits[1])
+        )
 
     try:
         with pytest.warns(UserWarning, match=r"step [34] could not be written"):
@@ -98,7 +109,9 @@ def test_a_program_that_changes_its_working_directory(
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    counting(Path("run"), Act(fg.At(3), lambda _: os.chdir(tmp_path / "b")), steps=6, directory=elsewhere)
+    counting(
+        Path("run"), Act(fg.At(3), lambda _: os.chdir(tmp_path / "b")), steps=6, directory=elsewhere
+    )
     assert steps_in(tmp_path / "a" / (elsewhere or "run")) == [4, 5, 6]
     assert (tmp_path / "a/run/COMPLETE").exists() and not list((tmp_path / "b").iterdir())
 
@@ -106,7 +119,9 @@ def test_a_program_that_changes_its_working_directory(
 @pytest.mark.parametrize("name", ["lr=[1]", "*", "back\\slash", "\udcff"])
 def test_names_with_which_orbax_writes_elsewhere_or_nowhere(tmp_path: Path, name: str) -> None:
     """Below `[1]` it lost the arrays of a checkpoint that looked complete."""
-    with pytest.raises(CheckpointError, match="in its name, with which Orbax cannot write: rename the folder"):
+    with pytest.raises(
+        CheckpointError, match="in its name, with which Orbax cannot write: rename the folder"
+    ):
         counting(tmp_path / name, steps=2)
 
 
@@ -115,7 +130,10 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     prefix: list[str] = []
     if os.geteuid() == 0:
         prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-        if shutil.which("setpriv") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        if (
+            shutil.which("setpriv") is None
+            or subprocess.run([*prefix, "true"], capture_output=True).returncode
+        ):
             pytest.skip("root may write everywhere, and setpriv cannot take that away here")
     program = [*prefix, sys.executable, __file__, str(tmp_path)]
     # Orbax waits for folders that it could not make for as long as twenty minutes, also at the end of the process.
@@ -123,10 +141,23 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     error, reason, steps = told["later"]
-    assert (error, steps) == ("SaveError", [1, 2]) and "Permission denied" in reason and "third failure" in reason
-    for name, place in (("run", "closed"), ("resumed", "run"), ("elsewhere", "closed"), ("checkpoints", "run")):
+    assert (
+        (error, steps) == ("SaveError", [1, 2])
+        and "Permission denied" in reason
+        and "third failure" in reason
+    )
+    for name, place in (
+        ("run", "closed"),
+        ("resumed", "run"),
+        ("elsewhere", "closed"),
+        ("checkpoints", "run"),
+    ):
         error, reason, _ = told[name]
-        assert error == "CheckpointError" and str(tmp_path / place) in reason and "cannot be written" in reason, told
+        assert (
+            error == "CheckpointError"
+            and str(tmp_path / place) in reason
+            and "cannot be written" in reason
+        ), told
     assert told["folders"] == [None, "", [1, 2, 4]]
 
 
@@ -166,7 +197,11 @@ def read_only(path: Path) -> None:
             (future := Future()).set_result(None)
             return future
 
-    attempt("folders", path / "spoiled", lambda: counting(path / "spoiled", Spoiling(), steps=4, keep=None))
+    attempt(
+        "folders",
+        path / "spoiled",
+        lambda: counting(path / "spoiled", Spoiling(), steps=4, keep=None),
+    )
     print(json.dumps(told))
 
 

@@ -129,10 +129,14 @@ def engine(run: Path | None, *plugins: Any, **settings: Any) -> fg.Engine:
     return fg.Engine(run_dir=run, plugins=plugins, autoload=False, **settings)
 
 
-def counting(run: Path | None, *plugins: Any, steps: int = 5, resume: Any = None, **options: Any) -> fg.FitResult:
+def counting(
+    run: Path | None, *plugins: Any, steps: int = 5, resume: Any = None, **options: Any
+) -> fg.FitResult:
     """Trains `Counting` with a checkpoint at every step, unless `options` say otherwise."""
     checkpoints = Checkpointer(**{"every": 1, **options})
-    return engine(run, checkpoints, *plugins, steps=steps, log_every=None).fit(Counting, ZEROS, resume=resume)
+    return engine(run, checkpoints, *plugins, steps=steps, log_every=None).fit(
+        Counting, ZEROS, resume=resume
+    )
 
 
 ZEROS = [np.zeros(1, np.float32)]

@@ -9,7 +9,9 @@ import pytest
 from fulgurite.command import main
 
 
-def test_what_is_here_is_told_and_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_here_is_told_and_nothing_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out = main(["doctor", str(tmp_path / "new")]), capsys.readouterr().out
     assert (code, out.splitlines()[-1]) == (0, "Nothing is wrong."), out
     lines = out.splitlines()
@@ -30,7 +32,10 @@ def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
         jax.config.update("jax_compilation_cache_dir", before)
     lines = capsys.readouterr().out.splitlines()
     assert f"compilation cache: {tmp_path / 'file'}" in lines
-    assert f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no directory" in lines
+    assert (
+        f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no directory"
+        in lines
+    )
 
 
 def test_what_every_engine_fails_by_is_found(
@@ -53,11 +58,15 @@ def test_what_every_engine_fails_by_is_found(
     assert main(["doctor"]) == 1
     wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
     assert any(
-        "every Engine fails: plugin 'eager' (Eager) is autoloaded and implements the traced hook" in line
+        "every Engine fails: plugin 'eager' (Eager) is autoloaded and implements the traced hook"
+        in line
         for line in wrong
     )
     assert any("'lost' of fulgurite.autoload is no plugin" in line for line in wrong)
-    assert any("'ends' of fulgurite.commands (eager) cannot be imported: SystemExit: 3" in line for line in wrong)
+    assert any(
+        "'ends' of fulgurite.commands (eager) cannot be imported: SystemExit: 3" in line
+        for line in wrong
+    )
 
 
 def test_broken_entry_points_versions_and_directories_are_found(
@@ -74,7 +83,8 @@ def test_broken_entry_points_versions_and_directories_are_found(
             "Requires-Dist: numpy; extra == 'more'\nRequires-Dist: optax<0.1; extra == 'more'\n"
         )
         (info / "entry_points.txt").write_text(
-            "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\nill%d = sick_module:ill\n" % number  # noqa: UP031
+            "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\nill%d = sick_module:ill\n"
+            % number  # noqa: UP031
         )
     (tmp_path / "sick_module.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "file").touch()
@@ -83,7 +93,9 @@ def test_broken_entry_points_versions_and_directories_are_found(
     assert main(["doctor", str(tmp_path / "file" / "runs")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "sick1 1.0" in lines
-    assert [line for line in lines if "sick1[" in line] == ["extra not installed: absent; pip install 'sick1[more]'"]
+    assert [line for line in lines if "sick1[" in line] == [
+        "extra not installed: absent; pip install 'sick1[more]'"
+    ]
     assert not any("for-others" in line for line in lines)
     wrong = [line for line in lines if line.startswith("wrong: ")]
     assert f"wrong: sick1 1.0 needs optax<0.1, and {version('optax')} is installed" in wrong
@@ -91,6 +103,17 @@ def test_broken_entry_points_versions_and_directories_are_found(
     assert "wrong: sick2 1.0 needs not-to-be-found, which is not installed" in wrong
     assert not any("absent" in line for line in wrong)
     assert any("the plugin name 'sick' is claimed by sick" in line for line in wrong)
-    assert sum("cannot be imported from 'sick_module:Sick': RuntimeError: not today" in line for line in wrong) == 2
-    assert any("'ill1' of fulgurite.commands (sick1) cannot be imported: RuntimeError" in line for line in wrong)
-    assert any("nothing can be written into" in line and "is no directory" in line for line in wrong)
+    assert (
+        sum(
+            "cannot be imported from 'sick_module:Sick': RuntimeError: not today" in line
+            for line in wrong
+        )
+        == 2
+    )
+    assert any(
+        "'ill1' of fulgurite.commands (sick1) cannot be imported: RuntimeError" in line
+        for line in wrong
+    )
+    assert any(
+        "nothing can be written into" in line and "is no directory" in line for line in wrong
+    )

@@ -27,12 +27,19 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     made = [str(tmp_path / f"made-{kind}") for kind in KINDS]
     for kind, folder in zip(KINDS, made, strict=True):
         assert main(["new-plugin", f"new-{kind}", "--kind", kind, "--folder", folder]) == 0
-        assert {path.name for path in Path(folder).iterdir()} >= {"pyproject.toml", "README.md", "LICENSE", ".github"}
+        assert {path.name for path in Path(folder).iterdir()} >= {
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+            ".github",
+        }
     environment, wheels = tmp_path / "environment", tmp_path / "wheels"
     call(sys.executable, "-m", "venv", environment)
     python = next(environment.glob("*/python"))
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (site / "outer.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
     members = [ROOT / "core", ROOT / "plugins" / "testing"]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, *members, *made)
@@ -63,7 +70,9 @@ def call(*command: object, cwd: Path | None = None) -> str:
         ("path", "the class Path would be made"),
     ],
 )
-def test_a_bad_name_is_an_error(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_name_is_an_error(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["new-plugin", name, "--folder", str(tmp_path / "made")]
     with pytest.raises(SystemExit) as stop:
         main(command)
@@ -80,14 +89,19 @@ def test_a_name_that_is_taken_is_an_error(
     ):  # the second would be replaced, be it of another author or of one's own
         info = tmp_path / f"{distribution}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
         name = "taken" if distribution == "other" else "mine"
         (info / "entry_points.txt").write_text(f"[fulgurite.plugins]\n{name} = elsewhere:Plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name, source in (("taken", "other"), ("mine", "fulgurite-mine")):
         with pytest.raises(SystemExit):
             main(["new-plugin", name, "--folder", str(tmp_path / name)])
-        assert f"a plugin {name!r} is installed by {source} 1.0: choose another name" in capsys.readouterr().err
+        assert (
+            f"a plugin {name!r} is installed by {source} 1.0: choose another name"
+            in capsys.readouterr().err
+        )
 
 
 def test_where_nothing_can_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +110,9 @@ def test_where_nothing_can_be_written_is_an_error(capsys: pytest.CaptureFixture[
     assert stop.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["new-plugin", "noise", "--folder", str(tmp_path)])
     assert "already exists" in capsys.readouterr().err

@@ -66,7 +66,9 @@ class Keeper:
         self.kept[run.step] = _copied(run.snapshot())
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot | None:
         return _copied(self.kept[max(self.kept)]) if self.kept else None
 
 
@@ -128,14 +130,18 @@ class Disk:
             "pending": list(snapshot.pending_actions),
         }
         (target / "rest.json").write_text(json.dumps({**rest, "metrics": snapshot.metrics}))
-        (target / "COMMIT.new").write_text(hashlib.sha256((target / "arrays.npz").read_bytes()).hexdigest())
+        (target / "COMMIT.new").write_text(
+            hashlib.sha256((target / "arrays.npz").read_bytes()).hexdigest()
+        )
         (target / "COMMIT.new").rename(target / "COMMIT")
 
     @fg.hookimpl
     def restore_checkpoint(
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        directory = fg.RunDirectory(reference.path) if reference.path is not None else engine.run_dir
+        directory = (
+            fg.RunDirectory(reference.path) if reference.path is not None else engine.run_dir
+        )
         assert directory is not None
         if not (found := directory.list_checkpoints()):
             return None
@@ -145,9 +151,13 @@ class Disk:
         note(directory.path, f"restores {step}")
         gate(directory.path, f"restore-{step}")
         with np.load(path / "arrays.npz") as arrays:
-            state = jax.tree_util.tree_map_with_path(lambda keys, leaf: _placed(arrays, keys, leaf), template)
+            state = jax.tree_util.tree_map_with_path(
+                lambda keys, leaf: _placed(arrays, keys, leaf), template
+            )
         rest = json.loads((path / "rest.json").read_text())
-        return fg.Snapshot(state, fg.StepRange.from_json(rest["span"]), rest["position"], tuple(rest["pending"]))
+        return fg.Snapshot(
+            state, fg.StepRange.from_json(rest["span"]), rest["position"], tuple(rest["pending"])
+        )
 
 
 @dataclass(eq=False)
@@ -207,14 +217,20 @@ def numbers(*batches: Any) -> list[np.ndarray]:
 
 
 def _plain(leaf: jax.Array) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+    return np.asarray(
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
 
 
 def _placed(arrays: Any, keys: Any, like: Any) -> Any:
     if not isinstance(like, jax.ShapeDtypeStruct):
         return like
     array = jnp.asarray(arrays[jax.tree_util.keystr(keys)])
-    return jax.random.wrap_key_data(array) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+    return (
+        jax.random.wrap_key_data(array)
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+        else array
+    )
 
 
 def _copied(snapshot: fg.Snapshot) -> fg.Snapshot:

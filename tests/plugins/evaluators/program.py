@@ -36,7 +36,9 @@ def broken(state: fg.TrainState, step: int) -> dict[str, Any]:
     return {"step": step}
 
 
-def experiment(run: str, steps: int = 40, size: int = 1, scales: tuple[float, ...] = (1.0,)) -> fg.Experiment:
+def experiment(
+    run: str, steps: int = 40, size: int = 1, scales: tuple[float, ...] = (1.0,)
+) -> fg.Experiment:
     """Counts."""
     global RUN
     RUN = Path(run)
@@ -59,7 +61,12 @@ def experiment(run: str, steps: int = 40, size: int = 1, scales: tuple[float, ..
         Evaluator("sound", numbers([0]), every, group="mixed"),
         Evaluator("along", numbers([0]), 20),
     ]
-    engine = fg.Engine(steps=steps, log_every=10, plugins=[Disk(10), Witness(), Gates(), *evaluators], autoload=False)
+    engine = fg.Engine(
+        steps=steps,
+        log_every=10,
+        plugins=[Disk(10), Witness(), Gates(), *evaluators],
+        autoload=False,
+    )
     return fg.Experiment(engine, lambda key: Drawing(size, key=key), train)
 
 

@@ -30,7 +30,10 @@ def fit(*plugins: Any, **settings: Any) -> fg.FitResult:
 def logits(right: list[int]) -> dict[str, np.ndarray]:
     """Examples of two classes, of which those marked 1 are classified right."""
     label = np.arange(len(right), dtype=np.int32) % 2
-    return {"logits": np.eye(2, dtype=np.float32)[np.where(right, label, 1 - label)], "label": label}
+    return {
+        "logits": np.eye(2, dtype=np.float32)[np.where(right, label, 1 - label)],
+        "label": label,
+    }
 
 
 # --- cases with numbers -----------------------------------------------------------------------------------------------
@@ -46,7 +49,11 @@ def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
     """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by these."""
     for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
         keeper = Keeper(10)
-        probe = Evaluator("test", every=10, fn=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]})
+        probe = Evaluator(
+            "test",
+            every=10,
+            fn=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]},
+        )
         fit(probe, keeper, steps=10 * len(values))
         found = [keeper.kept[step].metrics["test"]["accuracy"] for step in sorted(keeper.kept)]
         np.testing.assert_array_equal(found, values)
@@ -77,7 +84,9 @@ def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() 
     with pytest.raises(Killed):
         fit(evaluator, keeper, sink, Act(500, kill), steps=600)
     assert max(keeper.kept) == 400
-    engine(evaluator, keeper, sink, steps=600).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
+    engine(evaluator, keeper, sink, steps=600).fit(
+        Counting, ZERO, resume=fg.CheckpointRef("memory")
+    )
     assert sink.values("test", "updates") == [(0, 0), (600, 600)]
 
 
@@ -108,7 +117,9 @@ def test_results_reach_sinks_the_result_history_and_plugins() -> None:
     expected = [(2, "a", -2.0), (4, "a", -4.0), (4, "b", -4.0)]
     assert [(step, name, metrics["loss"]) for step, name, metrics, _ in told] == expected
     assert all(metrics == newest for *_, metrics, newest in told)
-    assert [(one.step, one.source, one.values["loss"]) for one in sink.exact if one.source != "train"] == expected
+    assert [
+        (one.step, one.source, one.values["loss"]) for one in sink.exact if one.source != "train"
+    ] == expected
     assert result.metrics["a"] == result.metrics["b"] == {"loss": -4.0, "updates": 4.0}
     assert result.history["a/loss"].tolist() == [-2, -4]
     assert result.timings.calls["evaluate.a"] == 2 and result.timings.calls["evaluate.b"] == 1
@@ -139,7 +150,11 @@ def test_metrics_and_losses_of_ones_own_take_the_place_of_those_of_training() ->
     l1 = np.abs(arrays["logits"][:, 0] - arrays["label"]).mean()
     assert metrics["plain"].keys() == {"loss", "accuracy"}
     assert metrics["own"] == {"loss": metrics["plain"]["loss"], "wrong": pytest.approx(0.4)}
-    losses = {"loss": pytest.approx(3 * l1), "l1": pytest.approx(l1), "twice": pytest.approx(2 * l1)}
+    losses = {
+        "loss": pytest.approx(3 * l1),
+        "l1": pytest.approx(l1),
+        "twice": pytest.approx(2 * l1),
+    }
     assert metrics["loss"] == {**losses, "accuracy": metrics["plain"]["accuracy"]}
     assert metrics["both"] == {**losses, "wrong": pytest.approx(0.4)}
 
@@ -160,9 +175,13 @@ def test_the_loss_is_the_sum_of_terms_that_weigh_examples_as_they_like() -> None
     weighted = {"nll": lambda preds, batch: fg.metrics.Mean.from_values(preds, weight=batch["n"])}
     found = engine().evaluate(module, batches, losses=weighted)
     assert found == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(64 / 15)}
-    both = engine().evaluate(module, batches, losses={**weighted, "loss": lambda preds, batch: preds})
+    both = engine().evaluate(
+        module, batches, losses={**weighted, "loss": lambda preds, batch: preds}
+    )
     assert both["loss"] == pytest.approx(64 / 15 + 15 / 4)
-    stands = engine().evaluate(module, batches, losses=weighted, metrics={"loss": lambda preds, batch: preds})
+    stands = engine().evaluate(
+        module, batches, losses=weighted, metrics={"loss": lambda preds, batch: preds}
+    )
     assert stands == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(15 / 4)}
 
 
@@ -180,11 +199,17 @@ def test_metrics_may_be_callables_that_cannot_be_hashed() -> None:
     assert (found["over_0.5"], found["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
     for nothing in (None, "right"):
         with pytest.raises(ModelError, match="metric 'accuracy' is .*, which is no number"):
-            engine().evaluate(Logits(), [arrays], metrics={"accuracy": lambda preds, batch, nothing=nothing: nothing})
+            engine().evaluate(
+                Logits(),
+                [arrays],
+                metrics={"accuracy": lambda preds, batch, nothing=nothing: nothing},
+            )
     bad: Any = ["accuracy"]
     worse: Any = {"accuracy": 3}
     for given in (bad, worse):
-        with pytest.raises(ConfigurationError, match="evaluator 'test': metrics are functions by name, not"):
+        with pytest.raises(
+            ConfigurationError, match="evaluator 'test': metrics are functions by name, not"
+        ):
             engine().evaluate(Logits(), [arrays], metrics=given)
 
 
@@ -225,7 +250,9 @@ class Noisy(Counting):
         return fg.Output(self.weight * 1.0, metrics=metrics, model_state=state)
 
 
-def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> None:
+def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> (
+    None
+):
     sink, data = Sink(), numbers([0], [0])
     plugins = [
         Evaluator("same", data, 1),
@@ -234,8 +261,13 @@ def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_sta
         sink,
     ]
     result = engine(*plugins, steps=3).fit(eqx.nn.make_with_state(Noisy), data)
-    noise = {name: [value for _, value in sink.values(name, "noise")] for name in ("same", "other", "fresh")}
-    assert len(set(noise["same"])) == len(set(noise["other"])) == 1 and noise["same"] != noise["other"]
+    noise = {
+        name: [value for _, value in sink.values(name, "noise")]
+        for name in ("same", "other", "fresh")
+    }
+    assert (
+        len(set(noise["same"])) == len(set(noise["other"])) == 1 and noise["same"] != noise["other"]
+    )
     assert len(set(noise["fresh"])) == 3
     assert [value for _, value in sink.values("same", "kept")] == [1, 1, 1]
     assert sink.values("same", "seen") == [(1, 1), (2, 2), (3, 3)]
@@ -266,8 +298,12 @@ def test_other_weights() -> None:
         def module_views(self, state: fg.TrainState) -> Any:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
-    seen = Evaluator("seen", module_view="doubled", fn=lambda state, step: {"weight": state.module.weight})
-    result = fit(Evaluator("now", ZERO), Evaluator("twice", ZERO, module_view="doubled"), seen, Views())
+    seen = Evaluator(
+        "seen", module_view="doubled", fn=lambda state, step: {"weight": state.module.weight}
+    )
+    result = fit(
+        Evaluator("now", ZERO), Evaluator("twice", ZERO, module_view="doubled"), seen, Views()
+    )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (4, 8)
     assert result.metrics["seen"] == {"weight": -8}
 
@@ -279,7 +315,11 @@ def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> Non
     class Doubled(Evaluator):
         def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
             standard = super().evaluate(state, step)
-            return {"twice": 2 * standard["updates"], "step": step, "of": {"weight": state.module.weight}}
+            return {
+                "twice": 2 * standard["updates"],
+                "step": step,
+                "of": {"weight": state.module.weight},
+            }
 
     sink = Sink()
     result = fit(Doubled("test", ZERO, 2), sink)
@@ -290,10 +330,14 @@ def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> Non
 def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
     def probe(state: fg.TrainState, step: int) -> dict[str, Any]:
         assert not fg.is_training() and not jax.jit(fg.is_training)()
-        assert state.module.drop.inference and not state.module.drop(jnp.ones(9), key=None).max() > 1
+        assert (
+            state.module.drop.inference and not state.module.drop(jnp.ones(9), key=None).max() > 1
+        )
         return {"step": step, "updates": -state.module.weight, "row": np.arange(3)}
 
-    result = engine(Evaluator("probe", every=2, fn=probe), steps=3).fit(eqx.nn.make_with_state(Noisy), ZERO)
+    result = engine(Evaluator("probe", every=2, fn=probe), steps=3).fit(
+        eqx.nn.make_with_state(Noisy), ZERO
+    )
     row = result.metrics["probe"].pop("row")
     assert result.metrics["probe"] == {"step": 2, "updates": 2.0} and row.tolist() == [0, 1, 2]
 
@@ -323,19 +367,36 @@ def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
     with pytest.raises(OSError, match="the disk is gone") as caught:
         fit(Evaluator("test", Failing(), every=2), steps=8)
     notes = "\n".join(caught.value.__notes__)
-    assert "evaluator 'test', step 4" in notes and "plugin 'evaluator:test' (fulgurite-evaluators" in notes
+    assert (
+        "evaluator 'test', step 4" in notes
+        and "plugin 'evaluator:test' (fulgurite-evaluators" in notes
+    )
 
 
 def test_one_that_is_not_required_is_left_out_told_once_and_in_the_result() -> None:
     sink, keeper = Sink(), Keeper(8)
-    plugins = [Evaluator("test", Failing(), every=2, required=False), Evaluator("other", ZERO, every=4), sink, keeper]
-    with pytest.warns(UserWarning, match="evaluator 'test' failed and runs no more: OSError: the disk is gone") as told:
+    plugins = [
+        Evaluator("test", Failing(), every=2, required=False),
+        Evaluator("other", ZERO, every=4),
+        sink,
+        keeper,
+    ]
+    with pytest.warns(
+        UserWarning, match="evaluator 'test' failed and runs no more: OSError: the disk is gone"
+    ) as told:
         result = fit(*plugins, steps=8)
     assert len(told) == 1
-    assert sink.values("test", "updates") == [(2, 2)] and sink.values("other", "updates") == [(4, 4), (8, 8)]
-    assert result.failures.keys() == {"evaluate.test"} and "step 4" in result.failures["evaluate.test"]
+    assert sink.values("test", "updates") == [(2, 2)] and sink.values("other", "updates") == [
+        (4, 4),
+        (8, 8),
+    ]
+    assert (
+        result.failures.keys() == {"evaluate.test"} and "step 4" in result.failures["evaluate.test"]
+    )
     assert [record.step for record in sink.text if "runs no more" in record.values["notice"]] == [4]
-    assert "test" not in keeper.kept[8].metrics and "test" not in result.metrics  # step 2's are not those of step 8
+    assert (
+        "test" not in keeper.kept[8].metrics and "test" not in result.metrics
+    )  # step 2's are not those of step 8
 
 
 def test_a_state_that_is_not_finite_is_no_failure_of_the_evaluator() -> None:
@@ -362,7 +423,11 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
     keeper, sink = Keeper(2), Sink()
     evaluator = Evaluator("test", fg.DataSource(Terminating(), prefetch=0), every=2, required=False)
     result = fit(evaluator, keeper, sink)
-    assert (result.stop_reason, result.failures, sink.values("test", "updates")) == ("SIGTERM", {}, [])
+    assert (result.stop_reason, result.failures, sink.values("test", "updates")) == (
+        "SIGTERM",
+        {},
+        [],
+    )
     engine(evaluator, keeper, sink, steps=4).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
     assert sink.values("test", "updates") == [(2, 2), (4, 4)]
 
@@ -377,7 +442,9 @@ def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
 
 
 def test_mistakes_at_construction() -> None:
-    with pytest.raises(ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"):
+    with pytest.raises(
+        ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"
+    ):
         Evaluator("test", ZERO, every=2, group="fast")
     with pytest.raises(ConfigurationError, match="nothing to evaluate"):
         Evaluator("test")
@@ -411,10 +478,16 @@ def test_training_ignores_standalone_evaluators() -> None:
         raise AssertionError("training evaluates nothing here")
         yield
 
-    plugins = [Evaluator("every", data(), every=EveryCheckpoint()), Evaluator("last", data(), every=LastCheckpoint())]
+    plugins = [
+        Evaluator("every", data(), every=EveryCheckpoint()),
+        Evaluator("last", data(), every=LastCheckpoint()),
+    ]
     made = engine(*plugins, steps=2)
     assert made.fit(Counting, ZERO).metrics.keys() == {"train"}
-    assert list(made.evaluators) == ["every", "last"] and [one.group for one in plugins] == ["default", "default"]
+    assert list(made.evaluators) == ["every", "last"] and [one.group for one in plugins] == [
+        "default",
+        "default",
+    ]
 
 
 def test_by_name() -> None:

@@ -39,7 +39,9 @@ class Case:
 
 def logits(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
     """Few values, so that there are ties; some classes do not occur."""
-    label = random.choice(random.choice(4, random.integers(1, 5)), n).astype(random.choice(["uint8", "int32", "int8"]))
+    label = random.choice(random.choice(4, random.integers(1, 5)), n).astype(
+        random.choice(["uint8", "int32", "int8"])
+    )
     return {"preds": np.round(random.normal(size=(n, 4)) * 2).astype("float16"), "labels": label}
 
 
@@ -51,13 +53,19 @@ def binary(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
 
 def decisions(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
     labels = random.random(n) < random.choice([0, 0.3, 1])
-    return {"preds": random.random(n) < random.choice([0, 0.5, 1]), "labels": labels.astype(random.choice(["?", "i4"]))}
+    return {
+        "preds": random.random(n) < random.choice([0, 0.5, 1]),
+        "labels": labels.astype(random.choice(["?", "i4"])),
+    }
 
 
 def numbers(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
     offset = random.choice([0, 0, 100.0])
     targets = np.round(random.normal(size=n) * random.choice([0, 1])) + offset
-    return {"preds": (targets + random.normal(size=n) / 8).astype("float32"), "targets": targets.astype("float32")}
+    return {
+        "preds": (targets + random.normal(size=n) / 8).astype("float32"),
+        "targets": targets.astype("float32"),
+    }
 
 
 def classified(score: Callable[..., Any], average: str | None) -> Callable[..., Any]:
@@ -90,7 +98,9 @@ def calibration(preds: np.ndarray, labels: np.ndarray, bins: int) -> float:
     for low in range(bins):
         inside = (confidence * np.float32(bins) > low) & (confidence * np.float32(bins) <= low + 1)
         if inside.any():
-            total += inside.mean() * abs(right[inside].mean() - confidence[inside].astype(float).mean())
+            total += inside.mean() * abs(
+                right[inside].mean() - confidence[inside].astype(float).mean()
+            )
     return total
 
 
@@ -102,7 +112,9 @@ def perplexity(preds: np.ndarray, labels: np.ndarray) -> float:
 
 
 def unless(undefined: Callable[..., bool], score: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda **arrays: NAN if undefined(*arrays.values()) else score(*reversed(arrays.values()))
+    return lambda **arrays: (
+        NAN if undefined(*arrays.values()) else score(*reversed(arrays.values()))
+    )
 
 
 def none(_: np.ndarray, labels: np.ndarray) -> bool:
@@ -114,44 +126,72 @@ CASES = {
         fm.ConfusionMatrix.from_predictions,
         logits,
         lambda preds, labels: (
-            sk.confusion_matrix(labels, preds.argmax(-1), labels=CLASSES) if len(labels) else np.zeros((4, 4))
+            sk.confusion_matrix(labels, preds.argmax(-1), labels=CLASSES)
+            if len(labels)
+            else np.zeros((4, 4))
         ),
     ),
     "ConfusionMatrix of two": Case(
         fm.ConfusionMatrix.from_predictions,
         decisions,
-        lambda preds, labels: sk.confusion_matrix(labels, preds, labels=(0, 1)) if len(labels) else np.zeros((2, 2)),
+        lambda preds, labels: (
+            sk.confusion_matrix(labels, preds, labels=(0, 1)) if len(labels) else np.zeros((2, 2))
+        ),
     ),
     **{
         f"{kind.__name__} {average}": Case(
             partial(kind.from_predictions, average=average), logits, classified(score, average)
         )
-        for kind, score in ((fm.Precision, sk.precision_score), (fm.Recall, sk.recall_score), (fm.F1, sk.f1_score))
+        for kind, score in (
+            (fm.Precision, sk.precision_score),
+            (fm.Recall, sk.recall_score),
+            (fm.F1, sk.f1_score),
+        )
         for average in ("macro", "micro", None)
     },
     "Precision of two": Case(fm.Precision.from_predictions, decisions, decided(sk.precision_score)),
-    "Recall of two": Case(partial(fm.Recall.from_predictions, average="micro"), decisions, decided(sk.recall_score)),
-    "F1 of two": Case(partial(fm.F1.from_predictions, average=None), decisions, decided(sk.f1_score)),
-    "MeanSquaredError": Case(fm.MeanSquaredError.from_predictions, numbers, unless(none, sk.mean_squared_error)),
-    "MeanAbsoluteError": Case(fm.MeanAbsoluteError.from_predictions, numbers, unless(none, sk.mean_absolute_error)),
-    "R2": Case(fm.R2.from_predictions, numbers, unless(lambda _, targets: len(targets) < 2, sk.r2_score)),
+    "Recall of two": Case(
+        partial(fm.Recall.from_predictions, average="micro"), decisions, decided(sk.recall_score)
+    ),
+    "F1 of two": Case(
+        partial(fm.F1.from_predictions, average=None), decisions, decided(sk.f1_score)
+    ),
+    "MeanSquaredError": Case(
+        fm.MeanSquaredError.from_predictions, numbers, unless(none, sk.mean_squared_error)
+    ),
+    "MeanAbsoluteError": Case(
+        fm.MeanAbsoluteError.from_predictions, numbers, unless(none, sk.mean_absolute_error)
+    ),
+    "R2": Case(
+        fm.R2.from_predictions, numbers, unless(lambda _, targets: len(targets) < 2, sk.r2_score)
+    ),
     "Perplexity": Case(fm.Perplexity.from_logits, logits, perplexity),
     "ExpectedCalibrationError": Case(
-        partial(fm.ExpectedCalibrationError.from_logits, bins=5), logits, partial(calibration, bins=5)
+        partial(fm.ExpectedCalibrationError.from_logits, bins=5),
+        logits,
+        partial(calibration, bins=5),
     ),
     "RocAuc": Case(
-        fm.RocAuc.from_scores, binary, unless(lambda _, labels: len(set(labels.tolist())) < 2, sk.roc_auc_score)
+        fm.RocAuc.from_scores,
+        binary,
+        unless(lambda _, labels: len(set(labels.tolist())) < 2, sk.roc_auc_score),
     ),
     "AveragePrecision": Case(
-        fm.AveragePrecision.from_scores, binary, unless(lambda _, labels: not labels.any(), sk.average_precision_score)
+        fm.AveragePrecision.from_scores,
+        binary,
+        unless(lambda _, labels: not labels.any(), sk.average_precision_score),
     ),
     "Collect": Case(
-        lambda scores, labels, mask: fm.Collect.from_values(scores, mask), binary, lambda scores, labels: scores
+        lambda scores, labels, mask: fm.Collect.from_values(scores, mask),
+        binary,
+        lambda scores, labels: scores,
     ),
 }
 
 
-def parts_of(arrays: dict[str, np.ndarray], random: np.random.Generator) -> list[dict[str, np.ndarray]]:
+def parts_of(
+    arrays: dict[str, np.ndarray], random: np.random.Generator
+) -> list[dict[str, np.ndarray]]:
     """The examples in order, in parts of random sizes, padded with what must not matter, at random places."""
     parts, rest = [], np.arange(len(next(iter(arrays.values()))))
     while len(rest) or not parts:
@@ -182,7 +222,9 @@ def merged(parts: list[Any], random: np.random.Generator) -> Any:
 @settings(max_examples=25)
 @example(n=0, seed=0)
 @example(n=1, seed=0)
-def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(case: Case, n: int, seed: int) -> None:
+def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(
+    case: Case, n: int, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     arrays = case.data(random, n)
     parts = [case.compiled(*part.values()) for part in parts_of(arrays, random)]
@@ -211,18 +253,34 @@ def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
 
 def some_metrics() -> list[fg.metrics.Metric]:
     preds, labels = jnp.array([[2.0, 1, 0], [0, 3, 1], [1, 1, 0]]), jnp.array([0, 2, 1])
-    classified = [kind.from_predictions(preds, labels) for kind in (fm.ConfusionMatrix, fm.Precision, fm.F1)]
+    classified = [
+        kind.from_predictions(preds, labels) for kind in (fm.ConfusionMatrix, fm.Precision, fm.F1)
+    ]
     classified = [*classified, fm.Perplexity.from_logits(preds, labels)]
-    numeric = [kind.from_predictions(preds[0], preds[1]) for kind in (fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2)]
+    numeric = [
+        kind.from_predictions(preds[0], preds[1])
+        for kind in (fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2)
+    ]
     sampled = [fm.SampledSet.from_values({"x": preds}, labels, size=size) for size in (2, 5)]
     median = fm.Median.from_values(preds, jax.random.key(1), size=4)
-    return [*classified, *numeric, *sampled, median, fm.ExpectedCalibrationError.from_logits(preds, labels)]
+    return [
+        *classified,
+        *numeric,
+        *sampled,
+        median,
+        fm.ExpectedCalibrationError.from_logits(preds, labels),
+    ]
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: fg.metrics.Metric) -> None:
+def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(
+    metric: fg.metrics.Metric,
+) -> None:
     def bits(tree: Any) -> list[Any]:
-        return [(leaf.dtype, leaf.shape, leaf.weak_type, leaf.tobytes()) for leaf in jax.tree.leaves(tree)]
+        return [
+            (leaf.dtype, leaf.shape, leaf.weak_type, leaf.tobytes())
+            for leaf in jax.tree.leaves(tree)
+        ]
 
     twice = MERGE(metric, metric)
     for one in (metric, twice, metric.empty()):
@@ -233,7 +291,9 @@ def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: 
 def test_counts_stay_exact_where_float32_does_not() -> None:
     million = fm.ConfusionMatrix.from_predictions(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
     one = fm.ConfusionMatrix.from_predictions(jnp.ones(1, bool), jnp.ones(1, bool))
-    added = jax.jit(lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one))()
+    added = jax.jit(
+        lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one)
+    )()
     assert float(added.counts.value[1, 1]) + float(added.counts.error[1, 1]) == 2**26 + 65
     many = count_indices(jnp.zeros(2**24 + 1, jnp.int32), 2)
     assert float(many.value[0]) + float(many.error[0]) == 2**24 + 1
@@ -246,9 +306,15 @@ def test_what_is_no_class_is_never_right() -> None:
         fm.Recall.from_predictions(preds, labels, average=None),
         fm.Precision.from_predictions(preds, labels, average=None),
     )
-    np.testing.assert_array_equal(recall.compute(), [0, 0, 1])  # the first was predicted, but is none
+    np.testing.assert_array_equal(
+        recall.compute(), [0, 0, 1]
+    )  # the first was predicted, but is none
     np.testing.assert_array_equal(precision.compute(), [0, 0, 0.5])
-    assert fm.ConfusionMatrix.from_predictions(preds, labels).compute().tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert fm.ConfusionMatrix.from_predictions(preds, labels).compute().tolist() == [
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 0, 1],
+    ]
     assert (
         fm.Perplexity.from_logits(preds, labels, labels >= 0).compute()
         != fm.Perplexity.from_logits(preds, labels).compute()
@@ -262,7 +328,9 @@ def test_metrics_where_jax_is_told_to_promote_nothing() -> None:
         assert fg.metrics.Mean.from_values(jnp.array([0.0, 4.0, 2.0]), weight=weight).compute() == 2
         accuracy = fg.metrics.Accuracy.from_logits(logits, labels).compute()
         assert (
-            accuracy == fm.Precision.from_predictions(logits, labels, average="micro").compute() == pytest.approx(2 / 3)
+            accuracy
+            == fm.Precision.from_predictions(logits, labels, average="micro").compute()
+            == pytest.approx(2 / 3)
         )
         assert (
             fm.Perplexity.from_logits(logits, labels).compute()
@@ -281,7 +349,9 @@ def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
         assert fm.F1.from_predictions(preds, one, mask).compute() == pytest.approx(expected)
         full = np.broadcast_to(mask[:, None], (3, 5))
         assert fm.F1.from_predictions(preds, one, full).compute() == pytest.approx(expected)
-    several = jax.vmap(fm.R2.from_predictions, in_axes=-1)(preds.astype("f4"), preds.astype("f4") + labels[..., None])
+    several = jax.vmap(fm.R2.from_predictions, in_axes=-1)(
+        preds.astype("f4"), preds.astype("f4") + labels[..., None]
+    )
     assert jax.vmap(lambda one: one.compute())(several).shape == (4,)
 
 
@@ -306,15 +376,23 @@ def test_nan_and_infinity_are_not_hidden() -> None:
     ("make", "words"),
     [
         (
-            lambda: fm.F1.from_predictions(jnp.ones((4, 3)), jnp.ones(4, int), average=cast(Any, "binary")),
+            lambda: fm.F1.from_predictions(
+                jnp.ones((4, 3)), jnp.ones(4, int), average=cast(Any, "binary")
+            ),
             "F1 with average='binary'; choose",
         ),
         (
             lambda: fm.F1.from_predictions(jnp.ones(4), jnp.ones(4, int)),
             r"F1 of logits \[4\] .* end with an axis of classes",
         ),
-        (lambda: fm.F1.from_predictions(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)), r"mask of shape \[3\]"),
-        (lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(4), jnp.ones(4, int)), "a mask is int32: give bools"),
+        (
+            lambda: fm.F1.from_predictions(jnp.ones((4, 3)), jnp.ones(4, int), jnp.ones(3, bool)),
+            r"mask of shape \[3\]",
+        ),
+        (
+            lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(4), jnp.ones(4, int)),
+            "a mask is int32: give bools",
+        ),
         (
             lambda: fg.metrics.Mean.from_values(jnp.ones(4), jnp.ones(4)),
             "a mask is float32: .* a weight, Mean.from_values",
@@ -331,16 +409,33 @@ def test_nan_and_infinity_are_not_hidden() -> None:
             lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones((4, 1))),
             r"RocAuc of labels \[4, 1\]; they must be one number",
         ),
-        (lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(3)), r"begin with axes \[\[3\], \[4\]\]"),
+        (
+            lambda: fm.RocAuc.from_scores(jnp.ones(4), jnp.ones(3)),
+            r"begin with axes \[\[3\], \[4\]\]",
+        ),
         (
             lambda: fm.RocAuc.from_scores(jnp.ones(2), jnp.array([1, 2])).compute(),
             r"RocAuc of labels \[1, 2\]; .* 0 or 1",
         ),
         (lambda: fm.Collect.from_values(jnp.ones(4), jnp.ones((4, 1), bool)), "begin with axes"),
-        (lambda: fm.ExpectedCalibrationError.from_logits(jnp.ones((1, 2)), jnp.ones(1, int), bins=0), "bins=0"),
-        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(3), size=0), "size=0; it must be at least one"),
-        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(4), size=2), r"begin with axes \[\[3\], \[4\]\]"),
-        (lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.ones(3), size=2), "ids of float32; they must be integers"),
+        (
+            lambda: fm.ExpectedCalibrationError.from_logits(
+                jnp.ones((1, 2)), jnp.ones(1, int), bins=0
+            ),
+            "bins=0",
+        ),
+        (
+            lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(3), size=0),
+            "size=0; it must be at least one",
+        ),
+        (
+            lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.arange(4), size=2),
+            r"begin with axes \[\[3\], \[4\]\]",
+        ),
+        (
+            lambda: fm.SampledSet.from_values(jnp.ones(3), jnp.ones(3), size=2),
+            "ids of float32; they must be integers",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(make: Callable[[], Any], words: str) -> None:
@@ -373,7 +468,9 @@ class Measured(fg.Module):
             "absolute": fm.MeanAbsoluteError.from_predictions(best, label, mask),
             "r2": fm.R2.from_predictions(best, label, mask),
             "median": fm.Median.from_values(best, ctx.key(), mask, size=64),
-            "sample": fm.SampledSet.from_values({"x": batch["x"], "id": batch["id"]}, batch["id"], mask, size=3),
+            "sample": fm.SampledSet.from_values(
+                {"x": batch["x"], "id": batch["id"]}, batch["id"], mask, size=3
+            ),
         }
         return fg.Output(loss, metrics=metrics)
 
@@ -383,7 +480,9 @@ class Measured(fg.Module):
         whole = {
             "auc": fm.RocAuc.from_scores(scores, positive, ctx.mask),
             "ap": fm.AveragePrecision.from_scores(scores, positive, ctx.mask),
-            "all": fm.Collect.from_values({"id": batch["id"], "preds": batch["x"] @ self.weight}, ctx.mask),
+            "all": fm.Collect.from_values(
+                {"id": batch["id"], "preds": batch["x"] @ self.weight}, ctx.mask
+            ),
         }
         return output.replace(metrics=output.metrics | whole)
 
@@ -440,7 +539,9 @@ def test_a_tree_of_any_kind_is_collected_by_name() -> None:
             return fg.Output(metrics={"all": fm.Collect.from_values(tree, ctx.mask)})
 
     arrays, kind = measured(11), cast(Any, Trees)
-    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.ArrayData(arrays, 4, remainder="pad"))
+    found = fg.Engine().evaluate(
+        kind(key=jax.random.key(0)), fg.ArrayData(arrays, 4, remainder="pad")
+    )
     assert found.keys() == {"all/0", "all/1/label", "all/1/ids/0"}
     for name, key in (("all/0", "x"), ("all/1/label", "label"), ("all/1/ids/0", "id")):
         np.testing.assert_array_equal(found[name], arrays[key])
@@ -470,9 +571,9 @@ def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> No
 def test_windows_over_several_steps(fuse: int) -> None:
     arrays = measured(11)
     data = fg.ArrayData(arrays, 4, remainder="pad")
-    result = fg.Engine(epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=fuse, autoload=False).fit(
-        Measured, data
-    )
+    result = fg.Engine(
+        epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=fuse, autoload=False
+    ).fit(Measured, data)
     for name, value in expected(arrays, np.asarray(result.module.weight)).items():
         for found in result.history[f"train/{name}"]:
             np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)

@@ -35,7 +35,9 @@ def test_case_21_the_least_priorities_are_kept_in_any_order_and_grouping() -> No
 
 
 def test_of_equal_priorities_the_smaller_id_is_kept() -> None:
-    parts = [SampledSet(jnp.int32(1), jnp.zeros(1), jnp.array([id]), jnp.array([id])) for id in (3, 1, 2)]
+    parts = [
+        SampledSet(jnp.int32(1), jnp.zeros(1), jnp.array([id]), jnp.array([id])) for id in (3, 1, 2)
+    ]
     assert {sample(reduce(MERGE, order))[0] for order in permutations(parts)} == {1}
 
 
@@ -59,18 +61,31 @@ def test_batches_and_masks_do_not_change_the_sample() -> None:
 
 
 def test_fewer_examples_than_places() -> None:
-    values = {"image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2), "score": np.array([0.5, np.nan, 2], np.float16)}
-    found = SampledSet.from_values(values, np.arange(3), np.array([True, False, True]), size=4).compute()
-    assert found["count"] == 2 and found["image"].shape == (4, 2, 2) and found["image"].dtype == np.uint8
+    values = {
+        "image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
+        "score": np.array([0.5, np.nan, 2], np.float16),
+    }
+    found = SampledSet.from_values(
+        values, np.arange(3), np.array([True, False, True]), size=4
+    ).compute()
+    assert (
+        found["count"] == 2
+        and found["image"].shape == (4, 2, 2)
+        and found["image"].dtype == np.uint8
+    )
     assert np.sort(found["score"]).tolist() == [0, 0, 0.5, 2]
-    assert sample(SampledSet.from_values(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
+    assert (
+        sample(SampledSet.from_values(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
+    )
     assert sample(SampledSet.from_values(np.zeros(0), np.zeros(0, int), size=2)) == []
 
 
 def test_every_example_is_as_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)
-    kept = jax.jit(jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids))(keys)
+    kept = jax.jit(jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids))(
+        keys
+    )
     shares = np.bincount(np.asarray(kept).ravel(), minlength=8) / 4000
     np.testing.assert_allclose(shares, 3 / 8, atol=4 * np.sqrt(3 / 8 * 5 / 8 / 4000))
     pairs = np.mean((kept == 0).any(1) & (kept == 1).any(1))
@@ -85,7 +100,11 @@ def test_the_median_of_few_is_exact(n: int) -> None:
     for index, start in enumerate(range(0, n, 7)):
         part = np.full(8, np.nan, "f4")
         part[: len(values[start : start + 7])] = values[start : start + 7]
-        parts.append(MEDIAN(part, jax.random.key(index), np.arange(8) < len(values[start : start + 7]), size=40))
+        parts.append(
+            MEDIAN(
+                part, jax.random.key(index), np.arange(8) < len(values[start : start + 7]), size=40
+            )
+        )
     merged = reduce(MERGE, parts[::-1])
     on_host = jax.tree.map(np.asarray, merged).compute()
     assert isinstance(on_host, np.ndarray) and on_host.dtype == np.float32
@@ -95,20 +114,31 @@ def test_the_median_of_few_is_exact(n: int) -> None:
 
 def test_the_median_of_many_is_near_it_and_so_is_one_of_repeated_values() -> None:
     values = np.random.default_rng(0).exponential(size=20_000).astype("f4")
-    parts = [MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(values, 20))]
+    parts = [
+        MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(values, 20))
+    ]
     below = np.mean(values < float(reduce(MERGE, parts).compute()))
     assert abs(below - 0.5) < 4 * 0.5 / np.sqrt(1000)
     mostly = np.where(np.arange(20_000) % 10 < 7, np.float32(0), values)
-    parts = [MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(mostly, 20))]
+    parts = [
+        MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(mostly, 20))
+    ]
     assert reduce(MERGE, parts).compute() == 0
 
 
 def test_infinite_numbers_have_a_median() -> None:
     infinity = np.float32(np.inf)
-    assert Median.from_values(np.array([-infinity, 1, infinity]), jax.random.key(0), size=8).compute() == 1
-    assert Median.from_values(np.array([1, infinity, infinity]), jax.random.key(0), size=8).compute() == infinity
+    assert (
+        Median.from_values(np.array([-infinity, 1, infinity]), jax.random.key(0), size=8).compute()
+        == 1
+    )
+    assert (
+        Median.from_values(np.array([1, infinity, infinity]), jax.random.key(0), size=8).compute()
+        == infinity
+    )
     assert np.isnan(
         jax.tree.map(
-            np.asarray, Median.from_values(np.array([-infinity, infinity]), jax.random.key(0), size=8)
+            np.asarray,
+            Median.from_values(np.array([-infinity, infinity]), jax.random.key(0), size=8),
         ).compute()
     )

@@ -26,7 +26,12 @@ EVERY = [10, 20, 30, 40]
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`fulgurite ARGUMENTS` in a process of its own, which does not outlive the block."""
-    command = [sys.executable, "-c", "import sys; from fulgurite.command import main; sys.exit(main())", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from fulgurite.command import main; sys.exit(main())",
+        *arguments,
+    ]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield running
@@ -56,7 +61,10 @@ def steps(run: Path, evaluator: str = "slow") -> list[int]:
 
 def lines(run: Path, group: str = "slow") -> list[dict]:
     """Every line that a group wrote."""
-    return [json.loads(line) for line in (run / "evaluations" / f"{group}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (run / "evaluations" / f"{group}.jsonl").read_text().splitlines()
+    ]
 
 
 def close(run: Path, *gates: str) -> None:
@@ -105,15 +113,21 @@ def evaluate(run: Path, *arguments: str) -> int:
 def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
     close(run, "train-25", "train-40", "slow-20", "slow-40")
     with follower(run) as first, trainer(run) as training:
-        waits_at(run, "train-25")  # 10 and 20 are saved; the follower begins before the run or after any of them
+        waits_at(
+            run, "train-25"
+        )  # 10 and 20 are saved; the follower begins before the run or after any of them
         waits_at(run, "slow-20")
         first.kill()
     assert set(steps(run)) <= {10}
     with open(run / "evaluations" / "slow.jsonl", "a") as file:
-        file.write('{"evaluator": "slow", "step"')  # what a process that is killed while it writes may leave
+        file.write(
+            '{"evaluator": "slow", "step"'
+        )  # what a process that is killed while it writes may leave
     open_gate(run, "slow-20")
     with trainer(run) as training, follower(run) as second:
-        until(lambda: 20 in steps(run))  # before there is a newer one, for which it would be skipped
+        until(
+            lambda: 20 in steps(run)
+        )  # before there is a newer one, for which it would be skipped
         open_gate(run, "train-25")
         open_gate(run, "train-40")
         waits_at(run, "slow-40")
@@ -124,11 +138,15 @@ def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
         assert code == 0, output
         witnessed = notes(run, second.pid)
     written = [(one["evaluator"], one["step"]) for one in lines(run)]
-    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(written)
+    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(
+        written
+    )
     assert set(written) <= {("slow", step) for step in EVERY} | {("last", 40)}
     assert re.search(r"^last  step 40  loss -\d+\.\d+  updates \d+", output, re.MULTILINE)
     # No record, no event, no training data; one restore for both evaluators.
-    assert set(witnessed) <= {f"{what} {step}" for what in ("restores", "evaluates slow") for step in EVERY} | {
+    assert set(witnessed) <= {
+        f"{what} {step}" for what in ("restores", "evaluates slow") for step in EVERY
+    } | {
         "waits at slow-40",
         "evaluates last 40",
     }
@@ -149,7 +167,9 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
         assert code == 0, output
     assert "starts" in notes(run) and notes(run).count("starts") == 2
     written = [(one["evaluator"], one["step"]) for one in lines(run)]
-    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(written)
+    assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(
+        written
+    )
     found = {one.step: one.metrics["loss"] for one in read_results(run) if one.evaluator == "slow"}
     assert found[20] - found[40] == pytest.approx(20)
 
@@ -159,7 +179,10 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
 
 def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
-    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 40), ("last", 40)]
+    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [
+        ("slow", 40),
+        ("last", 40),
+    ]
     first = read_results(trained)
     assert evaluate(trained, "--group", "slow") == 0
     assert read_results(trained) == first and len(lines(trained)) == 2
@@ -174,7 +197,11 @@ def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(traine
     assert len(lines(trained)) == 4
     newest = read_results(trained)
     assert [(one.evaluator, one.step) for one in newest] == [("last", 40), ("slow", 40)]
-    assert {one.commit for one in newest} == {lines(trained)[-1]["commit"]} != {lines(trained)[0]["commit"]}
+    assert (
+        {one.commit for one in newest}
+        == {lines(trained)[-1]["commit"]}
+        != {lines(trained)[0]["commit"]}
+    )
     assert all(isinstance(one, EvaluationRecord) for one in newest)
 
 
@@ -195,7 +222,10 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> Non
         open_gate(trained, "restore-40")
         code, output = ended(following)
     assert code == 0, output
-    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 30), ("last", 30)]
+    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [
+        ("slow", 30),
+        ("last", 30),
+    ]
 
 
 def test_one_that_cannot_be_restored_is_told_and_the_process_fails(trained: Path, capsys) -> None:
@@ -263,11 +293,15 @@ def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsy
     before = sorted(path for path in trained.rglob("*"))
     experiment = build(load_experiment(PROGRAM), [f"run={trained}", "size=3", "scales=2,5"])
     for step, number in (("latest", 40), ("best", 10), ("30", 30)):
-        assert evaluate(trained, "--step", step, "--json") == (number > 10)  # `broken` fails, and stops nothing else
+        assert evaluate(trained, "--step", step, "--json") == (
+            number > 10
+        )  # `broken` fails, and stops nothing else
         output = capsys.readouterr()
         assert ("this evaluator is broken" in output.err) == (number > 10)
         found = {one.pop("evaluator"): one for one in map(json.loads, output.out.splitlines())}
-        assert set(found) == {"slow", "last", "sound", "along"} | ({"broken"} if number == 10 else set())
+        assert set(found) == {"slow", "last", "sound", "along"} | (
+            {"broken"} if number == 10 else set()
+        )
         assert found["slow"]["step"] == number and found["slow"]["metrics"]["scale"] == 2
         weights = fg.CheckpointRef(trained, number)
         along = experiment.engine.evaluate(
@@ -276,13 +310,18 @@ def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsy
         assert along == found["along"]["metrics"]
     assert sorted(path for path in trained.rglob("*")) == before
     assert evaluate(trained, "--step", "latest", "size=4") == 2
-    assert "size=4 is not what the run was made with, size=3: leave it out" in capsys.readouterr().err
+    assert (
+        "size=4 is not what the run was made with, size=3: leave it out" in capsys.readouterr().err
+    )
     assert evaluate(trained, "--step", "best", "size=3", "scales=2,5") == 0
 
 
 def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -> None:
     assert evaluate(tmp_path / "nothing", "--step", "best") == 1
-    assert capsys.readouterr().err == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
+    )
     experiment = build(load_experiment(PROGRAM), [f"run={trained}"])
     with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
         experiment.engine.evaluate(experiment.model, [], weights=fg.CheckpointRef(tmp_path))

@@ -81,30 +81,44 @@ class Keeper:
         assert run.run_dir is not None
         plugins, snapshot, folder = run.engine.plugins, run.snapshot(), run.run_dir.path / "kept"
         positions = {
-            sink.name: future.result(60) for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+            sink.name: future.result(60)
+            for sink, future in plugins.call("flush_logger", run.step, step=run.step)
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         folder.mkdir(exist_ok=True)
         arrays: dict[str, Any] = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
         np.savez(folder / f"{run.step}.npz", **arrays)
-        rest = {"span": snapshot.step_range.to_json(), "position": snapshot.data_position, "positions": positions}
+        rest = {
+            "span": snapshot.step_range.to_json(),
+            "position": snapshot.data_position,
+            "positions": positions,
+        }
         (folder / "new").write_text(json.dumps(rest))
         os.replace(folder / "new", folder / f"{run.step}.json")
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot | None:
         assert reference.path is not None
         if (step := newest(Path(reference.path))) is None:
             return None
         folder = Path(reference.path) / "kept"
-        rest, arrays = json.loads((folder / f"{step}.json").read_text()), np.load(folder / f"{step}.npz")
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(arrays, path, leaf), template)
+        rest, arrays = (
+            json.loads((folder / f"{step}.json").read_text()),
+            np.load(folder / f"{step}.npz"),
+        )
+        state = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: _placed(arrays, path, leaf), template
+        )
         return fg.Snapshot(state, fg.StepRange.from_json(rest["span"]), rest["position"])
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
         assert run.run_dir is not None
-        positions = json.loads((run.run_dir.path / "kept" / f"{step}.json").read_text())["positions"]
+        positions = json.loads((run.run_dir.path / "kept" / f"{step}.json").read_text())[
+            "positions"
+        ]
         for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])
 
@@ -123,4 +137,8 @@ def _placed(arrays: Any, path: Any, like: Any) -> Any:
     if not isinstance(like, jax.ShapeDtypeStruct):
         return like
     array = jnp.array(arrays[jax.tree_util.keystr(path)])
-    return jax.random.wrap_key_data(array) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+    return (
+        jax.random.wrap_key_data(array)
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+        else array
+    )

@@ -34,7 +34,9 @@ def test_lines_of_json(tmp_path: Path) -> None:
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
     backend.write(told(2, steps_per_second=math.inf))
-    backend.write(scalars(3, "test", array=np.array([1, np.nan], np.float32), number=np.float32(0.1)))
+    backend.write(
+        scalars(3, "test", array=np.array([1, np.nan], np.float32), number=np.float32(0.1))
+    )
     assert (tmp_path / "records.jsonl").read_bytes() == (
         b'{"kind":"scalars","source":"train","step":1,"values":'
         b'{"accuracy":{"$float":"nan"},"count":3,"loss":0.5}}\n'
@@ -68,14 +70,21 @@ def test_a_table_that_took_the_place_of_another_needs_nothing_of_it(
     backend.write(scalars(1, loss=0.5))
     backend.write(scalars(2, loss=0.5, error=1))
     backend.close()
-    assert (tmp_path / "records.csv").read_text() == "step,train/loss,train/error\n1,0.5,\n2,0.5,1\n"
+    assert (
+        tmp_path / "records.csv"
+    ).read_text() == "step,train/loss,train/error\n1,0.5,\n2,0.5,1\n"
 
 
 def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
-    for name, values in {"a": {"x": 1, "y": {"b": 1, "a": 2}}, "b": {"y": {"a": 2, "b": 1}, "x": 1}}.items():
+    for name, values in {
+        "a": {"x": 1, "y": {"b": 1, "a": 2}},
+        "b": {"y": {"a": 2, "b": 1}, "x": 1},
+    }.items():
         (tmp_path / name).mkdir()
         Lines(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
-    assert (tmp_path / "a" / "records.jsonl").read_bytes() == (tmp_path / "b" / "records.jsonl").read_bytes()
+    assert (tmp_path / "a" / "records.jsonl").read_bytes() == (
+        tmp_path / "b" / "records.jsonl"
+    ).read_bytes()
 
 
 def test_a_torn_line_is_dropped_where_nothing_says_how_far_it_was_written(tmp_path: Path) -> None:
@@ -95,7 +104,10 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
     backend.write(told(2))
     backend.write(scalars(2))
     Lines(tmp_path, position)
-    assert [json.loads(line)["step"] for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()] == [1, 2]
+    assert [
+        json.loads(line)["step"]
+        for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
+    ] == [1, 2]
     assert (tmp_path / "records.jsonl").read_bytes() == b""
 
 
@@ -105,8 +117,12 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
 def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
     backend = Tables(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan))
-    backend.write(scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True))
-    backend.write(scalars(3, loss=-math.inf, array=np.array([1, 2], np.float32), number=np.float32(0.5)))
+    backend.write(
+        scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True)
+    )
+    backend.write(
+        scalars(3, loss=-math.inf, array=np.array([1, 2], np.float32), number=np.float32(0.5))
+    )
     backend.write(told(3, rate=2))
     assert (tmp_path / "records.csv").read_text() == (
         "step,train/accuracy,train/loss,"
@@ -132,7 +148,9 @@ def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_table_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"):
+    with pytest.raises(
+        CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"
+    ):
         Tables(tmp_path, None)
     (tmp_path / "records.csv").write_text('step,"a\n')
     with pytest.raises(CheckpointError, match=r"records\.csv cannot be read"):
@@ -165,9 +183,20 @@ RECORDS = st.lists(
 
 @pytest.mark.parametrize(("sink", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
 @settings(max_examples=40)
-@given(before=RECORDS, lost=RECORDS, after=RECORDS, torn=st.binary(max_size=9).filter(lambda torn: b"\n" not in torn))
+@given(
+    before=RECORDS,
+    lost=RECORDS,
+    after=RECORDS,
+    torn=st.binary(max_size=9).filter(lambda torn: b"\n" not in torn),
+)
 def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
-    tmp_path_factory: pytest.TempPathFactory, sink: Any, name: str, before: Any, lost: Any, after: Any, torn: bytes
+    tmp_path_factory: pytest.TempPathFactory,
+    sink: Any,
+    name: str,
+    before: Any,
+    lost: Any,
+    after: Any,
+    torn: bytes,
 ) -> None:
     """Whatever came in between, with other columns and a torn line at its end, at a position that went through JSON."""
     whole, cut = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut")
@@ -199,7 +228,13 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
         backend.write(scalars(step, **{f"new_{step // 2}": step}))
     with open(tmp_path / "records.csv", newline="") as file:
         rows = list(csv.reader(file))
-    assert {len(row) for row in rows} == {4} and [row[0] for row in rows[1:]] == ["1", "2", "3", "4", "5"]
+    assert {len(row) for row in rows} == {4} and [row[0] for row in rows[1:]] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +255,9 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
         (Tables, {"records.csv": 7}),
     ],
 )
-def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(tmp_path: Path, sink: Any, position: Any) -> None:
+def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(
+    tmp_path: Path, sink: Any, position: Any
+) -> None:
     backend = sink(tmp_path, None)
     backend.write(scalars(1, a=1))
     backend.close()

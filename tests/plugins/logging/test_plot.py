@@ -15,8 +15,16 @@ from fulgurite_logging.plot import LONGEST_LINE, command, series
 def logged(run: Path, factor: float = 1.0) -> Path:
     """A run with a loss that falls, one of another source, and a torn line at the end."""
     run.mkdir()
-    rows = [("train", step, {"loss": factor / step, "accuracy": 1 - 1 / step}) for step in range(1, 50)]
-    rows += [("test", 50, {"loss": {"$float": "nan"}, "table": {"$array": [1], "dtype": "int8", "shape": [1]}})]
+    rows = [
+        ("train", step, {"loss": factor / step, "accuracy": 1 - 1 / step}) for step in range(1, 50)
+    ]
+    rows += [
+        (
+            "test",
+            50,
+            {"loss": {"$float": "nan"}, "table": {"$array": [1], "dtype": "int8", "shape": [1]}},
+        )
+    ]
     texts = [json.dumps({"kind": "text", "source": "train", "step": 1, "values": {"loss": 3}})]
     texts += [json.dumps(dict(kind="scalars", source=a, step=b, values=c)) for a, b, c in rows]
     (run / "records.jsonl").write_text("\n".join([*texts, '{"kind":"sca']))
@@ -42,7 +50,10 @@ def test_what_evaluators_in_processes_of_their_own_found_is_drawn(tmp_path: Path
         (9, commits["superseded/1/step-9"], 0.9),
         (4, "removed since", 0.25),
     ]
-    lines = [json.dumps(dict(evaluator="slow", step=a, commit=b, metrics={"accuracy": c})) for a, b, c in rows]
+    lines = [
+        json.dumps(dict(evaluator="slow", step=a, commit=b, metrics={"accuracy": c}))
+        for a, b, c in rows
+    ]
     (run / "evaluations").mkdir()
     (run / "evaluations" / "side.jsonl").write_text("\n".join([*lines, '{"eval']))
     assert series(run)["slow/accuracy"] == ([4, 8], [0.25, 0.5])
@@ -55,11 +66,27 @@ def test_what_evaluators_in_processes_of_their_own_found_is_drawn(tmp_path: Path
 def test_a_picture_is_written(tmp_path: Path, kind: str) -> None:
     runs = [str(logged(tmp_path / "a")), str(logged(tmp_path / "b", 2.0))]
     out = tmp_path / f"loss.{kind}"
-    assert main(["plot", *runs, "--metric", "loss", "--metric", "train/accuracy", "--out", str(out), "--log"]) == 0
+    assert (
+        main(
+            [
+                "plot",
+                *runs,
+                "--metric",
+                "loss",
+                "--metric",
+                "train/accuracy",
+                "--out",
+                str(out),
+                "--log",
+            ]
+        )
+        == 0
+    )
     assert out.read_bytes()[:4] in (b"\x89PNG", b"%PDF", b"<?xm")
     if kind == "svg":
         assert all(
-            f"<!-- {label} -->" in out.read_text() for label in ("a train/loss", "b train/accuracy", "a test/loss")
+            f"<!-- {label} -->" in out.read_text()
+            for label in ("a train/loss", "b train/accuracy", "a test/loss")
         )
 
 
@@ -92,8 +119,12 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ],
     ids=range(10),
 )
-def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "records.jsonl").write_bytes(b'{"kind":"text","source":"a","step":1,"values":{}}\n' + line + b"\n")
+def test_a_line_that_is_no_record_is_named(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records.jsonl").write_bytes(
+        b'{"kind":"text","source":"a","step":1,"values":{}}\n' + line + b"\n"
+    )
     assert command([str(tmp_path), "--out", str(tmp_path / "a.png")]) == 2
     assert "records.jsonl, line 2: " in capsys.readouterr().err
 

@@ -17,7 +17,13 @@ import pytest
 from fulgurite.encoding import loads
 from fulgurite.errors import ConfigurationError, PathError
 from fulgurite.masking import redact_text
-from fulgurite_logging import CompilationMonitor, EnvironmentLogger, LearningRateMonitor, MediaLogger, NormMonitor
+from fulgurite_logging import (
+    CompilationMonitor,
+    EnvironmentLogger,
+    LearningRateMonitor,
+    MediaLogger,
+    NormMonitor,
+)
 from fulgurite_logging.console import number
 from fulgurite_logging.environment import masked_arguments
 from logged import Act, Line, data
@@ -65,7 +71,9 @@ def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert second == "step       3  note: hello"
     for line, at in ((third, 1), (fourth, 2)):
         start, _, rate = line.rpartition("  ")
-        assert start == f"step       {2 * at + 2}  train  error {error[at]:.4f}  loss {loss[at]:.4f}"
+        assert (
+            start == f"step       {2 * at + 2}  train  error {error[at]:.4f}  loss {loss[at]:.4f}"
+        )
         assert rate.endswith(" steps/s")
 
 
@@ -86,7 +94,9 @@ def test_a_closed_pipe_does_not_end_training() -> None:
     os.close(read)
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
-    assert done.stderr.startswith("{'console': \"BrokenPipeError: ") and done.stderr.endswith("} 50\n")
+    assert done.stderr.startswith("{'console': \"BrokenPipeError: ") and done.stderr.endswith(
+        "} 50\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +143,9 @@ class Tower(Line):
 
 
 def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "canary1", "token=canary2", "lr=0.1"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "--api-key", "canary1", "token=canary2", "lr=0.1"]
+    )
     monkeypatch.setenv("JAX_CANARY_TOKEN", "canary3")
     monkeypatch.setenv("MY_SECRET", "canary4")
     monkeypatch.setenv("MY_PROXY", "http://me:canary5@host/x")
@@ -144,9 +156,16 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
     told = environment.values
     assert told["argv"] == ["train.py", "--api-key", "***", "token=***", "lr=0.1"]
     assert told["variables"]["JAX_CANARY_TOKEN"] == "***"
-    assert told["variables"]["MY_PROXY"] == "http://***@host/x" and "MY_SECRET" not in told["variables"]
+    assert (
+        told["variables"]["MY_PROXY"] == "http://***@host/x"
+        and "MY_SECRET" not in told["variables"]
+    )
     assert "canary" not in json.dumps(told).lower().replace("jax_canary_token", "")
-    assert told["devices"] == {"kind": jax.devices()[0].device_kind, "platform": "cpu", "count": len(jax.devices())}
+    assert told["devices"] == {
+        "kind": jax.devices()[0].device_kind,
+        "platform": "cpu",
+        "count": len(jax.devices()),
+    }
     assert told["versions"]["jax"] == jax.__version__
     assert told["plugins"]["environment"].startswith("fulgurite-logging ")
     # weight 3; layers 4 x 2 + 2 and 2 x 3: four bytes each
@@ -156,7 +175,11 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
         "layers[0]": {"count": 10, "bytes": 40},
         "layers[1]": {"count": 6, "bytes": 24},
     }
-    assert config.values["arrays"]["layers[0].weight"] == {"shape": [2, 4], "dtype": "float32", "bytes": 32}
+    assert config.values["arrays"]["layers[0].weight"] == {
+        "shape": [2, 4],
+        "dtype": "float32",
+        "bytes": 32,
+    }
     assert config.values["optimizer_bytes"] == 2 * 76 + 4
     assert table.values["table"].splitlines()[-1].split() == ["total", "19", "76"]
 
@@ -192,7 +215,10 @@ def test_what_follows_an_option_is_masked() -> None:
 
 
 def test_a_compilation_during_training_says_what_changed() -> None:
-    sink, batches = Sink(), [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)]
+    sink, batches = (
+        Sink(),
+        [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)],
+    )
     engine(sink, CompilationMonitor(), steps=3).fit(Line, batches)
     assert [one.values["notice"] for one in sink.of("compilations")] == [
         "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
@@ -213,21 +239,31 @@ def test_norms_are_those_of_numpy() -> None:
         @fg.hookimpl
         def step_metrics(self, state: fg.TrainState, grads: Any, updates: Any) -> dict[str, Any]:
             last = fg.metrics.LastValue.from_values
-            squares = {"gradients": grads.weight, "updates": updates.weight, "parameters": state.module.weight}
+            squares = {
+                "gradients": grads.weight,
+                "updates": updates.weight,
+                "parameters": state.module.weight,
+            }
             return {name: last(jnp.sum(value**2)) for name, value in squares.items()}
 
     groups = {"top": "layers[1]", "rest": ~fg.select("layers[1]")}
-    result = engine(NormMonitor(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))).fit(
-        Tower, data()
-    )
+    result = engine(
+        NormMonitor(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))
+    ).fit(Tower, data())
     history = result.history
     for kind in ("gradients", "updates"):
         expected = np.sqrt(history[f"train/witness/{kind}"])
         np.testing.assert_allclose(history[f"train/norms/{kind}"], expected, rtol=1e-6)
         np.testing.assert_allclose(history[f"train/norms/{kind}/rest"], expected, rtol=1e-6)
-        assert history[f"train/norms/{kind}/top"].tolist() == [0, 0, 0]  # it takes no part in the loss
+        assert history[f"train/norms/{kind}/top"].tolist() == [
+            0,
+            0,
+            0,
+        ]  # it takes no part in the loss
     module = result.module
-    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_array))))
+    whole = np.sqrt(
+        sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(eqx.filter(module, eqx.is_array)))
+    )
     assert history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
     top = np.linalg.norm(module.layers[1].weight)
     assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
@@ -242,7 +278,9 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
         return jnp.zeros(())
 
     monkeypatch.setattr("fulgurite_logging.norms.norm", counted)
-    result = engine(NormMonitor(of=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse).fit(Line, data())
+    result = engine(
+        NormMonitor(of=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse
+    ).fit(Line, data())
     jax.effects_barrier()
     assert len(computed) == len(result.history["train/norms/gradients"]) == 3
 
@@ -250,7 +288,12 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
 def test_norms_where_jax_computes_in_double_precision() -> None:
     with jax.enable_x64(True):
         result = engine("norms", steps=2).fit(Line, data())
-    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(eqx.filter(result.module, eqx.is_array))))
+    whole = np.sqrt(
+        sum(
+            np.sum(np.square(leaf))
+            for leaf in jax.tree.leaves(eqx.filter(result.module, eqx.is_array))
+        )
+    )
     assert result.history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
 
 
@@ -270,19 +313,25 @@ def test_norms_that_cannot_be_are_errors() -> None:
         def make_update_rule(self, optimizers: Any) -> fg.UpdateRule:
             return Bare(optimizers["default"])
 
-    with pytest.raises(ConfigurationError, match="the update rule gives no gradients and no updates"):
+    with pytest.raises(
+        ConfigurationError, match="the update rule gives no gradients and no updates"
+    ):
         engine(Own(), NormMonitor()).fit(Line, data())
 
 
 class Scheduled(Line):
     def configure_optimizers(self) -> optax.GradientTransformation:
         schedule = optax.linear_schedule(1.0, 0.0, 10)
-        return optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=schedule))
+        return optax.chain(
+            optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=schedule)
+        )
 
 
 def test_the_learning_rate_is_that_of_the_steps_update() -> None:
     result = engine(LearningRateMonitor()).fit(Scheduled, data())
-    np.testing.assert_allclose(result.history["train/learning_rate/default"], [0.9, 0.7, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        result.history["train/learning_rate/default"], [0.9, 0.7, 0.5], rtol=1e-6
+    )
 
 
 def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
@@ -308,7 +357,8 @@ def test_media_are_shown_at_their_trigger() -> None:
 
 
 @pytest.mark.parametrize(
-    "every", [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()]
+    "every",
+    [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()],
 )
 def test_media_at_times_at_which_nothing_could_be_shown_are_an_error(every: fg.Trigger) -> None:
     with pytest.raises(ConfigurationError, match="nothing would be shown"):

@@ -24,7 +24,9 @@ STEPS = 24
 
 
 def engine(run: Path | None, *plugins: Any, **settings: Any) -> fg.Engine:
-    return fg.Engine(plugins=plugins, autoload=False, run_dir=run, **{"steps": STEPS, "log_every": 5, **settings})
+    return fg.Engine(
+        plugins=plugins, autoload=False, run_dir=run, **{"steps": STEPS, "log_every": 5, **settings}
+    )
 
 
 def sinks() -> list[Any]:
@@ -44,18 +46,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The exact files of a run that nobody interrupts."""
     run = tmp_path_factory.mktemp("whole")
     result = engine(run, *sinks()).fit(Line, data())
-    assert not result.failures and result.history.steps("train/loss").tolist() == [5, 10, 15, 20, 24]
+    assert not result.failures and result.history.steps("train/loss").tolist() == [
+        5,
+        10,
+        15,
+        20,
+        24,
+    ]
     return files(run)
 
 
 def test_the_file_has_the_history(tmp_path: Path) -> None:
     result = engine(tmp_path, "jsonl", "csv", steps=7, log_every=3).fit(Line, data())
-    written = [(one["step"], one["source"], one["values"]) for one in lines(tmp_path / "records.jsonl")]
+    written = [
+        (one["step"], one["source"], one["values"]) for one in lines(tmp_path / "records.jsonl")
+    ]
     assert written == [(one.step, one.source, one.values) for one in result.history.records]
     header, *rows = (tmp_path / "records.csv").read_text().splitlines()
     column = header.split(",").index("train/loss")
     assert [float(row.split(",")[column]) for row in rows] == result.history["train/loss"].tolist()
-    rates = [one for one in lines(tmp_path / "telemetry.jsonl") if "steps_per_second" in one["values"]]
+    rates = [
+        one for one in lines(tmp_path / "telemetry.jsonl") if "steps_per_second" in one["values"]
+    ]
     assert [(one["step"], one["attempt"]) for one in rates] == [(6, 1), (7, 1)]
 
 
@@ -66,7 +78,9 @@ def test_exact_records_hold_nothing_of_clock_and_process(whole: dict[str, bytes]
 
 def test_a_run_is_needed_to_write_into() -> None:
     for sink in ("jsonl", "csv"):
-        with pytest.raises(ConfigurationError, match=rf"{sink} writes into the run's directory.*--run"):
+        with pytest.raises(
+            ConfigurationError, match=rf"{sink} writes into the run's directory.*--run"
+        ):
             engine(None, sink).fit(Line, data())
 
 
@@ -78,7 +92,9 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_killed_again_and_again_leaves_the_same_files(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_a_run_that_is_killed_again_and_again_leaves_the_same_files(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
     """By SIGKILL in a step, right after a checkpoint, and with records in the queue and a torn line; three times."""
     for number, death in enumerate(["step 7", "kept 12", "queued 19"]):
         process = start(tmp_path, death)
@@ -165,10 +181,18 @@ def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: 
     engine(tmp_path, sink, Growing(), ask_at, look_at).fit(Line, data())
     assert seen == [(STEPS, 0, False)]
     size = futures[0].result(0)["records.jsonl"]
-    assert max(json.loads(line)["step"] for line in (tmp_path / "records.jsonl").read_bytes()[:size].splitlines()) == 6
+    assert (
+        max(
+            json.loads(line)["step"]
+            for line in (tmp_path / "records.jsonl").read_bytes()[:size].splitlines()
+        )
+        == 6
+    )
 
 
-def test_a_run_that_died_before_its_first_checkpoint_is_there_once(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_a_run_that_died_before_its_first_checkpoint_is_there_once(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
     def die(run: fg.Run) -> None:
         raise KeyError("dead")
 
@@ -188,18 +212,24 @@ def test_a_second_fit_goes_on_with_the_files_of_the_first(tmp_path: Path) -> Non
     both.fit(data=data(), state=first.state)
     after = files(tmp_path)
     assert all(
-        after[name].startswith(before[name]) and len(after[name]) > len(before[name]) for name in ["records.jsonl"]
+        after[name].startswith(before[name]) and len(after[name]) > len(before[name])
+        for name in ["records.jsonl"]
     )
-    assert [one["step"] for one in lines(tmp_path / "records.jsonl") if one["source"] == "train"] == [2, 4, 6, 8]
+    assert [
+        one["step"] for one in lines(tmp_path / "records.jsonl") if one["source"] == "train"
+    ] == [2, 4, 6, 8]
 
 
 def test_records_that_are_gone_are_an_error_on_resume(tmp_path: Path) -> None:
     engine(tmp_path, JSONLLogger(), Keeper(6), steps=6, log_every=2).fit(Line, data())
     (tmp_path / "records.jsonl").unlink()
     with pytest.raises(
-        CheckpointError, match=r"records\.jsonl is not the file that the checkpoint knows: it has 0 bytes"
+        CheckpointError,
+        match=r"records\.jsonl is not the file that the checkpoint knows: it has 0 bytes",
     ):
-        engine(tmp_path, JSONLLogger(), Keeper(6)).fit(Line, data(), resume=fg.CheckpointRef(tmp_path))
+        engine(tmp_path, JSONLLogger(), Keeper(6)).fit(
+            Line, data(), resume=fg.CheckpointRef(tmp_path)
+        )
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -210,23 +240,33 @@ def small_disk(tmp_path: Path) -> Iterator[list[str]]:
     """A command that runs another one with a file system of 64 KiB at `tmp_path`."""
     script = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
     prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path)]
-    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*prefix, "true"], capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     yield prefix
 
 
 def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, small_disk: list[str]) -> None:
     done = subprocess.run(
-        [*small_disk, sys.executable, __file__, str(tmp_path), "full"], capture_output=True, text=True
+        [*small_disk, sys.executable, __file__, str(tmp_path), "full"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert set(told["failed"]) == {"jsonl"}
-    assert "No space left on device" in told["failed"]["jsonl"] and ".jsonl" in told["failed"]["jsonl"]
+    assert (
+        "No space left on device" in told["failed"]["jsonl"] and ".jsonl" in told["failed"]["jsonl"]
+    )
     assert told["step"] == STEPS and told["whole_lines"]
     assert done.stderr.count("sink 'jsonl' failed") == 1
     position = told["positions"]["jsonl"]
-    assert "No space left on device" in position["failed"] and position["position"]["records.jsonl"] == told["size"]
+    assert (
+        "No space left on device" in position["failed"]
+        and position["position"]["records.jsonl"] == told["size"]
+    )
 
 
 def full(run: Path) -> None:
@@ -254,8 +294,21 @@ def full(run: Path) -> None:
     acts = [Act(2, shout, "shout"), Act(fg.At(9), fill, "fill"), Act(fg.At(22), make_room, "room")]
     result = engine(run, JSONLLogger(), *acts).fit(Line, data())
     content = (run / "records.jsonl").read_bytes()
-    told = {"failed": result.failures, "step": int(result.state.step), "positions": positions, "size": len(content)}
-    print(json.dumps(told | {"whole_lines": content.endswith(b"\n") and all(map(json.loads, content.splitlines()))}))
+    told = {
+        "failed": result.failures,
+        "step": int(result.state.step),
+        "positions": positions,
+        "size": len(content),
+    }
+    print(
+        json.dumps(
+            told
+            | {
+                "whole_lines": content.endswith(b"\n")
+                and all(map(json.loads, content.splitlines()))
+            }
+        )
+    )
 
 
 def settle(run: fg.Run) -> None:
@@ -280,7 +333,9 @@ def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
 def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     delete = Act(fg.At(8), lambda one: (settle(one), shutil.rmtree(run)) and None)
-    with pytest.warns(UserWarning, match="failed and gets no more records|not marked as complete") as warned:
+    with pytest.warns(
+        UserWarning, match="failed and gets no more records|not marked as complete"
+    ) as warned:
         result = engine(run, *sinks(), delete).fit(Line, data())
     assert len(warned) == 3 and set(result.failures) == {"jsonl", "csv", "fulgurite"}
     assert int(result.state.step) == STEPS and not run.exists()
@@ -291,8 +346,12 @@ def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:
         (tmp_path / "records.jsonl").unlink()
 
     with pytest.raises(FileNotFoundError, match="deleted while") as caught:
-        engine(tmp_path, JSONLLogger(required=True), Growing(), Act(fg.At(8), remove)).fit(Line, data())
-    assert any(note.startswith("plugin 'jsonl' (fulgurite-logging ") for note in caught.value.__notes__)
+        engine(tmp_path, JSONLLogger(required=True), Growing(), Act(fg.At(8), remove)).fit(
+            Line, data()
+        )
+    assert any(
+        note.startswith("plugin 'jsonl' (fulgurite-logging ") for note in caught.value.__notes__
+    )
 
 
 def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Path) -> None:
@@ -318,22 +377,34 @@ def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path
     before = (tmp_path / "records.jsonl").read_bytes()
     kept = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
     assert kept["position"] == {"records.jsonl": len(before)}
-    engine(tmp_path, JSONLLogger(), Growing(), Keeper(12)).fit(Line, data(), resume=fg.CheckpointRef(tmp_path))
-    notices = [one["values"]["notice"] for one in lines(tmp_path / "telemetry.jsonl") if "notice" in one["values"]]
-    assert len(notices) == 1 and notices[0].startswith("jsonl failed before the checkpoint of step 12: records are ")
+    engine(tmp_path, JSONLLogger(), Growing(), Keeper(12)).fit(
+        Line, data(), resume=fg.CheckpointRef(tmp_path)
+    )
+    notices = [
+        one["values"]["notice"]
+        for one in lines(tmp_path / "telemetry.jsonl")
+        if "notice" in one["values"]
+    ]
+    assert len(notices) == 1 and notices[0].startswith(
+        "jsonl failed before the checkpoint of step 12: records are "
+    )
     content = (tmp_path / "records.jsonl").read_bytes()
     assert content.startswith(before) and json.loads(before.splitlines()[-1])["step"] <= 10
     steps = [json.loads(line)["step"] for line in content[len(before) :].splitlines()]
     assert steps[0] == 14 and steps[-1] == STEPS
 
 
-def test_the_process_ends_when_the_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_ends_when_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.5)
     gate = threading.Event()
     try:
         with (
             pytest.warns(UserWarning, match="waits for sink 'jsonl'"),
-            pytest.warns(UserWarning, match=r"it did nothing for 0\.5 s; \d+ records are not written"),
+            pytest.warns(
+                UserWarning, match=r"it did nothing for 0\.5 s; \d+ records are not written"
+            ),
         ):
             result = engine(tmp_path, Gated(gate), Growing(), steps=6).fit(Line, data())
     finally:

@@ -22,7 +22,9 @@ class Game(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         x, y = self.x, self.y
         losses = {"min": x * x / 2 + x * y, "max": y * y / 2 - x * y}
-        return fg.Output(losses=losses, metrics={"product": fg.metrics.LastValue.from_values(x * y)}, preds=x)
+        return fg.Output(
+            losses=losses, metrics={"product": fg.metrics.LastValue.from_values(x * y)}, preds=x
+        )
 
 
 class Apart(fg.Module):
@@ -53,7 +55,9 @@ class Pair(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), (len(batch), 4)))
         on_fake, on_real = jax.vmap(self.discriminator)(fake), jax.vmap(self.discriminator)(batch)
-        return fg.Output(losses={"generator": fooled(on_fake), "discriminator": told_apart(on_real, on_fake)})
+        return fg.Output(
+            losses={"generator": fooled(on_fake), "discriminator": told_apart(on_real, on_fake)}
+        )
 
 
 class PairApart(Pair):
@@ -78,7 +82,12 @@ class Heads(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         x = jax.vmap(self.trunk)(batch + 0.1 * jax.random.normal(ctx.key(), batch.shape))
-        return fg.Output(losses={"a": (jax.vmap(self.a)(x) ** 2).mean(), "b": (jax.vmap(self.b)(x) - 1).mean() ** 2})
+        return fg.Output(
+            losses={
+                "a": (jax.vmap(self.a)(x) ** 2).mean(),
+                "b": (jax.vmap(self.b)(x) - 1).mean() ** 2,
+            }
+        )
 
 
 class HeadsApart(Heads):

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, NonFiniteError
-from fulgurite_optimizers import GradientAccumulation, GradientClip, WeightClip, Phase, MultiOptimizer, ReduceOnPlateau
+from fulgurite_optimizers import (
+    GradientAccumulation,
+    GradientClip,
+    MultiOptimizer,
+    Phase,
+    ReduceOnPlateau,
+    WeightClip,
+)
 from fulgurite_testing import assert_same_bits
 from games import Compiled, Show, engine, game, picture, played, points
 
@@ -36,7 +43,9 @@ class Linear(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         error = (batch @ self.weight - 1) ** 2
         mean = jnp.mean(error, where=ctx.mask)
-        return fg.Output(mean, metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask), "bare": mean})
+        return fg.Output(
+            mean, metrics={"error": fg.metrics.Mean.from_values(error, ctx.mask), "bare": mean}
+        )
 
     def configure_optimizers(self) -> Any:
         return self.optimizer
@@ -53,14 +62,22 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     class Look:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [fg.ScheduledAction("look", 1, lambda run: seen.append(float(run.state.module.place)), "save")]
+            return [
+                fg.ScheduledAction(
+                    "look", 1, lambda run: seen.append(float(run.state.module.place)), "save"
+                )
+            ]
 
     start = Distance(jnp.float32(0))
-    result = engine(GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=fuse).fit(start, ONE)
+    result = engine(
+        GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=fuse
+    ).fit(start, ONE)
     np.testing.assert_allclose(seen, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
     assert float(result.module.place) == pytest.approx(0.2)
     assert result.state.opt_state["default"].optimizer.held == 0
-    assert result.metrics["train"]["default/updates"] == 1, "the last one came after the window was closed"
+    assert result.metrics["train"]["default/updates"] == 1, (
+        "the last one came after the window was closed"
+    )
     whole = engine(GradientAccumulation(3, "steps"), steps=6).fit(start, ONE)
     assert float(whole.module.place) == pytest.approx(0.2)
 
@@ -69,9 +86,15 @@ def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
     class Stopping:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [fg.ScheduledAction("stop", fg.At(4), lambda run: fg.StopTraining("enough"), "decide")]
+            return [
+                fg.ScheduledAction(
+                    "stop", fg.At(4), lambda run: fg.StopTraining("enough"), "decide"
+                )
+            ]
 
-    result = engine(GradientAccumulation(3, "steps"), Stopping(), steps=9).fit(Distance(jnp.float32(0)), ONE)
+    result = engine(GradientAccumulation(3, "steps"), Stopping(), steps=9).fit(
+        Distance(jnp.float32(0)), ONE
+    )
     assert (result.stop_reason, float(result.module.place)) == ("enough", pytest.approx(0.2))
 
 
@@ -89,11 +112,15 @@ class Steep(Distance):
 def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
     saved: list[int] = []
     plugin = type("Save", (), {"save": fg.hookimpl(lambda self, run: saved.append(run.step))})()
-    with pytest.raises(NonFiniteError, match="step 5: the update of place, of the gradients that were left,"):
+    with pytest.raises(
+        NonFiniteError, match="step 5: the update of place, of the gradients that were left,"
+    ):
         engine(GradientAccumulation(4, "steps"), plugin, steps=5).fit(Steep(jnp.float32(0)), ONE)
     assert not saved
     for policy, expected in (("skip", -1), ("ignore", -np.inf)):
-        result = engine(GradientAccumulation(4, "steps"), steps=5, nonfinite=policy).fit(Steep(jnp.float32(0)), ONE)
+        result = engine(GradientAccumulation(4, "steps"), steps=5, nonfinite=policy).fit(
+            Steep(jnp.float32(0)), ONE
+        )
         np.testing.assert_allclose(result.module.place, expected)
 
 
@@ -107,7 +134,9 @@ def test_what_remains_is_an_update_as_those_before() -> None:
 
         @fg.hookimpl
         def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"same": 1.0})]
+            return [
+                fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"same": 1.0})
+            ]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -119,10 +148,14 @@ def test_what_remains_is_an_update_as_those_before() -> None:
 
     plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)
     start = Distance(jnp.float32(0))
-    result = engine(Evaluating(), GradientAccumulation(3, "steps"), plateau, steps=5).fit(start, ONE)
+    result = engine(Evaluating(), GradientAccumulation(3, "steps"), plateau, steps=5).fit(
+        start, ONE
+    )
     assert float(result.module.place) == pytest.approx(0.1 + 0.05)
     assert seen == pytest.approx([0, 0, 0.1, 0.1, 0.15])
-    held = engine(GradientAccumulation(3, "steps"), WeightClip("place", limit=0.15), steps=5).fit(start, ONE)
+    held = engine(GradientAccumulation(3, "steps"), WeightClip("place", limit=0.15), steps=5).fit(
+        start, ONE
+    )
     assert float(held.module.place) == pytest.approx(0.15)
 
 
@@ -130,7 +163,9 @@ def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
     """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one alone."""
     data = points(20, 4)
     start = Linear(jnp.ones(8), optax.adam(0.1))
-    result = engine(GradientAccumulation(2, "steps"), GradientClip(max_norm=0.5), steps=5).fit(start, data)
+    result = engine(GradientAccumulation(2, "steps"), GradientClip(max_norm=0.5), steps=5).fit(
+        start, data
+    )
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
     batches = list(engine(steps=5).iter_batches(data))
     weight: Any = start.weight
@@ -152,7 +187,9 @@ def test_microbatches_have_the_gradient_of_the_whole_batch(remainder: Any) -> No
     split = engine(GradientAccumulation(4), steps=6).fit(start, data)
     np.testing.assert_allclose(split.module.weight, whole.module.weight, rtol=1e-5)
     for name in ("loss", "error", "bare"):
-        np.testing.assert_allclose(split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5)
+        np.testing.assert_allclose(
+            split.metrics["train"][name], whole.metrics["train"][name], rtol=1e-5
+        )
 
 
 class Centred(fg.Module):
@@ -193,7 +230,9 @@ def test_running_metrics_are_those_of_whole_batches() -> None:
             }
             return super().training_step(batch, ctx).replace(metrics=metrics)
 
-    values = np.repeat(np.arange(6, dtype=np.float32), 4)[:22] + np.tile(np.asarray([-1, 1], np.float32), 11)
+    values = np.repeat(np.arange(6, dtype=np.float32), 4)[:22] + np.tile(
+        np.asarray([-1, 1], np.float32), 11
+    )
     data = fg.ArrayData(np.repeat(values[:, None], 8, 1), 4, remainder="pad")
     start = Followed(jnp.zeros(8), optax.sgd(0.0))
     expected = [0, 0.5, 1.1, 1.86, 2.716, 3.6296]  # 0.4 of the new value from the third step on
@@ -202,7 +241,9 @@ def test_running_metrics_are_those_of_whole_batches() -> None:
         np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
         np.testing.assert_allclose(result.history["train/last"], np.arange(6), rtol=1e-6)
     with pytest.raises(ModelError, match="metric 'all' is gathered, which only evaluators do"):
-        engine(GradientAccumulation(2), steps=1).init_state(Gathering(jnp.zeros(8), optax.sgd(0.0)), points())
+        engine(GradientAccumulation(2), steps=1).init_state(
+            Gathering(jnp.zeros(8), optax.sgd(0.0)), points()
+        )
 
 
 class Gathering(Linear):
@@ -233,17 +274,24 @@ def test_half_precision_is_summed_up_in_single() -> None:
 
     class Half(Distance):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            return fg.Output((200 * self.place * jnp.mean(batch, dtype=self.place.dtype)).astype(jnp.float32))
+            return fg.Output(
+                (200 * self.place * jnp.mean(batch, dtype=self.place.dtype)).astype(jnp.float32)
+            )
 
     batch = [np.ones(512, np.float32)]
     result = engine(GradientAccumulation(2), steps=1).fit(Half(jnp.float16(0)), batch)
     assert float(result.module.place) == -20
-    steps = engine(GradientAccumulation(1, "steps"), steps=1).fit(Half(jnp.float16(0)), [np.full(512, 4, np.float32)])
+    steps = engine(GradientAccumulation(1, "steps"), steps=1).fit(
+        Half(jnp.float16(0)), [np.full(512, 4, np.float32)]
+    )
     assert steps.metrics["train"]["default/gradient_norm"] == 800
 
 
 def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later() -> None:
-    first, later = engine(GradientAccumulation(4, "steps")), engine(GradientAccumulation(2, "steps"))
+    first, later = (
+        engine(GradientAccumulation(4, "steps")),
+        engine(GradientAccumulation(2, "steps")),
+    )
     state = first.init_state(Distance(jnp.float32(0)), ONE)
     for _ in range(3):
         state, _ = first.step(state, ONE[0])
@@ -253,7 +301,9 @@ def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later()
 
 def test_a_batch_must_be_a_multiple() -> None:
     with pytest.raises(DataError, match=r"shape \[8, 8\] cannot be split into 3 parts"):
-        engine(GradientAccumulation(3), steps=1).init_state(Linear(jnp.ones(8), optax.sgd(0.1)), points(16, 8))
+        engine(GradientAccumulation(3), steps=1).init_state(
+            Linear(jnp.ones(8), optax.sgd(0.1)), points(16, 8)
+        )
     bad: Any = "batches"
     for make in (lambda: GradientAccumulation(0), lambda: GradientAccumulation(2, bad)):
         with pytest.raises(ConfigurationError, match="Accumulate: "):
@@ -294,13 +344,18 @@ def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() ->
             assert ctx.model_state is not None
             state = ctx.model_state.set(self.index, ctx.model_state.get(self.index) + 1)
             drawn = jax.random.uniform(ctx.key())
-            spread = {"least": fg.metrics.Min.from_values(drawn), "most": fg.metrics.Max.from_values(drawn)}
+            spread = {
+                "least": fg.metrics.Min.from_values(drawn),
+                "most": fg.metrics.Max.from_values(drawn),
+            }
             return fg.Output(self.weight, metrics=spread, model_state=state)
 
         def configure_optimizers(self) -> Any:
             return optax.sgd(0.1)
 
-    result = engine(GradientAccumulation(4), steps=2, log_every=1).fit(eqx.nn.make_with_state(Counted), points(16, 16))
+    result = engine(GradientAccumulation(4), steps=2, log_every=1).fit(
+        eqx.nn.make_with_state(Counted), points(16, 16)
+    )
     assert result.model_state is not None and int(result.model_state.get(result.module.index)) == 8
     metrics = result.metrics["train"]
     assert metrics["least"] < metrics["most"]
@@ -312,7 +367,8 @@ def test_phases_accumulate_each_for_itself() -> None:
     Then x: 1 - ((1 + 2) + (1 + 1.75))/2/2 = -0.4375, y: 1.75 - (1.75 + 0.4375)/4.
     """
     phases = MultiOptimizer(
-        min=Phase(optax.sgd(0.5), "x", accumulate=GradientAccumulation(2, "steps")), max=Phase(optax.sgd(0.25), "y")
+        min=Phase(optax.sgd(0.5), "x", accumulate=GradientAccumulation(2, "steps")),
+        max=Phase(optax.sgd(0.25), "y"),
     )
     result = engine(phases, steps=2, log_every=1).fit(game(), ONE)
     assert played(result) == (-0.4375, 1.203125)
@@ -322,7 +378,8 @@ def test_phases_accumulate_each_for_itself() -> None:
 def test_one_microbatch_is_the_plain_step() -> None:
     start = Linear(jnp.ones(8), optax.adam(0.1))
     plain, one = (
-        engine(*plugins, steps=5).fit(start, points()) for plugins in ((), (GradientAccumulation(1, "steps"),))
+        engine(*plugins, steps=5).fit(start, points())
+        for plugins in ((), (GradientAccumulation(1, "steps"),))
     )
     np.testing.assert_allclose(one.module.weight, plain.module.weight, rtol=1e-6)
     assert_same_bits(one.state.key, plain.state.key)
@@ -334,6 +391,11 @@ def test_media_are_those_of_the_first_microbatch_or_of_the_step(how: Any, expect
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(media={"mean": picture(batch.mean())})
 
-    show, batch = Show(), np.array([[1], [2], [3], [6]], np.float32)  # the examples 1 and 3 are a microbatch
-    engine(GradientAccumulation(2, how), show, steps=2).fit(Shown(jnp.ones(1), optax.sgd(0.0)), [batch])
+    show, batch = (
+        Show(),
+        np.array([[1], [2], [3], [6]], np.float32),
+    )  # the examples 1 and 3 are a microbatch
+    engine(GradientAccumulation(2, how), show, steps=2).fit(
+        Shown(jnp.ones(1), optax.sgd(0.0)), [batch]
+    )
     assert show.numbers("mean") == [expected] * 2

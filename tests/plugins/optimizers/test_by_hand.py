@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.rng import fold_name
-from fulgurite_optimizers import Phase, MultiOptimizer
+from fulgurite_optimizers import MultiOptimizer, Phase
 from fulgurite_testing import assert_same_bits
 from games import Pair, engine, fooled, points, told_apart
 
@@ -32,13 +32,19 @@ def by_hand(
 ) -> Callable[..., Any]:
     """One step of phases on a dict of parameters, as one would write it."""
 
-    def step(params: dict[str, Any], states: dict[str, Any], number: Any, batch: Any, keys: Any) -> Any:
+    def step(
+        params: dict[str, Any], states: dict[str, Any], number: Any, batch: Any, keys: Any
+    ) -> Any:
         old = params
         for name, (optimizer, every) in optimizers.items():
 
-            def update(params: Any, state: Any, name: str = name, optimizer: Any = optimizer) -> Any:
+            def update(
+                params: Any, state: Any, name: str = name, optimizer: Any = optimizer
+            ) -> Any:
                 at = old if simultaneous else params
-                grads = jax.grad(lambda own: loss(name, {**at, name: own}, batch, keys[name]))(at[name])
+                grads = jax.grad(lambda own: loss(name, {**at, name: own}, batch, keys[name]))(
+                    at[name]
+                )
                 updates, state = optimizer.update(grads, state, at[name])
                 return {**params, name: eqx.apply_updates(params[name], updates)}, state
 
@@ -46,20 +52,28 @@ def by_hand(
                 params, state = update(params, states[name])
             else:
                 given = params, states[name]
-                params, state = jax.lax.cond((number + 1) % every == 0, update, lambda *given: given, *given)
+                params, state = jax.lax.cond(
+                    (number + 1) % every == 0, update, lambda *given: given, *given
+                )
             states = {**states, name: state}
         return params, states
 
     # As the engine compiles a step with a small state; the default schedule rounds some last bits otherwise.
-    return jax.jit(step, compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"})
+    return jax.jit(
+        step, compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    )
 
 
-def by_two_calls(loss: Callable[[str, Any, Any, Any], Any], optimizers: Optimizers) -> Callable[..., Any]:
+def by_two_calls(
+    loss: Callable[[str, Any, Any, Any], Any], optimizers: Optimizers
+) -> Callable[..., Any]:
     """The same alternating step as people write it: a jitted call for each phase."""
 
     def update(name: str) -> Callable[..., Any]:
         def one(params: Any, state: Any, batch: Any, key: Any) -> Any:
-            grads = jax.grad(lambda own: loss(name, {**params, name: own}, batch, key))(params[name])
+            grads = jax.grad(lambda own: loss(name, {**params, name: own}, batch, key))(
+                params[name]
+            )
             updates, state = optimizers[name][0].update(grads, state, params[name])
             return {**params, name: eqx.apply_updates(params[name], updates)}, state
 
@@ -91,11 +105,16 @@ def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int
 
     def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
         x, y = params["min"], params["max"]
-        value = jnp.sum((x - batch) ** 2) / 2 + x @ y if name == "min" else jnp.sum(y**2) / 2 - x @ y
+        value = (
+            jnp.sum((x - batch) ** 2) / 2 + x @ y if name == "min" else jnp.sum(y**2) / 2 - x @ y
+        )
         return value
 
     with jax.enable_x64(True):
-        optimizers: Optimizers = {"min": (optax.adam(0.05), 1), "max": (optax.sgd(0.02, momentum=0.9), 3)}
+        optimizers: Optimizers = {
+            "min": (optax.adam(0.05), 1),
+            "max": (optax.sgd(0.02, momentum=0.9), 3),
+        }
         rng = np.random.default_rng(3)
         batches = [rng.normal(size=5) for _ in range(7)]
         params = {"min": jnp.asarray(rng.normal(size=5)), "max": jnp.asarray(rng.normal(size=5))}
@@ -104,14 +123,16 @@ def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int
             for name, (optimizer, every) in optimizers.items()
         }
         start = Quadratic(params["min"], params["max"])
-        result = engine(MultiOptimizer(order=order, **phases), steps=100, steps_per_execution=fuse).fit(
-            start, batches * 15
-        )
+        result = engine(
+            MultiOptimizer(order=order, **phases), steps=100, steps_per_execution=fuse
+        ).fit(start, batches * 15)
         steps = [by_hand(loss, optimizers, simultaneous=order == "simultaneous")]
         steps += [by_two_calls(loss, optimizers)] if order == "alternating" else []
         for step in steps:
             now = params
-            states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
+            states = {
+                name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()
+            }
             for number in range(100):
                 now, states = step(now, states, number, batches[number % 7], dict.fromkeys(params))
             assert result.module.x.dtype == jnp.float64
@@ -127,11 +148,16 @@ def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
     model = Pair(key=jax.random.key(1))
 
     def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
-        fake = jax.vmap(eqx.combine(params["generator"], model.generator))(jax.random.normal(key, (len(batch), 4)))
+        fake = jax.vmap(eqx.combine(params["generator"], model.generator))(
+            jax.random.normal(key, (len(batch), 4))
+        )
         judge = jax.vmap(eqx.combine(params["discriminator"], model.discriminator))
         return fooled(judge(fake)) if name == "generator" else told_apart(judge(batch), judge(fake))
 
-    optimizers: Optimizers = {"discriminator": (optax.adam(1e-3), 1), "generator": (optax.adam(1e-3), 2)}
+    optimizers: Optimizers = {
+        "discriminator": (optax.adam(1e-3), 1),
+        "generator": (optax.adam(1e-3), 2),
+    }
     check_gan(model, points(), loss, optimizers, order, one_key=order == "simultaneous")
 
 
@@ -140,7 +166,9 @@ def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
     [
         "alternating",
         *(
-            pytest.param(order, marks=[pytest.mark.optimized, pytest.mark.slow], id=f"{order}-optimized")
+            pytest.param(
+                order, marks=[pytest.mark.optimized, pytest.mark.slow], id=f"{order}-optimized"
+            )
             for order in ("alternating", "simultaneous")
         ),
     ],
@@ -156,15 +184,26 @@ def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
         if name == "generator":
             return jax.nn.softplus(-jax.vmap(judge)(fake)).mean()
         on_real, slopes = jax.vmap(jax.value_and_grad(judge))(batch)
-        told_apart = jax.nn.softplus(-on_real).mean() + jax.nn.softplus(jax.vmap(judge)(fake)).mean()
+        told_apart = (
+            jax.nn.softplus(-on_real).mean() + jax.nn.softplus(jax.vmap(judge)(fake)).mean()
+        )
         return told_apart + 1.0 / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
 
     adam = optax.adam(1e-3, b1=0.0, b2=0.99)
     data = fg.ArrayData(gan.digits()[0], 8, shuffle=True, remainder="drop")
-    check_gan(model, data, loss, {"discriminator": (adam, 1), "generator": (adam, 1)}, order, one_key=False)
+    check_gan(
+        model,
+        data,
+        loss,
+        {"discriminator": (adam, 1), "generator": (adam, 1)},
+        order,
+        one_key=False,
+    )
 
 
-def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: Any, *, one_key: bool) -> None:
+def check_gan(
+    model: Any, data: Any, loss: Any, optimizers: Optimizers, order: Any, *, one_key: bool
+) -> None:
     """Trains for 100 steps and compares bit for bit with one function, and for 5 steps with two calls to 1e-5; with
     the keys that each phase has for itself, unless they share `one_key`.
 
@@ -191,8 +230,13 @@ def check_gan(model: Any, data: Any, loss: Any, optimizers: Optimizers, order: A
             params, states = step(params, states, number, batch, keys)
         return params
 
-    assert_same_bits(trained(100), after(by_hand(loss, optimizers, simultaneous=order == "simultaneous"), 100))
+    assert_same_bits(
+        trained(100), after(by_hand(loss, optimizers, simultaneous=order == "simultaneous"), 100)
+    )
     if order == "alternating":
-        pairs = zip(*map(jax.tree.leaves, (trained(5), after(by_two_calls(loss, optimizers), 5))), strict=True)
+        pairs = zip(
+            *map(jax.tree.leaves, (trained(5), after(by_two_calls(loss, optimizers), 5))),
+            strict=True,
+        )
         for ours, theirs in pairs:
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

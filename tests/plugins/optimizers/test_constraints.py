@@ -10,25 +10,48 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_optimizers import GradientClip, WeightClip, NonNegative, Phase, MultiOptimizer, ReduceOnPlateau, UnitNorm
+from fulgurite_optimizers import (
+    GradientClip,
+    MultiOptimizer,
+    NonNegative,
+    Phase,
+    ReduceOnPlateau,
+    UnitNorm,
+    WeightClip,
+)
 from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apart
 
 
 def test_gradients_are_clipped_for_each_phase() -> None:
     """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by 0.25 * 0.1."""
-    plugins = [GradientClip(max_value=0.5, optimizer="min"), GradientClip(max_norm=0.1, optimizer="max")]
+    plugins = [
+        GradientClip(max_value=0.5, optimizer="min"),
+        GradientClip(max_norm=0.1, optimizer="max"),
+    ]
     result = engine(*plugins, MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(result), (0.75, 1.975), rtol=1e-6)
     assert result.metrics["train"]["min/gradient_norm"] == 3
-    both = engine(GradientClip(max_norm=0.1), MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
+    both = engine(GradientClip(max_norm=0.1), MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(
+        game(), ONE
+    )
     np.testing.assert_allclose(played(both), (0.95, 1.975), rtol=1e-6)
     for plugins in (
         [MultiOptimizer(**sgd(0.5, 0.25))],
         [MultiOptimizer(**sgd(0.5, 0.25)), GradientClip(max_norm=1.0, optimizer="min")],
     ):
-        with pytest.raises(ConfigurationError, match="Clip.*'mim'.*there is no such optimizer. Did you mean 'min'"):
-            engine(GradientClip(max_norm=1.0, optimizer="mim"), *plugins, steps=1).init_state(game(), ONE)
-    wrong: list[dict[str, Any]] = [{}, {"norm": 0.0}, {"norm": 1.0, "value": -1.0}, {"norm": "1"}, {"value": True}]
+        with pytest.raises(
+            ConfigurationError, match="Clip.*'mim'.*there is no such optimizer. Did you mean 'min'"
+        ):
+            engine(GradientClip(max_norm=1.0, optimizer="mim"), *plugins, steps=1).init_state(
+                game(), ONE
+            )
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"norm": 0.0},
+        {"norm": 1.0, "value": -1.0},
+        {"norm": "1"},
+        {"value": True},
+    ]
     for arguments in wrong:
         with pytest.raises(ConfigurationError, match="clips nothing"):
             GradientClip(**arguments)
@@ -62,7 +85,9 @@ def test_constraints_hold_after_every_update() -> None:
     """Before them the rows are 3, 4 and 0, 0 and -2, 0; the rest is -0.5, 2."""
     rows, other = [[3, 4], [0, 0], [-2, 0]], [-0.5, 2]
     assert constrained() == (rows, other)
-    np.testing.assert_allclose(constrained(UnitNorm("rows"))[0], [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        constrained(UnitNorm("rows"))[0], [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6
+    )
     assert constrained(UnitNorm("rows"))[1] == other
     assert constrained(NonNegative("other")) == (rows, [0, 2])
     assert constrained(WeightClip("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
@@ -96,7 +121,9 @@ def test_spectral_normalization_keeps_its_state() -> None:
             fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), (len(batch), 4)))
 
             def judged(images: Any, state: Any) -> Any:
-                made, state = jax.vmap(self.discriminator, in_axes=(0, None), out_axes=(0, None))(images, state)
+                made, state = jax.vmap(self.discriminator, in_axes=(0, None), out_axes=(0, None))(
+                    images, state
+                )
                 return made.sum(axis=1), state
 
             def discriminator() -> fg.Output:
@@ -117,11 +144,16 @@ def test_spectral_normalization_keeps_its_state() -> None:
     make = eqx.nn.make_with_state(Normalized)
     start = make(key=jax.random.key(0))
     result = engine(MultiOptimizer(**phases), steps=200).fit(start, points())
-    weight, layer = np.asarray(result.module.discriminator.layer.weight), result.module.discriminator
+    weight, layer = (
+        np.asarray(result.module.discriminator.layer.weight),
+        result.module.discriminator,
+    )
     assert np.linalg.norm(weight, 2) > 1.2, "the raw weight has grown"
     assert result.model_state is not None
     u, v = result.model_state.get(layer.uv_index)
-    np.testing.assert_allclose(np.asarray(u) @ weight @ np.asarray(v), np.linalg.norm(weight, 2), rtol=1e-3)
+    np.testing.assert_allclose(
+        np.asarray(u) @ weight @ np.asarray(v), np.linalg.norm(weight, 2), rtol=1e-3
+    )
 
 
 def test_updates_become_smaller_on_a_plateau() -> None:
@@ -153,10 +185,14 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 
     for fuse in (1, 4):
         plateau = ReduceOnPlateau("test/same", 2, factor=0.5, patience=2)
-        result = engine(Test(), plateau, steps=12, steps_per_execution=fuse).fit(Falling(jnp.float32(0)), ONE)
+        result = engine(Test(), plateau, steps=12, steps_per_execution=fuse).fit(
+            Falling(jnp.float32(0)), ONE
+        )
         assert result.history["reduce_on_plateau/scale"].tolist() == [1, 1, 0.5, 0.5, 0.25, 0.25]
         assert float(result.module.x) == -(6 * 1 + 4 * 0.5 + 2 * 0.25)
-    with pytest.raises(ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"):
+    with pytest.raises(
+        ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"
+    ):
         engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
     bad: Any = "most"
     clock, number = fg.EverySeconds(1.0), cast(Any, 3)
@@ -186,7 +222,9 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
             run.evaluate("test")
 
     start = Weights(jnp.ones((3, 2)), jnp.ones(2))
-    several = [ReduceOnPlateau(f"test/{name}", 1, factor=0.5, patience=1) for name in ("same", "less")]
+    several = [
+        ReduceOnPlateau(f"test/{name}", 1, factor=0.5, patience=1) for name in ("same", "less")
+    ]
     history = engine(Test(), *several, steps=2).fit(start, ONE).history
     for name in ("same", "less"):
         assert history[f"reduce_on_plateau/test/{name}/scale"].tolist() == [1, 0.5]
@@ -195,8 +233,14 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
 
 
 def test_a_gan_trains_with_all_of_it_fused() -> None:
-    phases: dict[str, Any] = {name: Phase(optax.adam(1e-3), name) for name in ("discriminator", "generator")}
-    plugins = [MultiOptimizer(**phases), GradientClip(max_norm=1.0), WeightClip("discriminator", limit=0.05)]
+    phases: dict[str, Any] = {
+        name: Phase(optax.adam(1e-3), name) for name in ("discriminator", "generator")
+    }
+    plugins = [
+        MultiOptimizer(**phases),
+        GradientClip(max_norm=1.0),
+        WeightClip("discriminator", limit=0.05),
+    ]
     result = engine(*plugins, steps=8, steps_per_execution=4).fit(Pair, points())
     weights = jax.tree.leaves(eqx.filter(result.module.discriminator, eqx.is_array))
     assert max(float(abs(weight).max()) for weight in weights) <= np.float32(0.05)

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, PathError
-from fulgurite_optimizers import GradientAccumulation, Freeze, Phase, MultiOptimizer, freeze, optimize_only
+from fulgurite_optimizers import (
+    Freeze,
+    GradientAccumulation,
+    MultiOptimizer,
+    Phase,
+    freeze,
+    optimize_only,
+)
 from fulgurite_testing import assert_same_bits
 from games import ONE, Compiled, engine, game, played, points, sgd
 
@@ -62,7 +69,11 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [
-                fg.ScheduledAction("look", 1, lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}))
+                fg.ScheduledAction(
+                    "look",
+                    1,
+                    lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}),
+                )
             ]
 
     notices: list[str] = []
@@ -78,18 +89,23 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     for step in (1, 2, 3):
         assert_same_bits(seen[step].module.first, Two().first)
         assert not any(
-            leaf.any() for leaf in (seen[step].opt_state[1][0].mu.first, seen[step].opt_state[1][0].nu.first)
+            leaf.any()
+            for leaf in (seen[step].opt_state[1][0].mu.first, seen[step].opt_state[1][0].nu.first)
         )
     assert float(abs(seen[4].module.first - Two().first).max()) > 0
     assert len(compiled.made) == 2
-    assert len(notices) == 1 and "select('first') is trained from step 3 on" in notices[0].replace('"', "'")
+    assert len(notices) == 1 and "select('first') is trained from step 3 on" in notices[0].replace(
+        '"', "'"
+    )
 
     rest, both = engine(freeze("first"), steps=3).fit(Two, data), seen[3]
     assert_same_bits(seen[3].module.second, rest.module.second)
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     params: Any = (both.module.first, both.module.second)
     adam = both.opt_state[1][0]
-    halves = {name: (getattr(adam, name).first, getattr(adam, name).second) for name in ("mu", "nu")}
+    halves = {
+        name: (getattr(adam, name).first, getattr(adam, name).second) for name in ("mu", "nu")
+    }
     state: Any = (adam._replace(**halves), *both.opt_state[1][1:])
     for batch in [*engine(epochs=2).iter_batches(data)][3:6]:
         grads = jax.grad(lambda p, b=batch: ((jnp.tanh(b @ p[0]) @ p[1] - 1) ** 2).mean())(params)
@@ -114,7 +130,10 @@ def test_a_fit_that_goes_on_later_is_not_frozen_again() -> None:
 def test_phases_may_be_frozen_too() -> None:
     """While x is frozen y alone moves: 2 - (2 - 1)/4 = 1.75; then as ever."""
     three = type("Three", (type(game()),), {"__annotations__": {"z": jax.Array}})
-    phases: dict[str, Any] = {"min": Phase(optax.sgd(0.5), fg.select("x", "z")), "max": Phase(optax.sgd(0.25), "y")}
+    phases: dict[str, Any] = {
+        "min": Phase(optax.sgd(0.5), fg.select("x", "z")),
+        "max": Phase(optax.sgd(0.25), "y"),
+    }
     start = three(jnp.float32(1), jnp.float32(2), jnp.float32(3))
 
     trained: list[tuple[bool, ...]] = []
@@ -129,10 +148,14 @@ def test_phases_may_be_frozen_too() -> None:
             return [fg.ScheduledAction("look", fg.AtStart() | fg.At(1), self.look)]
 
         def look(self, run: fg.Run) -> None:
-            chosen = run.update_rule.for_step(run.step, run.step_range).trainable_mask(run.state.module)
+            chosen = run.update_rule.for_step(run.step, run.step_range).trainable_mask(
+                run.state.module
+            )
             trained.append((chosen.x, chosen.y, chosen.z))
 
-    result = engine(MultiOptimizer(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1).fit(start, ONE)
+    result = engine(
+        MultiOptimizer(**phases), Pull(), Freeze("x", until=1), steps=2, log_every=1
+    ).fit(start, ONE)
     assert played(result) == (1 - 2.75 / 2, 1.75 - (1.75 + 0.375) / 4)
     assert float(result.module.z) == 0
     assert trained == [(False, True, True), (True, True, True)]
@@ -145,7 +168,9 @@ def test_freezing_that_cannot_be_meant_is_an_error() -> None:
         engine(freeze("third"), steps=1).init_state(Two, points())
     for until in (fg.EveryEpoch(), fg.EvenlySpaced(2) | fg.At(9), fg.AtEnd()):
         loop = engine(Freeze("first", until=until))
-        with pytest.raises(ConfigurationError, match="a loop of engine.step knows of no epochs and no end"):
+        with pytest.raises(
+            ConfigurationError, match="a loop of engine.step knows of no epochs and no end"
+        ):
             loop.step(loop.init_state(Two, points()), next(iter(points())))
     with pytest.raises(ConfigurationError, match="until is Period"):
         Freeze("first", until=fg.EverySeconds(3))
@@ -156,7 +181,9 @@ def test_freezing_that_cannot_be_meant_is_an_error() -> None:
 class Halved(fg.Engine):
     """Gives the rule gradients of its own, for the whole module."""
 
-    def train_step(self, state: fg.TrainState, batch: Any, ctx: fg.Context) -> tuple[fg.TrainState, fg.Output]:
+    def train_step(
+        self, state: fg.TrainState, batch: Any, ctx: fg.Context
+    ) -> tuple[fg.TrainState, fg.Output]:
         grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
         assert ctx.rule is not None
         return ctx.rule.apply_gradients(state, jax.tree.map(lambda grad: grad / 2, grads), output)
@@ -185,9 +212,13 @@ def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
         (optimize_only(sgd, "a"), [], (-1.25, 0)),
     ]
     for optimizer, plugins, expected in cases:
-        made = Halved(steps=2, plugins=plugins, autoload=False).fit(Sum(jnp.zeros(()), jnp.zeros(()), optimizer), ONE)
+        made = Halved(steps=2, plugins=plugins, autoload=False).fit(
+            Sum(jnp.zeros(()), jnp.zeros(()), optimizer), ONE
+        )
         assert (float(made.module.a), float(made.module.b)) == expected
-    with pytest.raises(ModelError, match=r"PhasedUpdate takes its own gradients: call ctx.rule\(self.forward"):
+    with pytest.raises(
+        ModelError, match=r"PhasedUpdate takes its own gradients: call ctx.rule\(self.forward"
+    ):
         Halved(plugins=[GradientAccumulation(1)], autoload=False).init_state(
             Sum(jnp.zeros(()), jnp.zeros(()), sgd), ONE
         )
@@ -195,5 +226,9 @@ def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
 
 def test_one_array_for_all_parameters_cannot_be_left_alone_in_part() -> None:
     flat = optax.flatten(optax.adam(0.1))
-    with pytest.raises(ConfigurationError, match="is one array for all parameters, as optax.flatten"):
-        engine(Freeze("b", until=1), steps=1).init_state(Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE)
+    with pytest.raises(
+        ConfigurationError, match="is one array for all parameters, as optax.flatten"
+    ):
+        engine(Freeze("b", until=1), steps=1).init_state(
+            Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PathError, PluginError
-from fulgurite_optimizers import GradientAccumulation, Phase, MultiOptimizer
+from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 from games import (
     ONE,
     Apart,
@@ -33,7 +33,9 @@ from games import (
 
 
 def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg.FitResult:
-    return engine(*plugins, steps=steps, log_every=1, **settings).fit(game() if model is None else model, ONE)
+    return engine(*plugins, steps=steps, log_every=1, **settings).fit(
+        game() if model is None else model, ONE
+    )
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
@@ -43,14 +45,21 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
 def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
     """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 - 2.3125/4."""
     for steps, expected in ((1, (-0.5, 1.375)), (2, (-0.9375, 0.796875))):
-        assert played(fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)) == expected
+        assert (
+            played(fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps))
+            == expected
+        )
 
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
     """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 = 1.1875."""
     for steps, expected in ((1, (-0.5, 1.75)), (2, (-1.125, 1.1875))):
-        result = fit(MultiOptimizer(order="simultaneous", **sgd(0.5, 0.25)), model=game(kind=kind), steps=steps)
+        result = fit(
+            MultiOptimizer(order="simultaneous", **sgd(0.5, 0.25)),
+            model=game(kind=kind),
+            steps=steps,
+        )
         assert played(result) == expected
 
 
@@ -67,7 +76,9 @@ def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) ->
     assert history["train/max/updates"].tolist() == [0, 1, 1]
     assert history["train/min/updates"].tolist() == [1, 2, 3]
     assert int(result.state.step) == 3
-    np.testing.assert_array_equal(history["train/max/gradient_norm"], [np.nan, 3.25 if y == 1.1875 else 2.5, np.nan])
+    np.testing.assert_array_equal(
+        history["train/max/gradient_norm"], [np.nan, 3.25 if y == 1.1875 else 2.5, np.nan]
+    )
     assert history["train/min/loss"][0] == 2.5
     if kind is Game:
         assert history["train/product"][0] == 2
@@ -77,7 +88,10 @@ def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) ->
 
 def test_a_phase_may_repeat_its_update_in_a_step() -> None:
     """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 = -0.875."""
-    result = fit(MultiOptimizer(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")), steps=1)
+    result = fit(
+        MultiOptimizer(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")),
+        steps=1,
+    )
     assert played(result) == (-1.25, 1.1875)
     assert result.metrics["train"]["min/loss"] == (2.5 - 0.875) / 2
     assert result.metrics["train"]["min/updates"] == 2
@@ -92,7 +106,9 @@ class Mean(fg.Module):
     def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
         drawn = jax.random.uniform(ctx.key())
         return {
-            "place": lambda: fg.Output(((self.place - batch) ** 2).mean(where=ctx.mask) / 2, metrics={"drawn": drawn}),
+            "place": lambda: fg.Output(
+                ((self.place - batch) ** 2).mean(where=ctx.mask) / 2, metrics={"drawn": drawn}
+            ),
             "other": lambda: fg.Output(self.other**2, metrics={"drawn": drawn}),
         }
 
@@ -100,12 +116,17 @@ class Mean(fg.Module):
 def test_repetitions_may_share_the_batch() -> None:
     """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 - 1)/2."""
     phases = MultiOptimizer(
-        place=Phase(optax.sgd(0.5), "place", repeat=2, split=True), other=Phase(optax.sgd(0.1), "other", every=1)
+        place=Phase(optax.sgd(0.5), "place", repeat=2, split=True),
+        other=Phase(optax.sgd(0.1), "other", every=1),
     )
     batch = [np.asarray([1, 2, 3, 6], np.float32)]
     result = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), batch)
     assert float(result.module.place) == 2.5
-    part = [fg.MaskedBatch(np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False]))]
+    part = [
+        fg.MaskedBatch(
+            np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False])
+        )
+    ]
     padded = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), part)
     assert float(padded.module.place) == 1.5, "the second half is padding alone"
     assert padded.metrics["train"]["place/loss"] == 4.5
@@ -117,7 +138,8 @@ def test_repetitions_may_share_the_batch() -> None:
 def test_phases_and_repetitions_draw_numbers_of_their_own() -> None:
     def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:
         phases = MultiOptimizer(
-            place=Phase(optax.sgd(0.5), "place", repeat=repeat), other=Phase(optax.sgd(0.1), "other")
+            place=Phase(optax.sgd(0.5), "place", repeat=repeat),
+            other=Phase(optax.sgd(0.1), "other"),
         )
         result = engine(phases, steps=1, seed=seed).fit(Mean(jnp.float32(0), jnp.float32(1)), ONE)
         return result.metrics["train"]["place/drawn"], result.metrics["train"]["other/drawn"]
@@ -134,7 +156,9 @@ def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
         return 1 / (count + 1)
 
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
-    result = fit(MultiOptimizer(min=Phase(optimizer, "x"), max=Phase(optimizer, "y", every=2)), steps=4)
+    result = fit(
+        MultiOptimizer(min=Phase(optimizer, "x"), max=Phase(optimizer, "y", every=2)), steps=4
+    )
     np.testing.assert_allclose(result.history["train/min/learning_rate"], [1, 1 / 2, 1 / 3, 1 / 4])
     np.testing.assert_allclose(result.history["train/max/learning_rate"], [1, 1, 1, 1 / 2])
 
@@ -142,7 +166,10 @@ def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
 def test_phases_may_be_the_modules_own() -> None:
     class Own(Game):
         def configure_optimizers(self) -> Any:
-            return {"min": fg.OptimizerSpec(optax.sgd(0.5), "x"), "max": Phase(optax.sgd(0.25), lambda m: m.y, every=2)}
+            return {
+                "min": fg.OptimizerSpec(optax.sgd(0.5), "x"),
+                "max": Phase(optax.sgd(0.25), lambda m: m.y, every=2),
+            }
 
     assert played(fit(MultiOptimizer(), model=game(kind=Own), steps=2)) == (-1.25, 1.1875)
 
@@ -177,7 +204,9 @@ def test_a_single_phase_called_loss_has_the_terms_of_plugins_too() -> None:
         def loss_terms(self, module: Any) -> dict[str, Any]:
             return {"l2": module.x**2}
 
-    result = fit(MultiOptimizer(loss=Phase(optax.sgd(0.1), "x")), Decay(), model=game(kind=Plain), steps=1)
+    result = fit(
+        MultiOptimizer(loss=Phase(optax.sgd(0.1), "x")), Decay(), model=game(kind=Plain), steps=1
+    )
     assert played(result) == (pytest.approx(1 - 0.1 * (3 + 2)), 2)
 
 
@@ -203,7 +232,9 @@ def test_what_losses_gives_is_evaluated_too() -> None:
     module = ByFunctions(jnp.float32(2), jnp.float32(3))
     numbers = engine(plugin).evaluate(module, data)
     assert numbers == {"min": 5.5, "max": 17.25, "max/l2": 9, "max/sum": 5.75, "loss": 31.75}
-    own = engine().evaluate(module, data, metrics={"twice": lambda preds, batch: 2 * preds}, losses={})
+    own = engine().evaluate(
+        module, data, metrics={"twice": lambda preds, batch: 2 * preds}, losses={}
+    )
     assert own["twice"] == 5.5
     assert engine().predict(module, data).tolist() == [1, 2, 3, 5]
 
@@ -216,17 +247,25 @@ def test_case_35_losses_and_optimizers_belong_together() -> None:
     for kind in (Game, Apart):
         with pytest.raises(ModelError, match="the loss 'max' has no optimizer.*Phases\\(max="):
             engine(MultiOptimizer(min=x, mix=y), steps=1).init_state(game(kind=kind), ONE)
-        with pytest.raises(ModelError, match="the optimizer 'third' has no loss; the module gives min, max"):
+        with pytest.raises(
+            ModelError, match="the optimizer 'third' has no loss; the module gives min, max"
+        ):
             third = Phase(optax.sgd(0.1), "z")
             engine(MultiOptimizer(min=x, max=y, third=third), steps=1).init_state(
                 Three(*map(jnp.float32, (1, 2, 3))), ONE
             )
-        with pytest.raises(ModelError, match="the loss 'max' has no optimizer; there are phases for min"):
+        with pytest.raises(
+            ModelError, match="the loss 'max' has no optimizer; there are phases for min"
+        ):
             engine(MultiOptimizer(min=x), steps=1).init_state(game(kind=kind), ONE)
-    with pytest.raises(ConfigurationError, match="'min' and 'max' both update x: select other arrays"):
+    with pytest.raises(
+        ConfigurationError, match="'min' and 'max' both update x: select other arrays"
+    ):
         engine(MultiOptimizer(min=x, max=Phase(optax.sgd(0.1))), steps=1).init_state(game(), ONE)
     with pytest.raises(PathError, match="'z' selects no array of Game"):
-        engine(MultiOptimizer(min=x, max=Phase(optax.sgd(0.1), "z")), steps=1).init_state(game(), ONE)
+        engine(MultiOptimizer(min=x, max=Phase(optax.sgd(0.1), "z")), steps=1).init_state(
+            game(), ONE
+        )
 
 
 class Three(Game):
@@ -250,16 +289,25 @@ def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> 
             "the loss 'l2' has no optimizer",
         ),
         (
-            lambda module, ctx: {"min": lambda: fg.Output(module.x, losses={"l2": module.x}), "max": lambda: module.y},
+            lambda module, ctx: {
+                "min": lambda: fg.Output(module.x, losses={"l2": module.x}),
+                "max": lambda: module.y,
+            },
             "the loss 'l2' has no optimizer",
         ),
-        (lambda module, ctx: [module.x, module.y], "Giving.losses gave list: return a dictionary of functions"),
+        (
+            lambda module, ctx: [module.x, module.y],
+            "Giving.losses gave list: return a dictionary of functions",
+        ),
         (
             lambda module, ctx: {"min": module.x, "max": module.y},
             "Giving.losses gave an array as 'min': give a function",
         ),
         (
-            lambda module, ctx: {"min": lambda: fg.Output(losses={"max/l2": module.x}), "max": lambda: module.y},
+            lambda module, ctx: {
+                "min": lambda: fg.Output(losses={"max/l2": module.x}),
+                "max": lambda: module.y,
+            },
             "the phase 'min' got no loss",
         ),
     ]
@@ -274,17 +322,24 @@ def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> 
 def test_names_that_phases_record_themselves_are_taken(name: str) -> None:
     class Named(Apart):
         def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
-            return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={name: self.x})}
+            return {
+                **super().losses(batch, ctx),
+                "max": lambda: fg.Output(self.y**2, metrics={name: self.x}),
+            }
 
     with pytest.raises(ModelError, match=f"'max/{name}' is recorded of every phase"):
         engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1).init_state(game(kind=Named), ONE)
 
 
 def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
-    phases = MultiOptimizer(min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y"))
+    phases = MultiOptimizer(
+        min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y")
+    )
     for order in ("alternating", "simultaneous"):
         phases = MultiOptimizer(
-            order=order, min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y")
+            order=order,
+            min=Phase(optax.sgd(0.5), fg.select("x", "z")),
+            max=Phase(optax.sgd(0.25), "y"),
         )
         with pytest.warns(UserWarning, match="phase 'min' does not depend on z") as caught:
             engine(phases, steps=3).fit(Three(*map(jnp.float32, (1, 2, 3))), ONE)
@@ -293,7 +348,11 @@ def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
 
 def test_phases_that_cannot_be_meant_are_errors() -> None:
     sgd = optax.sgd(0.1)
-    for make in (lambda: Phase(sgd, every=0), lambda: Phase(sgd, repeat=True), lambda: Phase(sgd, split=True)):
+    for make in (
+        lambda: Phase(sgd, every=0),
+        lambda: Phase(sgd, repeat=True),
+        lambda: Phase(sgd, split=True),
+    ):
         with pytest.raises(ConfigurationError):
             make()
     bad: Any = optax.sgd
@@ -309,9 +368,15 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="min is"):
         MultiOptimizer(min=bad)
     cases = [
-        (MultiOptimizer(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)), ConfigurationError, "every=1"),
         (
-            MultiOptimizer(order="simultaneous", min=Phase(sgd, "x", repeat=2), max=Phase(sgd, "y")),
+            MultiOptimizer(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)),
+            ConfigurationError,
+            "every=1",
+        ),
+        (
+            MultiOptimizer(
+                order="simultaneous", min=Phase(sgd, "x", repeat=2), max=Phase(sgd, "y")
+            ),
             ConfigurationError,
             "min",
         ),
@@ -320,8 +385,12 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
         with pytest.raises(kind, match=message):
             engine(phases, steps=1).init_state(game(), ONE)
     whole = Three(jnp.float32(1), jnp.float32(2), jnp.int32(3))
-    with pytest.raises(ConfigurationError, match="the phase 'max' selects no array of floating-point numbers"):
-        engine(MultiOptimizer(min=Phase(sgd, "x"), max=Phase(sgd, "z")), steps=1).init_state(whole, ONE)
+    with pytest.raises(
+        ConfigurationError, match="the phase 'max' selects no array of floating-point numbers"
+    ):
+        engine(MultiOptimizer(min=Phase(sgd, "x"), max=Phase(sgd, "z")), steps=1).init_state(
+            whole, ONE
+        )
     several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
     given = type("Given", (), {"optimizers": fg.hookimpl(lambda self: several)})()
     with pytest.raises(PluginError, match=r"min, max need an update rule.*Phases\(\)"):
@@ -334,7 +403,10 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
     class Running(Apart):
         def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
             last = fg.metrics.LastValue.from_values(self.y)
-            return {**super().losses(batch, ctx), "max": lambda: fg.Output(self.y**2, metrics={"last": last})}
+            return {
+                **super().losses(batch, ctx),
+                "max": lambda: fg.Output(self.y**2, metrics={"last": last}),
+            }
 
     fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=Running))
     with pytest.raises(ModelError, match="'max/last' is carried from step to step"):
@@ -346,10 +418,20 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
 
 def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
     """The trunk goes forward once for both losses, and back for the one that updates it. Of a GAN, a sixth is saved."""
-    heads: dict[str, Any] = {"a": Phase(optax.sgd(0.1), fg.select("trunk", "a")), "b": Phase(optax.sgd(0.1), "b")}
-    gan: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
+    heads: dict[str, Any] = {
+        "a": Phase(optax.sgd(0.1), fg.select("trunk", "a")),
+        "b": Phase(optax.sgd(0.1), "b"),
+    }
+    gan: dict[str, Any] = {
+        name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")
+    }
     flops: dict[Any, float] = {}
-    kinds: list[tuple[Any, Any]] = [(Heads, heads), (HeadsApart, heads), (Pair, gan), (PairApart, gan)]
+    kinds: list[tuple[Any, Any]] = [
+        (Heads, heads),
+        (HeadsApart, heads),
+        (Pair, gan),
+        (PairApart, gan),
+    ]
     for kind, phases in kinds:
         compiled = Compiled()
         engine(MultiOptimizer(order="simultaneous", **phases), compiled, steps=1).fit(
@@ -380,7 +462,9 @@ def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
     flops: list[float] = []
     for kind, plugins in ((Given, [Noise()]), (PairApart, [])):
         compiled = Compiled()
-        phases: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")}
+        phases: dict[str, Any] = {
+            name: Phase(optax.sgd(0.1), name) for name in ("discriminator", "generator")
+        }
         engine(MultiOptimizer(**phases), compiled, *plugins, steps=1).fit(make(kind, 64), points())
         flops.append(compiled.flops)
     assert flops[0] < 0.95 * flops[1], flops
@@ -392,14 +476,19 @@ def make(kind: Any, width: int) -> Any:
 
 def test_a_phase_computes_only_what_it_needs() -> None:
     """Of functions of their own, each is computed for its own phase: two phases that take turns cost no more."""
-    phases: dict[str, Any] = {"a": Phase(optax.sgd(0.1), fg.select("trunk", "a")), "b": Phase(optax.sgd(0.1), "b")}
+    phases: dict[str, Any] = {
+        "a": Phase(optax.sgd(0.1), fg.select("trunk", "a")),
+        "b": Phase(optax.sgd(0.1), "b"),
+    }
     flops: dict[Any, float] = {}
     for names in (("a", "b"), ("a",), ("b",)):
         only = {name: phases[name] for name in names}
 
         class Some(HeadsApart):
             def losses(self, batch: Any, ctx: fg.Context, names: Any = names) -> dict[str, Any]:
-                return {name: loss for name, loss in super().losses(batch, ctx).items() if name in names}
+                return {
+                    name: loss for name, loss in super().losses(batch, ctx).items() if name in names
+                }
 
         compiled = Compiled()
         engine(MultiOptimizer(**only), compiled, steps=1).fit(make(Some, 64), points())

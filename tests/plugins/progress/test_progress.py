@@ -23,7 +23,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_progress import ProgressBar, display, parameter_table, model_summary, timing_table
+from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
 from fulgurite_progress.display import activity, intervals
 from fulgurite_progress.line import Line
 from hypothesis import given, strategies as st
@@ -72,7 +72,10 @@ LINE = Line(1200, 2000, 812.3, {"batch_loss": 0.5, "loss": 0.25, "test/error": 0
             103,
             "step 1,200/2,000  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  compiling",
         ),
-        (85, "step 1,200/2,000  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌  812 steps/s  0:01 left  loss 0.25  compiling"),
+        (
+            85,
+            "step 1,200/2,000  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌  812 steps/s  0:01 left  loss 0.25  compiling",
+        ),
         (40, "step 1,200/2,000  0:01 left  compiling"),
         (16, "step 1,200/2,000"),
     ],
@@ -119,7 +122,9 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
     st.none() | st.floats(1e-4, 1e6),
     st.dictionaries(st.text("abc/", min_size=1, max_size=30), st.floats()),
 )
-def test_a_line_is_never_wider_than_the_terminal(width: int, step: int, end: Any, rate: Any, metrics: Any):
+def test_a_line_is_never_wider_than_the_terminal(
+    width: int, step: int, end: Any, rate: Any, metrics: Any
+):
     assert LINE.text(width).cell_len <= width
     assert Line(step, end, rate, metrics, "evaluating test").text(width).cell_len <= width
 
@@ -130,7 +135,11 @@ def test_a_line_is_never_wider_than_the_terminal(width: int, step: int, end: Any
 )
 def test_rates_and_times(rate: float, left: int, shown: str):
     text = Line(0, 3600, rate).text(200).plain
-    hours, minutes, seconds = round(3600 / rate) // 3600, round(3600 / rate) // 60 % 60, round(3600 / rate) % 60
+    hours, minutes, seconds = (
+        round(3600 / rate) // 3600,
+        round(3600 / rate) // 60 % 60,
+        round(3600 / rate) % 60,
+    )
     clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
     assert shown in text and f"{clock} left" in text
 
@@ -141,7 +150,9 @@ def test_a_run_is_shown_on_standard_error_twice_in_one_process(capsys: pytest.Ca
         trained.fit(Net, fg.DataSource(BATCHES))
         out, err = capsys.readouterr()
         assert out == ""
-        assert re.search(r"first +16 +64 B +128 B +float32", err) and re.search(r"second +10 +40 B +80 B", err)
+        assert re.search(r"first +16 +64 B +128 B +float32", err) and re.search(
+            r"second +10 +40 B +80 B", err
+        )
         assert "Net: 26 parameters, 104 B; optimizer 212 B" in err  # and adam's count
         assert re.search(rf"step 20/20 .*loss .*{LONG} .*done", err)
         assert re.search(r"total +\d", err)
@@ -152,7 +163,9 @@ def test_plain_lines_come_at_growing_intervals():
     assert list(islice(intervals(), 9)) == [2, 4, 8, 16, 32, 64, 120, 120, 120]
 
 
-def test_only_the_first_process_shows_anything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_only_the_first_process_shows_anything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(BATCHES))
     assert capsys.readouterr().err == ""
@@ -164,7 +177,9 @@ class Terminal(StringIO):
 
 
 @pytest.mark.parametrize("variable, colored", [("IRRELEVANT", True), ("NO_COLOR", False)])
-def test_colors_are_left_out_on_request(variable: str, colored: bool, monkeypatch: pytest.MonkeyPatch):
+def test_colors_are_left_out_on_request(
+    variable: str, colored: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, "1")
@@ -190,8 +205,12 @@ def test_a_terminal_that_can_do_nothing_gets_plain_lines(monkeypatch: pytest.Mon
     assert "\x1b" not in text and f"{LONG} " in text and re.search("step 10/10 .*done", text)
 
 
-@pytest.mark.parametrize("where", ["a pipe that nobody reads", "a full disk", "a file that is closed"])
-def test_an_output_that_cannot_be_written_to_is_not_the_end_of_the_run(where: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "where", ["a pipe that nobody reads", "a full disk", "a file that is closed"]
+)
+def test_an_output_that_cannot_be_written_to_is_not_the_end_of_the_run(
+    where: str, monkeypatch: pytest.MonkeyPatch
+):
     file = open(os.devnull if "closed" in where else "/dev/full", "w")
     if "pipe" in where:
         reader, writer = os.pipe()
@@ -215,7 +234,12 @@ def test_each_executable_is_reported(capsys: pytest.CaptureFixture[str]):
 def test_summary_and_times_can_be_left_out(capsys: pytest.CaptureFixture[str]):
     engine(ProgressBar(summary=False, times=False), steps=4).fit(Net, fg.DataSource(BATCHES))
     err = capsys.readouterr().err
-    assert "parameters" not in err and "compiled" not in err and "total" not in err and "step 4/4" in err
+    assert (
+        "parameters" not in err
+        and "compiled" not in err
+        and "total" not in err
+        and "step 4/4" in err
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +282,9 @@ def test_the_line_says_what_is_going_on():
     watching = Watching(progress)
     engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES))
     assert watching.seen == ["evaluating test"] * 2 + ["saving"]
-    assert "test/loss" in [*engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES)).history]
+    assert "test/loss" in [
+        *engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES)).history
+    ]
 
 
 def test_what_is_going_on_may_end_while_it_is_looked_at():
@@ -318,14 +344,24 @@ print("stopped", result.stop_reason)
 SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 
-@pytest.mark.parametrize("act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"])
+@pytest.mark.parametrize(
+    "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
+)
 def test_a_terminal_is_left_as_it_was(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end, no line is longer
     than the terminal, and what the program prints is there as it is."""
     mine, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 40))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    program = [sys.executable, "-c", PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act=act)]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    program = [
+        sys.executable,
+        "-c",
+        PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act=act),
+    ]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
     process = subprocess.Popen(program, **streams, env=environment | {"TERM": "xterm"})  # type: ignore[call-overload]
     written, narrow = b"", False
@@ -344,13 +380,17 @@ def test_a_terminal_is_left_as_it_was(act: str):
     lines = [line for line in re.split(r"[\r\n]+", plain) if line.startswith("step ")]
     assert 30 < len(lines[0]) <= 40 and all(len(line) <= 40 for line in lines)
     assert not narrow or len(lines[-1]) <= 30
-    expected = {"os": "stopped: SIGINT", "raise": "ended by ValueError", "input": "done"}[re.split(r"\W", act)[0]]
+    expected = {"os": "stopped: SIGINT", "raise": "ended by ValueError", "input": "done"}[
+        re.split(r"\W", act)[0]
+    ]
     assert lines[-1].rstrip().endswith(expected)
 
 
 def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_terminal(tmp_path: Path):
     mine, theirs = pty.openpty()
-    program = PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act="pass").replace("1_000", "30")
+    program = PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act="pass").replace(
+        "1_000", "30"
+    )
     with open(tmp_path / "output", "wb") as output:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=theirs)
     os.close(theirs)
@@ -406,10 +446,14 @@ def test_a_deep_model_is_summed_up_to_the_rows_there_are():
     rows = text_of(model_summary(state, rows=30)).splitlines()
     assert any(row.startswith("many[2].layers[1]") for row in rows)
     rows = text_of(model_summary(state, rows=4)).splitlines()
-    assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[1] == "54"
+    assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[
+        1
+    ] == "54"
 
 
-def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: pytest.CaptureFixture[str]):
+def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(
+    capsys: pytest.CaptureFixture[str],
+):
     class Inner(eqx.Module):
         first: eqx.nn.Linear
 
@@ -421,7 +465,11 @@ def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: 
             self.encoder = Inner(eqx.nn.Linear(10, 10, key=key))
 
         def configure_optimizers(self) -> Any:
-            return {"default": fg.OptimizerSpec(optax.adam(1e-3), fg.exclude("second", "encoder.first.bias"))}
+            return {
+                "default": fg.OptimizerSpec(
+                    optax.adam(1e-3), fg.exclude("second", "encoder.first.bias")
+                )
+            }
 
     engine(ProgressBar(), steps=1).fit(Outer, fg.DataSource(BATCHES))
     rows = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
@@ -434,7 +482,9 @@ def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(capsys: 
 
 
 def test_a_table_of_all_arrays():
-    rows = [row.rstrip() for row in text_of(parameter_table(Net(key=jax.random.key(0)))).splitlines()]
+    rows = [
+        row.rstrip() for row in text_of(parameter_table(Net(key=jax.random.key(0)))).splitlines()
+    ]
     assert rows[1:3] == [
         "first.weight   4×3    float32  -                 12   48 B",
         "first.bias     4      float32  -                  4   16 B",

@@ -25,7 +25,9 @@ def folded(seed: int, *parts: str | int) -> UInt32[np.ndarray, "2"]:
     """The bits of a key folded with each of `parts`, strings by the first four bytes of their SHA-1, big-endian."""
     key = jax.random.key(seed)
     for part in parts:
-        number = part if isinstance(part, int) else int(hashlib.sha1(part.encode()).hexdigest()[:8], 16)
+        number = (
+            part if isinstance(part, int) else int(hashlib.sha1(part.encode()).hexdigest()[:8], 16)
+        )
         key = jax.random.fold_in(key, np.uint32(number))
     return bits(key)
 
@@ -68,12 +70,17 @@ class Witness(fg.Module):
     def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
         return fg.Output(
             self.weight**2,
-            metrics={name: fg.metrics.LastValue.from_values(halves(ctx.key(name))) for name in self.streams},
+            metrics={
+                name: fg.metrics.LastValue.from_values(halves(ctx.key(name)))
+                for name in self.streams
+            },
         )
 
     def validation_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
         drawn = {name: jax.random.key_data(ctx.key(name)) for name in self.streams}
-        return fg.Output(metrics={name: Kept(jnp.ones(1, bool), data[None]) for name, data in drawn.items()})
+        return fg.Output(
+            metrics={name: Kept(jnp.ones(1, bool), data[None]) for name, data in drawn.items()}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(0.1)
@@ -89,7 +96,9 @@ def drawn(result: fg.FitResult, name: str) -> UInt32[np.ndarray, "steps 2"]:
 
 
 def trained(*streams: str, steps: int = 9, plugins: list[Any], **options: Any) -> fg.FitResult:
-    return fg.Engine(steps=steps, seed=0, log_every=1, plugins=plugins, **options).fit(witness(*streams), BATCHES)
+    return fg.Engine(steps=steps, seed=0, log_every=1, plugins=plugins, **options).fit(
+        witness(*streams), BATCHES
+    )
 
 
 class Drawing:
@@ -113,12 +122,19 @@ class Drawing:
 
 def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
     expected = folded(0, "dropout", 7, "train")
-    alone, among_others = Rng(), Rng(RngStream("a", train=True), NOISE, RngStream("zz", train=True, per_step=False))
+    alone, among_others = (
+        Rng(),
+        Rng(RngStream("a", train=True), NOISE, RngStream("zz", train=True, per_step=False)),
+    )
     for rng in (alone, among_others):
         streams = rng.streams(0)
         assert_array_equal(bits(streams.train_keys(7)["dropout"]), expected)
-        assert_array_equal(bits(jax.jit(lambda step, s=streams: s.train_keys(step)["dropout"])(7)), expected)
-        assert_array_equal(bits(rng.streams(jax.random.key(0)).key("dropout", "train", jnp.int32(7))), expected)
+        assert_array_equal(
+            bits(jax.jit(lambda step, s=streams: s.train_keys(step)["dropout"])(7)), expected
+        )
+        assert_array_equal(
+            bits(rng.streams(jax.random.key(0)).key("dropout", "train", jnp.int32(7))), expected
+        )
     for plugins in ([alone], [among_others], [among_others, Drawing()], [Drawing(), alone]):
         assert_array_equal(drawn(trained("dropout", plugins=plugins), "dropout")[7], expected)
 
@@ -140,7 +156,9 @@ def test_case_34_it_differs_from_other_steps_streams_phases_and_seeds():
 def test_case_33_n_steps_draw_the_keys_of_n_steps():
     result = trained("default", "dropout", steps=9, plugins=[Rng()])
     for name in ("default", "dropout"):
-        assert_array_equal(drawn(result, name), [folded(0, name, step, "train") for step in range(9)])
+        assert_array_equal(
+            drawn(result, name), [folded(0, name, step, "train") for step in range(9)]
+        )
 
 
 def test_fused_steps_and_single_steps_draw_the_same_keys():
@@ -149,19 +167,27 @@ def test_fused_steps_and_single_steps_draw_the_same_keys():
     state = engine.init_state(witness("dropout"), BATCHES)
     for step, batch in enumerate(engine.iter_batches(BATCHES)):
         state, output = engine.step(state, batch)
-        assert_array_equal(joined(output.metrics["dropout"].compute()), folded(0, "dropout", step, "train"))
+        assert_array_equal(
+            joined(output.metrics["dropout"].compute()), folded(0, "dropout", step, "train")
+        )
         assert_array_equal(drawn(fused, "dropout")[step], folded(0, "dropout", step, "train"))
 
 
 def test_keys_are_split_for_examples():
     streams = Rng().streams(0)
     context = fg.Context(streams, jnp.int32(3), training=True, rng_step=jnp.int32(3))
-    expected = jax.random.split(jax.random.wrap_key_data(jnp.asarray(folded(0, "dropout", 3, "train"))), 5)
-    assert_array_equal(jax.random.key_data(context.keys("dropout", 5)), jax.random.key_data(expected))
+    expected = jax.random.split(
+        jax.random.wrap_key_data(jnp.asarray(folded(0, "dropout", 3, "train"))), 5
+    )
+    assert_array_equal(
+        jax.random.key_data(context.keys("dropout", 5)), jax.random.key_data(expected)
+    )
 
 
 def test_a_stream_that_is_not_per_step_draws_one_key():
-    result = trained("fixed", steps=3, plugins=[Rng(RngStream("fixed", train=True, per_step=False))])
+    result = trained(
+        "fixed", steps=3, plugins=[Rng(RngStream("fixed", train=True, per_step=False))]
+    )
     assert_array_equal(drawn(result, "fixed"), [folded(0, "fixed", "train")] * 3)
 
 
@@ -195,7 +221,10 @@ class Evaluations:
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("repeating", BATCHES), fg.EvaluatorSpec("fresh", BATCHES, new_rng_each_time=True)]
+        return [
+            fg.EvaluatorSpec("repeating", BATCHES),
+            fg.EvaluatorSpec("fresh", BATCHES, new_rng_each_time=True),
+        ]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -218,8 +247,13 @@ def test_evaluation_folds_evaluator_and_batch_and_the_step_only_if_fresh():
 def test_evaluation_keys_outside_of_an_engine():
     streams = Rng(NOISE).streams(0)
     assert set(streams.eval_keys("test", 1)) == {"noise"}
-    assert_array_equal(bits(streams.eval_keys("test", 1)["noise"]), folded(0, "noise", "eval", "test", 1))
-    assert_array_equal(bits(streams.eval_keys("test", 1, step=4)["noise"]), folded(0, "noise", 4, "eval", "test", 1))
+    assert_array_equal(
+        bits(streams.eval_keys("test", 1)["noise"]), folded(0, "noise", "eval", "test", 1)
+    )
+    assert_array_equal(
+        bits(streams.eval_keys("test", 1, step=4)["noise"]),
+        folded(0, "noise", 4, "eval", "test", 1),
+    )
     traced = jax.jit(lambda index, step: streams.eval_keys("test", index, step))(1, 4)["noise"]
     assert_array_equal(bits(traced), folded(0, "noise", 4, "eval", "test", 1))
 
@@ -243,7 +277,10 @@ def test_the_defaults():
 
 
 def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
-    before, after = Rng().streams(0), Rng(NOISE, RngStream("dropout", train=True, eval=True, per_step=False)).streams(0)
+    before, after = (
+        Rng().streams(0),
+        Rng(NOISE, RngStream("dropout", train=True, eval=True, per_step=False)).streams(0),
+    )
     assert after.train_keys(3).keys() == {"default", "dropout", "noise"}
     assert after.eval_keys("test", 0).keys() == {"dropout", "noise"}
     assert_array_equal(bits(after.train_keys(3)["default"]), bits(before.train_keys(3)["default"]))
@@ -254,7 +291,9 @@ def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
 
 def test_the_default_stream_is_the_same_with_and_without_the_plugin():
     without = trained("default", steps=3, plugins=[], autoload=False)
-    assert_array_equal(drawn(without, "default"), drawn(trained("default", steps=3, plugins=["rng"]), "default"))
+    assert_array_equal(
+        drawn(without, "default"), drawn(trained("default", steps=3, plugins=["rng"]), "default")
+    )
 
 
 def test_the_plugin_is_active_as_soon_as_it_is_installed():
@@ -265,13 +304,17 @@ def test_the_plugin_is_active_as_soon_as_it_is_installed():
 def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
     alone = trained("dropout", steps=3, plugins=[Drawing(), Rng()])
     among_others = trained("dropout", steps=3, plugins=[Rng(NOISE), Evaluations(), Drawing()])
-    assert_array_equal(alone.state.plugin_states["drawing"], among_others.state.plugin_states["drawing"])
+    assert_array_equal(
+        alone.state.plugin_states["drawing"], among_others.state.plugin_states["drawing"]
+    )
     assert_array_equal(drawn(alone, "drawing/dropout"), drawn(among_others, "drawing/dropout"))
     assert (drawn(alone, "drawing/dropout") != drawn(alone, "dropout")).any(axis=1).all()
 
 
 def test_without_the_plugin_another_stream_is_an_error_that_says_how_to_get_it():
-    with pytest.raises(PluginError, match=r"'dropout'.*default.*fulgurite-rng.*Stream\('dropout', train=True\)"):
+    with pytest.raises(
+        PluginError, match=r"'dropout'.*default.*fulgurite-rng.*Stream\('dropout', train=True\)"
+    ):
         trained("dropout", plugins=[], autoload=False)
 
 

@@ -23,10 +23,10 @@ import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
 from fulgurite.training.state import as_model_init
 from fulgurite_sharding import (
-    ShardBySize,
-    DataParallel,
     FSDP,
+    DataParallel,
     ReplicaError,
+    ShardBySize,
     Sharding,
     TensorParallel,
     bytes_per_device,
@@ -72,7 +72,10 @@ class Net(fg.Module):
 
     def __init__(self, *, key: Any) -> None:
         keys = jax.random.split(key)
-        self.first, self.second = eqx.nn.Linear(16, 64, key=keys[0]), eqx.nn.Linear(64, 8, key=keys[1])
+        self.first, self.second = (
+            eqx.nn.Linear(16, 64, key=keys[0]),
+            eqx.nn.Linear(64, 8, key=keys[1]),
+        )
         self.norm = eqx.nn.BatchNorm(64, axis_name="batch", mode="batch")
         self.drop = eqx.nn.Dropout(0.5)
 
@@ -140,7 +143,12 @@ def both() -> Sharding:
 
 
 def collectives(hlo: str) -> set[str]:
-    return set(re.findall(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", hlo))
+    return set(
+        re.findall(
+            r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(",
+            hlo,
+        )
+    )
 
 
 # --- presets --------------------------------------------------------------------------------------------------------
@@ -153,7 +161,10 @@ def check_data_parallel_adds_up_gradients_and_gathers_no_parameter() -> None:
 def check_fsdp_gathers_parameters_and_scatters_gradients() -> None:
     hlo = stepped(FSDP)[3]
     # On the CPU a reduce-scatter is an all-reduce of which each device takes its part.
-    assert collectives(hlo) in ({"all-gather", "all-reduce"}, {"all-gather", "all-reduce", "reduce-scatter"})
+    assert collectives(hlo) in (
+        {"all-gather", "all-reduce"},
+        {"all-gather", "all-reduce", "reduce-scatter"},
+    )
     gathered = sorted(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", hlo))
     # Four weights of the block's attention and two of its hidden layer, the embedding and the head.
     assert gathered == sorted([*["128,128"] * 4, "512,128", "128,512", *["256,128"] * 2]), gathered
@@ -188,9 +199,14 @@ def check_all_presets_compute_one_loss() -> None:
 
 
 def check_fsdp_leaves_each_device_an_eighth() -> None:
-    sizes = [bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state)) for one in (DataParallel, FSDP)]
+    sizes = [
+        bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state))
+        for one in (DataParallel, FSDP)
+    ]
     assert sizes[1] <= 0.15 * sizes[0], sizes
-    assert bytes_per_device(stepped(both)[2].module) <= 0.2 * bytes_per_device(stepped(whole)[2].module)
+    assert bytes_per_device(stepped(both)[2].module) <= 0.2 * bytes_per_device(
+        stepped(whole)[2].module
+    )
 
 
 def check_parameters_lie_as_the_rules_say_and_adam_follows() -> None:
@@ -199,7 +215,9 @@ def check_parameters_lie_as_the_rules_say_and_adam_follows() -> None:
     for module in (state.module, adam.mu, adam.nu):
         block = module.blocks[0]
         assert block.attention.query.weight.sharding.spec == P("model", None)
-        assert block.attention.output.weight.sharding.spec == P(None, "model"), "the first rule that matches decides"
+        assert block.attention.output.weight.sharding.spec == P(None, "model"), (
+            "the first rule that matches decides"
+        )
         assert block.down.weight.sharding.shard_shape(block.down.weight.shape) == (128, 128)
         assert block.norms[0].weight.sharding.spec == P()
     combined = stepped(both)[2].module
@@ -212,7 +230,9 @@ def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
     needed = {}
     for preset in (DataParallel, FSDP):
         program = engine(preset())._program(source, next(iter(TEXT)), None)
-        memory = program.initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
+        memory = (
+            program.initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
+        )
         needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert needed[FSDP] <= 0.2 * needed[DataParallel], needed
 
@@ -226,7 +246,9 @@ def check_every_array_is_donated() -> None:
         assert arrays and all(leaf.is_deleted() for leaf in arrays)
         header = hlo[: hlo.index("\n")]
         assert len(re.findall(r"(?:may|must)-alias", header)) == len(arrays)
-        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(after, eqx.is_array)))
+        assert not any(
+            leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(after, eqx.is_array))
+        )
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -240,7 +262,10 @@ def check_shardings_stay_and_nothing_is_compiled_again() -> None:
         first = trained.init_state(eqx.nn.make_with_state(Net), data)
         places = jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(first, eqx.is_array))
         result = trained.fit(state=first, data=data)
-        assert jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(result.state, eqx.is_array)) == places
+        assert (
+            jax.tree.map(lambda leaf: leaf.sharding, eqx.filter(result.state, eqx.is_array))
+            == places
+        )
         again = trained.fit(state=result.state, data=data)
         assert int(again.state.step) == 22
         assert len(compilations.found) == 1
@@ -249,17 +274,23 @@ def check_shardings_stay_and_nothing_is_compiled_again() -> None:
 
 def check_fused_steps_train_alike() -> None:
     results = [
-        engine(FSDP(min_size=64), steps=20, **settings).fit(eqx.nn.make_with_state(Net), regression(shuffle=True))
+        engine(FSDP(min_size=64), steps=20, **settings).fit(
+            eqx.nn.make_with_state(Net), regression(shuffle=True)
+        )
         for settings in ({}, {"steps_per_execution": 8})
     ]
     np.testing.assert_allclose(*(result.history["train/loss"] for result in results), rtol=1e-6)
-    np.testing.assert_allclose(*(gather(result.module.first.weight) for result in results), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        *(gather(result.module.first.weight) for result in results), rtol=1e-4, atol=1e-6
+    )
 
 
 def check_batches_gathered_on_the_devices_are_the_same() -> None:
     fit = engine(FSDP(min_size=64), steps=12).fit
     losses = [
-        fit(eqx.nn.make_with_state(Net), regression(shuffle=True, on_device=where)).history["train/loss"]
+        fit(eqx.nn.make_with_state(Net), regression(shuffle=True, on_device=where)).history[
+            "train/loss"
+        ]
         for where in (False, True)
     ]
     np.testing.assert_allclose(*losses, rtol=1e-6)
@@ -277,17 +308,26 @@ def check_numbers_do_not_depend_on_the_number_of_devices() -> None:
     assert len(set(one.history["train/draws"])) > 40, "every step draws anew"
     for count, result in results.items():
         for name in ("draws", "order"):
-            assert np.array_equal(result.history[f"train/{name}"], one.history[f"train/{name}"]), (count, name)
-        np.testing.assert_allclose(result.history["train/loss"], one.history["train/loss"], rtol=2e-4)
+            assert np.array_equal(result.history[f"train/{name}"], one.history[f"train/{name}"]), (
+                count,
+                name,
+            )
+        np.testing.assert_allclose(
+            result.history["train/loss"], one.history["train/loss"], rtol=2e-4
+        )
 
 
 def check_batch_norm_takes_its_statistics_over_the_global_batch() -> None:
     """Equal to 1e-6 on one device and on eight: mean and variance after one step."""
     states = [
-        engine(Sharding(mesh=some(count)), steps=1).fit(eqx.nn.make_with_state(Net), regression()).state
+        engine(Sharding(mesh=some(count)), steps=1)
+        .fit(eqx.nn.make_with_state(Net), regression())
+        .state
         for count in (1, 8)
     ]
-    one, eight = ([np.asarray(leaf) for leaf in jax.tree.leaves(state.model_state)] for state in states)
+    one, eight = (
+        [np.asarray(leaf) for leaf in jax.tree.leaves(state.model_state)] for state in states
+    )
     assert len(one) == len(eight) > 1
     for a, b in zip(one, eight, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
@@ -315,13 +355,25 @@ def check_what_was_trained_on_other_devices_goes_on() -> None:
         return engine(*plugins, steps=2).fit(None if state else model, data, state=state).state
 
     module = jax.device_put(engine().init_state(Line, data).module, jax.devices()[3])
-    states = [trained(state=trained(FSDP(min_size=1))), trained(FSDP(), state=trained(Sharding(some(4)), model=module))]
+    states = [
+        trained(state=trained(FSDP(min_size=1))),
+        trained(FSDP(), state=trained(Sharding(some(4)), model=module)),
+    ]
     for state in states:
-        np.testing.assert_allclose(state.module.weight, trained(state=trained()).module.weight, rtol=1e-5)
+        np.testing.assert_allclose(
+            state.module.weight, trained(state=trained()).module.weight, rtol=1e-5
+        )
     with jax.default_device(jax.devices()[3]):
-        assert trained(state=trained(FSDP(min_size=1))).module.weight.devices() == module.weight.devices()
+        assert (
+            trained(state=trained(FSDP(min_size=1))).module.weight.devices()
+            == module.weight.devices()
+        )
     meshes = [Sharding(some(4)), Sharding({"a": 2, "data": 4})]
-    losses = [engine(mesh).evaluate(given, data)["loss"] for mesh in meshes for given in (states[1], module)]
+    losses = [
+        engine(mesh).evaluate(given, data)["loss"]
+        for mesh in meshes
+        for given in (states[1], module)
+    ]
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)
 
 
@@ -329,7 +381,10 @@ def check_evaluations_are_those_of_one_device() -> None:
     """With a last batch that does not divide by eight, and with one that is padded."""
     module, state = eqx.nn.make_with_state(Net)(key=jax.random.key(0))
     for data in (regression(53), regression(53, remainder="pad")):
-        values = [one.evaluate((module, state), data)["loss"] for one in (engine(), engine(DataParallel()))]
+        values = [
+            one.evaluate((module, state), data)["loss"]
+            for one in (engine(), engine(DataParallel()))
+        ]
         np.testing.assert_allclose(*values, rtol=1e-6)
         preds = [one.predict((module, state), data) for one in (engine(), engine(DataParallel()))]
         assert preds[1].shape == (53, 8)
@@ -354,7 +409,11 @@ class Wide(fg.Module):
         return fg.Output(jnp.mean((preds.sum(1) - batch["y"]) ** 2), preds={"hidden": preds})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
-        return optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=8), optax.trace(0.9), optax.scale(-1e-3))
+        return optax.chain(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=8),
+            optax.trace(0.9),
+            optax.scale(-1e-3),
+        )
 
 
 def placed(sharding: Sharding, *plugins: Any) -> fg.TrainState:
@@ -365,7 +424,9 @@ def check_the_optimizer_may_be_divided_further() -> None:
     state = placed(Sharding(optimizer=ShardBySize("data", 1)))
     assert state.module.matrix.sharding.spec == P()
     assert state.opt_state[1][1].trace.matrix.sharding.spec == P(None, "data")
-    state = placed(Sharding(optimizer=[("**.trace.matrix", P("data"))], parameters=ShardBySize("data", 1)))
+    state = placed(
+        Sharding(optimizer=[("**.trace.matrix", P("data"))], parameters=ShardBySize("data", 1))
+    )
     assert state.module.matrix.sharding.spec == P(None, "data")
     assert state.opt_state[1][1].trace.matrix.sharding.spec == P("data")
     assert state.opt_state[1][1].trace.vector.sharding.spec == P("data")
@@ -379,7 +440,10 @@ def check_optimizer_state_of_another_shape_goes_by_size() -> None:
 
 def check_a_rule_without_axes_keeps_an_array_whole() -> None:
     state = placed(FSDP(min_size=1, rules=[("matrix", P())]))
-    assert (state.module.matrix.sharding.spec, state.module.vector.sharding.spec) == (P(), P("data"))
+    assert (state.module.matrix.sharding.spec, state.module.vector.sharding.spec) == (
+        P(),
+        P("data"),
+    )
 
 
 def check_slices_follow_parameters_or_their_own_rule() -> None:
@@ -419,7 +483,9 @@ def check_outputs_lie_as_the_rules_say() -> None:
     assert seen["part"] == (8, 12)
 
 
-def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_what_is_no_array() -> None:
+def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_what_is_no_array() -> (
+    None
+):
     class Showing(Wide):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             preds = batch["x"] @ self.matrix + self.vector
@@ -437,15 +503,31 @@ def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_w
 def check_rules_and_meshes_that_do_not_fit_are_errors() -> None:
     data = regression()
     for sharding, error, words in [
-        (Sharding(rules=[("matrx", P("data"))]), PathError, ["matrx", "matches no array", "'matrix'"]),
-        (Sharding(rules=[("**", P(None, "data"))]), ConfigurationError, ["vector [24]", "1 dimensions"]),
         (
-            Sharding({"data": 1, "model": 8}, rules=[("matrix", P(None, ("data", "model")))], optimizer=[("x", P())]),
+            Sharding(rules=[("matrx", P("data"))]),
+            PathError,
+            ["matrx", "matches no array", "'matrix'"],
+        ),
+        (
+            Sharding(rules=[("**", P(None, "data"))]),
+            ConfigurationError,
+            ["vector [24]", "1 dimensions"],
+        ),
+        (
+            Sharding(
+                {"data": 1, "model": 8},
+                rules=[("matrix", P(None, ("data", "model")))],
+                optimizer=[("x", P())],
+            ),
             PathError,
             ["optimizer", "'x'"],
         ),
         (Sharding({"data": 1, "a": 8}, batch=(), rules=[("vector", P("a"))]), None, []),
-        (Sharding(outputs=[("preds.*", P(None, None, "data"))]), ConfigurationError, ["preds.hidden", "2 dimensions"]),
+        (
+            Sharding(outputs=[("preds.*", P(None, None, "data"))]),
+            ConfigurationError,
+            ["preds.hidden", "2 dimensions"],
+        ),
     ]:
         try:
             engine(sharding).init_state(Wide, data)
@@ -460,7 +542,9 @@ def check_rules_and_meshes_that_do_not_fit_are_errors() -> None:
             lambda key: Odd(jnp.zeros((3, 5))), data
         )
     except ConfigurationError as raised:
-        assert all(word in str(raised) for word in ["odd [3, 5]", "dimension 0 of 3", "'model'", "8"]), raised
+        assert all(
+            word in str(raised) for word in ["odd [3, 5]", "dimension 0 of 3", "'model'", "8"]
+        ), raised
     for mesh in ({"data": 3}, {"data": 16}, {"data": 3, "model": -1}):
         try:
             engine(Sharding(mesh))
@@ -518,7 +602,9 @@ def check_replicas_that_differ_are_found() -> None:
     try:
         check_replicas({"w": [copies(None, 0), copies(5, 0.25)]})
     except ReplicaError as raised:
-        assert "w[1]" in str(raised) and "cpu:5" in str(raised).lower().replace("cpu_5", "cpu:5"), raised
+        assert "w[1]" in str(raised) and "cpu:5" in str(raised).lower().replace("cpu_5", "cpu:5"), (
+            raised
+        )
         assert "0.25" in str(raised)
     else:
         raise AssertionError("not found")
@@ -526,7 +612,9 @@ def check_replicas_that_differ_are_found() -> None:
 
 def check_replicas_of_large_integers_that_differ_are_found() -> None:
     with jax.enable_x64(True):
-        parts = [jax.device_put(np.array([2**60 + (device.id == 5)]), device) for device in jax.devices()]
+        parts = [
+            jax.device_put(np.array([2**60 + (device.id == 5)]), device) for device in jax.devices()
+        ]
         whole = NamedSharding(DataParallel().devices, P())
         try:
             check_replicas({"n": jax.make_array_from_single_device_arrays((1,), whole, parts)})
@@ -540,7 +628,13 @@ def check_gather_gives_the_whole() -> None:
     state = placed(FSDP(min_size=1))
     assert state.module.matrix.addressable_shards[0].data.shape == (16, 3)
     found = gather(
-        {"matrix": state.module.matrix, "key": state.key, "name": "x", "numbers": np.arange(3), "one": np.float32(2)}
+        {
+            "matrix": state.module.matrix,
+            "key": state.key,
+            "name": "x",
+            "numbers": np.arange(3),
+            "one": np.float32(2),
+        }
     )
     assert type(one := gather(np.float32(2))) is np.ndarray and one == 2
     assert type(found["matrix"]) is np.ndarray and found["name"] == "x"
@@ -566,7 +660,9 @@ def check_show_prints_a_table() -> None:
 
 if __name__ == "__main__":
     # python eight.py NAME ... runs only these.
-    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_") and name != "check_replicas"]
+    wanted = sys.argv[1:] or [
+        name for name in globals() if name.startswith("check_") and name != "check_replicas"
+    ]
     reports: dict[str, str | None] = {}
     for name in wanted:
         try:

@@ -11,9 +11,9 @@ import pytest
 from fulgurite.errors import ConfigurationError, PathError, PluginError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_sharding import (
-    ShardBySize,
-    DataParallel,
     FSDP,
+    DataParallel,
+    ShardBySize,
     Sharding,
     TensorParallel,
     bytes_per_device,
@@ -50,7 +50,10 @@ def data() -> fg.ArrayData:
         ({"batch": "data"}, ["batch is 'data'", "('data',)"]),
         ({"batch": ("dat",)}, ["batch", "'dat'", "Did you mean 'data'?"]),
         ({"rules": [("**", P("model"))]}, ["rules", "'model'", "There are: data."]),
-        ({"outputs": [("preds", P("modl"))], "mesh": {"data": -1, "model": 1}}, ["outputs", "Did you mean 'model'?"]),
+        (
+            {"outputs": [("preds", P("modl"))], "mesh": {"data": -1, "model": 1}},
+            ["outputs", "Did you mean 'model'?"],
+        ),
         ({"optimizer": [("**", P("x"))]}, ["optimizer", "'x'"]),
         ({"parameters": ShardBySize("x")}, ["parameters", "'x'"]),
         ({"parameters": [("**", P())]}, ["parameters is", "ShardBySize"]),
@@ -119,7 +122,9 @@ def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
         fg.Engine(steps=9, log_every=3, plugins=plugins, autoload=False).fit(Line, data())
         for plugins in ((), (plugin,))
     )
-    np.testing.assert_allclose(laid_out.history["train/loss"], plain.history["train/loss"], rtol=1e-6)
+    np.testing.assert_allclose(
+        laid_out.history["train/loss"], plain.history["train/loss"], rtol=1e-6
+    )
     np.testing.assert_allclose(laid_out.module.weight, plain.module.weight, rtol=1e-6)
 
 
@@ -128,7 +133,9 @@ def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
 
     def trained(steps: int, *plugins: Any) -> fg.FitResult:
         plugins = (*plugins, Checkpointer(every=3))
-        engine = fg.Engine(steps=steps, log_every=3, plugins=plugins, autoload=False, run_dir=tmp_path / "run")
+        engine = fg.Engine(
+            steps=steps, log_every=3, plugins=plugins, autoload=False, run_dir=tmp_path / "run"
+        )
         return engine.fit(Line, data(), resume="auto")
 
     trained(3)

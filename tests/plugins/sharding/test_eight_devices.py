@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).with_name("eight.py")
-FUNCTIONS = [node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)]
+FUNCTIONS = [
+    node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)
+]
 CHECKS = [function.name for function in FUNCTIONS if function.name.startswith("check_")]
 
 

@@ -88,10 +88,16 @@ def program(tmp_path: Path) -> Path:
 FULGURITE = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
 
 
-def run(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [*FULGURITE, *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env={**os.environ, **(environment or {})}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **(environment or {})},
     )
 
 
@@ -115,7 +121,11 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
     assert len(first) == len(second) == 8
     assert first[0] == second[0] == '{"processes": 2, "devices": 2, "local": 1}'
     assert first[1] == second[1] == '{"decided": [[0, 0], [0, 1], [0, 2]]}'
-    assert first[2] == second[2] == '{"gathered": [[[0, 0], [1, 0]], [[0, 1], [1, 1]], [[0, 2], [1, 2]]]}'
+    assert (
+        first[2]
+        == second[2]
+        == '{"gathered": [[[0, 0], [1, 0]], [[0, 1], [1, 1]], [[0, 2], [1, 2]]]}'
+    )
     assert "ZeroDivisionError" in first[3] and "ProcessError: process 0 failed" in second[3]
     assert "division by zero" in second[3]
     assert first[4] == second[4] == '{"agreed": ["task:save"]}'
@@ -147,7 +157,9 @@ def test_a_process_whose_output_nobody_reads_any_more_goes_on(program: Path) -> 
         pytest.param("exit", 7, "exit code 7", marks=pytest.mark.slow),
     ],
 )
-def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, code: int, words: str) -> None:
+def test_when_one_process_fails_the_others_are_ended(
+    program: Path, how: str, code: int, words: str
+) -> None:
     """Long before the heartbeat, which is a minute here, would tell JAX."""
     ended = run("launch", "--processes", 2, "--heartbeat", 60, program, "fail", how)
     assert ended.returncode == code
@@ -158,13 +170,19 @@ def test_when_one_process_fails_the_others_are_ended(program: Path, how: str, co
     assert len(last) == 20
     if how != "raise":
         lines = [line.removeprefix("    ") for line in last]
-        assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(10, 30)]
+        assert [line for line in lines if line.startswith("line")] == [
+            f"line {number}" for number in range(10, 30)
+        ]
     else:
         assert "    ZeroDivisionError: division by zero" in last
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_no_process_outlives_the_launcher(program: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
+def test_no_process_outlives_the_launcher(
+    program: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     """These two do not listen to SIGINT and SIGTERM: asked twice, the launcher ends them."""
     arguments = ["launch", "--processes", "2", str(program), "wait"]
     launcher = subprocess.Popen([*FULGURITE, *arguments], cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -198,13 +216,17 @@ def alive(pid: int) -> bool:
         ([__file__], "--processes"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         launch(arguments)
     assert words in capsys.readouterr().err
 
 
-def test_gpus_are_divided_evenly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_are_divided_evenly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4")
     with pytest.raises(SystemExit, match="2"):
@@ -227,7 +249,9 @@ def test_a_process_that_never_arrives(process: int, program: Path) -> None:
 
 def test_where_nothing_is_detected() -> None:
     program = "import fulgurite_sharding; fulgurite_sharding.distributed()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240
+    )
     assert ended.returncode == 1
     assert "ConfigurationError: JAX detects neither SLURM" in ended.stderr
 
@@ -244,14 +268,18 @@ print(jax.process_index(), jax.process_count(), jax.jit(jnp.sum)(parts))
 def slurm(job: int, process: int) -> dict[str, str]:
     """What `srun --ntasks=2` sets of what tells a process who it is, as Slurm 22.05 did."""
     own = {"PROCID": process, "LOCALID": process, "NTASKS": 2, "JOB_ID": job, "STEP_NUM_NODES": 1}
-    return {f"SLURM_{name}": str(value) for name, value in own.items()} | {"SLURM_STEP_NODELIST": "localhost"}
+    return {f"SLURM_{name}": str(value) for name, value in own.items()} | {
+        "SLURM_STEP_NODELIST": "localhost"
+    }
 
 
 def open_mpi(job: int, process: int) -> dict[str, str]:
     """What `mpirun -n 2` sets, as Open MPI 4.1 did."""
     own = {"RANK": process, "LOCAL_RANK": process, "NODE_RANK": process, "SIZE": 2, "LOCAL_SIZE": 2}
     uri = f"{job * 2**12}.0;tcp://127.0.0.1:37465;tcp6://[::1]:38581"
-    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {
+        "OMPI_MCA_orte_hnp_uri": uri
+    }
 
 
 def free_job() -> int:
@@ -267,7 +295,9 @@ def free_job() -> int:
 
 
 @pytest.mark.parametrize(("cluster", "variable"), [(slurm, ""), (open_mpi, "auto timeout=60")])
-def test_processes_of_a_cluster_find_each_other(cluster: Callable[[int, int], dict[str, str]], variable: str) -> None:
+def test_processes_of_a_cluster_find_each_other(
+    cluster: Callable[[int, int], dict[str, str]], variable: str
+) -> None:
     """Without `fulgurite launch`. The coordinator's port follows from the job's number."""
     job = free_job()
     members = [
@@ -315,9 +345,13 @@ def test_arguments_that_cannot_be_meant(arguments: tuple, words: str) -> None:
         Group(*arguments)
 
 
-@pytest.mark.parametrize("text", ["yes", "host:1 0", "host:1 0/x", "host:1 0/2 wait=3", "auto timeout=long"])
+@pytest.mark.parametrize(
+    "text", ["yes", "host:1 0", "host:1 0/x", "host:1 0/2 wait=3", "auto timeout=long"]
+)
 def test_a_variable_that_cannot_be_meant(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="FULGURITE_DISTRIBUTED is '.*write `auto`, or `HOST:PORT"):
+    with pytest.raises(
+        ConfigurationError, match="FULGURITE_DISTRIBUTED is '.*write `auto`, or `HOST:PORT"
+    ):
         Group.parse(text)
 
 

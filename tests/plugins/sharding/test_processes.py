@@ -19,7 +19,12 @@ import numpy as np
 import pytest
 
 PROGRAM = Path(__file__).with_name("trained.py")
-LAUNCH = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())", "launch"]
+LAUNCH = [
+    sys.executable,
+    "-c",
+    "from fulgurite.command import main; raise SystemExit(main())",
+    "launch",
+]
 DEADLINE = 300.0
 """Seconds that anything may take on a busy machine before it counts as stuck."""
 
@@ -28,14 +33,18 @@ def alone(out: Path, *, devices: int = 1, **options: object) -> subprocess.Compl
     """One process with so many simulated devices."""
     command = [sys.executable, str(PROGRAM), str(out), *written(options)]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": f"{devices}"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE, env=environment
+    )
 
 
 @contextmanager
 def launched(out: Path, processes: int = 2, **options: object) -> Iterator[subprocess.Popen[str]]:
     """The launcher of several processes, which are ended with it."""
     command = [*LAUNCH, "--processes", str(processes), str(PROGRAM), str(out), *written(options)]
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         yield launcher
     finally:
@@ -108,7 +117,9 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_like_one(out: Path, single: Path) -> None:
     ours, theirs = ([line for line in said(one) if "logged" in line] for one in (out, single))
-    assert [(line["logged"], line["source"]) for line in ours] == [(line["logged"], line["source"]) for line in theirs]
+    assert [(line["logged"], line["source"]) for line in ours] == [
+        (line["logged"], line["source"]) for line in theirs
+    ]
     assert len(ours) == 52
     for name, tolerance in (("loss", 1e-5), ("batch_loss", 1e-5)):
         pairs = [(a[name], b[name]) for a, b in zip(ours, theirs, strict=True) if name in a]
@@ -139,7 +150,9 @@ def test_only_the_first_process_writes_records_and_all_write_the_checkpoint(whol
 @pytest.mark.parametrize("layout", ["", "fsdp"])
 def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layout: str) -> None:
     options = {layout: ""} if layout else {}
-    together(tmp_path / "four", 4, code=0, gradients="", evaluate=20, steps_per_execution=4, **options)
+    together(
+        tmp_path / "four", 4, code=0, gradients="", evaluate=20, steps_per_execution=4, **options
+    )
     assert_like_one(tmp_path / "four", single)
     assert_same_end(tmp_path / "four", 4)
 
@@ -170,7 +183,14 @@ def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> No
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{reserved.getsockname()[1]}"
-        command = [sys.executable, "-m", "fulgurite_sharding.launched", str(PROGRAM), str(out), "steps=100000"]
+        command = [
+            sys.executable,
+            "-m",
+            "fulgurite_sharding.launched",
+            str(PROGRAM),
+            str(out),
+            "steps=100000",
+        ]
         members = [
             subprocess.Popen(
                 command,
@@ -195,7 +215,9 @@ def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes_and_devices(single: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes_and_devices(
+    single: Path, tmp_path: Path
+) -> None:
     """`ArrayData` has one place for all: from eight devices of one process to two processes to one."""
     out = tmp_path / "out"
     options = {"gradients": "", "evaluate": 20, "save": 20, "run": tmp_path / "run"}
@@ -218,7 +240,14 @@ def ended_by_sigterm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, the second slowed by 0.2 s a step, saving by the clock, until that one alone gets SIGTERM."""
     out = tmp_path_factory.mktemp("sigterm") / "two"
     with launched(
-        out, steps=100_000, slow=0.2, steps_per_execution=8, agree=8, log=100, period=0.3, run=out.parent / "run"
+        out,
+        steps=100_000,
+        slow=0.2,
+        steps_per_execution=8,
+        agree=8,
+        log=100,
+        period=0.3,
+        run=out.parent / "run",
     ) as launcher:
         until(lambda: len(values(out, "saved", 1)) > 1)
         os.kill(pid(out, 1), signal.SIGTERM)
@@ -235,12 +264,24 @@ def test_sigterm_to_one_process_stops_all_at_one_step(ended_by_sigterm: Path) ->
     assert saved[-1] == end["ended"]
 
 
-def test_a_place_in_ones_own_data_needs_the_number_of_processes(ended_by_sigterm: Path, tmp_path: Path) -> None:
+def test_a_place_in_ones_own_data_needs_the_number_of_processes(
+    ended_by_sigterm: Path, tmp_path: Path
+) -> None:
     out = ended_by_sigterm
-    ended = alone(tmp_path / "one", own="", steps=100_000, period=0.3, log=100, run=out.parent / "run", resume="auto")
+    ended = alone(
+        tmp_path / "one",
+        own="",
+        steps=100_000,
+        period=0.3,
+        log=100,
+        run=out.parent / "run",
+        resume="auto",
+    )
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()
-    assert any("CheckpointError" in line and "was saved by 2 processes" in line for line in last), ended.stderr
+    assert any("CheckpointError" in line and "was saved by 2 processes" in line for line in last), (
+        ended.stderr
+    )
 
 
 @pytest.mark.slow
@@ -249,10 +290,21 @@ def test_a_place_in_ones_own_data_needs_the_number_of_processes(ended_by_sigterm
     [({"limit": 4, "period": 0.3}, "time limit"), ({"vote": 16}, "enough")],
     ids=["limit", "vote"],
 )
-def test_what_a_process_wishes_for_itself_is_agreed_on(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_what_a_process_wishes_for_itself_is_agreed_on(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     """The limit is by process 0's clock, the wish to stop is that of process 1 alone."""
     out = tmp_path / "two"
-    together(out, steps=100_000, slow=0.2, steps_per_execution=8, agree=8, log=100, run=tmp_path / "run", **options)
+    together(
+        out,
+        steps=100_000,
+        slow=0.2,
+        steps_per_execution=8,
+        agree=8,
+        log=100,
+        run=tmp_path / "run",
+        **options,
+    )
     end = assert_same_end(out)
     assert end["stopped"] == reason
     assert values(out, "saved", 0) == values(out, "saved", 1)
@@ -260,4 +312,7 @@ def test_what_a_process_wishes_for_itself_is_agreed_on(options: dict[str, Any], 
 
 def test_several_processes_need_a_plugin_that_makes_them_one(tmp_path: Path) -> None:
     output = together(tmp_path / "two", code=1, alone="")
-    assert "ConfigurationError: this is one of 2 processes, and no plugin makes them train one model" in output
+    assert (
+        "ConfigurationError: this is one of 2 processes, and no plugin makes them train one model"
+        in output
+    )

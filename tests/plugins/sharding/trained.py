@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_sharding import DataParallel, FSDP
+from fulgurite_sharding import FSDP, DataParallel
 
 BATCH, EXAMPLES = 16, 160
 
@@ -73,8 +73,12 @@ class Told:
     def step_metrics(self, grads: Any) -> dict[str, Any]:
         if not self.gradients:
             return {}
-        numbers = [jnp.sin(1 + jnp.arange(leaf.size, dtype=jnp.float32)) for leaf in jax.tree.leaves(grads)]
-        weighed = [leaf.ravel() @ one for leaf, one in zip(jax.tree.leaves(grads), numbers, strict=True)]
+        numbers = [
+            jnp.sin(1 + jnp.arange(leaf.size, dtype=jnp.float32)) for leaf in jax.tree.leaves(grads)
+        ]
+        weighed = [
+            leaf.ravel() @ one for leaf, one in zip(jax.tree.leaves(grads), numbers, strict=True)
+        ]
         return {"norm": optax.global_norm(grads), "first": weighed[0], "second": weighed[1]}
 
     @fg.hookimpl
@@ -128,7 +132,10 @@ class Own:
         while True:
             time.sleep(self.seconds)
             self.count += 1
-            yield {"x": np.full((share, 4), self.count % 7, np.float32), "y": np.zeros((share, 8), np.float32)}
+            yield {
+                "x": np.full((share, 4), self.count % 7, np.float32),
+                "y": np.zeros((share, 8), np.float32),
+            }
 
     def get_state(self) -> Any:
         return {"count": self.count}
@@ -147,29 +154,43 @@ def main(out: str, **options: str) -> None:
     mine = jax.process_index()
     told = Told(Path(f"{out}-{mine}.jsonl"), gradients="gradients" in options)
     steps, every = int(options.get("steps", 50)), int(options.get("agree", 50))
-    sharding = FSDP(min_size=64, agree_every=every) if "fsdp" in options else DataParallel(agree_every=every)
+    sharding = (
+        FSDP(min_size=64, agree_every=every)
+        if "fsdp" in options
+        else DataParallel(agree_every=every)
+    )
     plugins: list[Any] = [told] if "alone" in options else [told, sharding]
     if "save" in options:
         plugins.append(Checkpointer(every=int(options["save"]), max_to_keep=None))
     if "period" in options:
-        plugins.append(Checkpointer(every=fg.EverySeconds(float(options["period"])), max_to_keep=None))
+        plugins.append(
+            Checkpointer(every=fg.EverySeconds(float(options["period"])), max_to_keep=None)
+        )
     if "limit" in options:
         plugins.append(
-            Due("limit", fg.EverySeconds(float(options["limit"])), lambda run: fg.StopTraining("time limit"))
+            Due(
+                "limit",
+                fg.EverySeconds(float(options["limit"])),
+                lambda run: fg.StopTraining("time limit"),
+            )
         )
     if "vote" in options and mine == 1:
         plugins.append(Due("vote", int(options["vote"]), lambda run: run.request_stop("enough")))
     elif "vote" in options:
         plugins.append(Due("vote", int(options["vote"]), lambda run: None))
     if "stop" in options:
-        plugins.append(Due("stop", fg.At(int(options["stop"])), lambda run: run.request_stop("enough")))
+        plugins.append(
+            Due("stop", fg.At(int(options["stop"])), lambda run: run.request_stop("enough"))
+        )
     if "evaluate" in options:
         plugins.append(Evaluating(int(options["evaluate"])))
     if "kill" in options:
         kill = (lambda run: os.kill(os.getpid(), signal.SIGKILL)) if mine == 1 else lambda run: None
         plugins.append(Due("kill", fg.At(int(options["kill"])), kill))
     slow = float(options.get("slow", 0)) if mine == 1 else 0.0
-    source = fg.DataSource(Own(slow), prefetch=0) if "own" in options or "slow" in options else data()
+    source = (
+        fg.DataSource(Own(slow), prefetch=0) if "own" in options or "slow" in options else data()
+    )
     engine = fg.Engine(
         steps=steps,
         plugins=plugins,

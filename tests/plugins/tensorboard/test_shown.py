@@ -27,9 +27,21 @@ class Server:
 
     def __init__(self, folder: Path, *, fast: bool) -> None:
         reader = ["--load_fast", "auto" if fast else "false"]
-        options = [*reader, "--logdir", str(folder), "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
+        options = [
+            *reader,
+            "--logdir",
+            str(folder),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--reload_interval",
+            "1",
+        ]
         command = [sys.executable, "-m", "tensorboard.main", *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         assert self._process.stderr is not None
         lines = (re.search(r"at (http://\S+)", line) for line in self._process.stderr)
         self.address = next(found[1] for found in lines if found)
@@ -46,7 +58,11 @@ class Server:
     def _answer(self, path: str, **request: Any) -> Any:
         with urlopen(Request(f"{self.address}data/plugin/{path}", **request), timeout=60) as answer:
             content = answer.read()
-        return json.loads(content) if answer.headers.get_content_type() == "application/json" else content
+        return (
+            json.loads(content)
+            if answer.headers.get_content_type() == "application/json"
+            else content
+        )
 
     def curve(self, tag: str, run: str = "train") -> dict[int, float]:
         """Values by step; a step that is there twice is an error. Empty before the server has read any."""
@@ -73,13 +89,18 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Serve
         with pytest.raises(Killed):
             fit(run, Showing(), memory, Kill(7), steps=12)
         for one in servers:
-            until(lambda one=one: (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4]))
+            until(
+                lambda one=one: (
+                    (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4])
+                )
+            )
         arguments = Emitting("config", {"configuration": {"rate": 0.5}})
         fit(run, Showing(), memory, arguments, steps=12, resume=fg.CheckpointRef(run, 3))
         for one in servers:
             until(
                 lambda one=one: (
-                    (max(one.curve("loss"), default=0), max(one.curve("loss", "test"), default=0)) == (12, 12)
+                    (max(one.curve("loss"), default=0), max(one.curve("loss", "test"), default=0))
+                    == (12, 12)
                 )
             )
         yield servers, fit(folder / "whole", Showing(), steps=12)
@@ -97,11 +118,19 @@ def until(so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed(reader: int, shown: Any):
+def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed(
+    reader: int, shown: Any
+):
     servers, whole = shown
     server = servers[reader]
     for tag in ("loss", "double"):
-        expected = dict(zip(whole.history.steps(f"train/{tag}").tolist(), whole.history[f"train/{tag}"], strict=True))
+        expected = dict(
+            zip(
+                whole.history.steps(f"train/{tag}").tolist(),
+                whole.history[f"train/{tag}"],
+                strict=True,
+            )
+        )
         assert server.curve(tag) == expected and list(expected) == [2, 4, 6, 8, 10, 12]
     assert list(server.curve("loss", "test")) == [4, 8, 12]
 
@@ -111,7 +140,9 @@ def test_a_server_gives_pictures_histograms_and_text(shown: Any):
     steps = [4, 8, 12]
     pictures = server.data("images", "images", tag="pictures/1", run="tensorboard/train", sample=0)
     assert [picture["step"] for picture in pictures] == steps
-    blob = server.data("images", "individualImage", **dict(p.split("=") for p in pictures[0]["query"].split("&")))
+    blob = server.data(
+        "images", "individualImage", **dict(p.split("=") for p in pictures[0]["query"].split("&"))
+    )
     assert (np.asarray(Image.open(io.BytesIO(blob))) == 255).all()
     histograms = server.data("histograms", "histograms", tag="weight", run="tensorboard/train")
     assert [step for _, step, _ in histograms] == steps
@@ -127,7 +158,12 @@ def test_a_server_compares_metrics_by_hyperparameters(shown: Any):
     experiment = server.asked("hparams", "experiment", {"experimentName": ""})
     assert name in [metric["name"] for metric in experiment["metricInfos"]]
     statuses = [f"STATUS_{status}" for status in ("UNKNOWN", "SUCCESS", "FAILURE", "RUNNING")]
-    question = {"allowedStatuses": statuses, "colParams": [{"metric": name}], "startIndex": 0, "sliceSize": 10}
+    question = {
+        "allowedStatuses": statuses,
+        "colParams": [{"metric": name}],
+        "startIndex": 0,
+        "sliceSize": 10,
+    }
     (group,) = server.asked("hparams", "session_groups", question)["sessionGroups"]
     assert group["hparams"] == {"rate": 0.5}
     (value,) = [metric["value"] for metric in group["metricValues"] if metric["name"] == name]
@@ -135,7 +171,11 @@ def test_a_server_compares_metrics_by_hyperparameters(shown: Any):
 
 
 def test_a_browser_shows_them(shown: Any, tmp_path: Path):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         pytest.skip("no Chromium: `apt-get install chromium`")
     (server, _), whole = shown
@@ -148,8 +188,14 @@ def test_a_browser_shows_them(shown: Any, tmp_path: Path):
             "--disable-dev-shm-usage",
             "--window-size=1200,1600",
         ]
-        where = [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", f"{server.address}#{page}"]
-        return subprocess.run([chromium, *options, *do, *where], capture_output=True, text=True, timeout=120).stdout
+        where = [
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=20000",
+            f"{server.address}#{page}",
+        ]
+        return subprocess.run(
+            [chromium, *options, *do, *where], capture_output=True, text=True, timeout=120
+        ).stdout
 
     page = browse("timeseries", "--dump-dom")
     splits = {f"tensorboard/{name}" for name in ("train", "test", "telemetry=train")}
@@ -159,4 +205,6 @@ def test_a_browser_shows_them(shown: Any, tmp_path: Path):
         assert np.isclose(numbers, one, rtol=1e-4).any()
     browse("images", f"--screenshot={tmp_path / 'images.png'}")
     picture = np.asarray(Image.open(tmp_path / "images.png").convert("RGB"))
-    assert (picture == 0).all(-1).sum() > 20_000  # `pictures/0`, which is black, of a page that is not
+    assert (picture == 0).all(
+        -1
+    ).sum() > 20_000  # `pictures/0`, which is black, of a page that is not

@@ -30,7 +30,9 @@ class Line(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         media = {
-            "pictures": lambda: fg.media.Images.from_pixels(jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])),
+            "pictures": lambda: fg.media.Images.from_pixels(
+                jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])
+            ),
             "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
             "note": fg.media.Text("a note"),
             "figure": lambda: fg.media.Figure(drawn, self.weight),
@@ -71,11 +73,19 @@ class Showing:
         run.evaluate("test")
 
 
-BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
+BATCHES = [
+    np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)
+]
 
 
 def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitResult:
-    engine = fg.Engine(steps=steps, run_dir=run, log_every=2, plugins=[TensorBoardLogger(), *plugins], autoload=False)
+    engine = fg.Engine(
+        steps=steps,
+        run_dir=run,
+        log_every=2,
+        plugins=[TensorBoardLogger(), *plugins],
+        autoload=False,
+    )
     return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
 
 
@@ -112,13 +122,17 @@ def test_scalars_are_those_of_the_history_each_once(tmp_path: Path):
         ]
         assert expected and scalars(tmp_path, split) == expected
     rates = scalars(tmp_path, "telemetry=train")
-    assert [(step, tag) for step, tag, _ in rates] == [(step, "steps_per_second") for step in (4, 6, 8)]
+    assert [(step, tag) for step, tag, _ in rates] == [
+        (step, "steps_per_second") for step in (4, 6, 8)
+    ]
     assert events(tmp_path, "train")[0].file_version == "brain.Event:2"
 
 
 def test_media(tmp_path: Path):
     fit(tmp_path, Showing(), steps=4)
-    values = {value.tag: value for event in events(tmp_path, "train") for value in event.summary.value}
+    values = {
+        value.tag: value for event in events(tmp_path, "train") for value in event.summary.value
+    }
     for index, shade in enumerate((0, 255)):
         picture = values[f"pictures/{index}"].image
         assert (picture.height, picture.width, picture.colorspace) == (2, 3, 3)
@@ -138,19 +152,28 @@ def test_what_a_plugin_tells(tmp_path: Path):
     class Telling:
         @fg.hookimpl
         def on_fit_start(self, run: fg.Run) -> None:
-            run.log_scalars("../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")})
+            run.log_scalars(
+                "../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")}
+            )
             run.log_media("shown", {"picture": fg.media.Image.from_pixels(jnp.ones((2, 3)))})
-            run.log_config("setting", {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}})
+            run.log_config(
+                "setting",
+                {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}},
+            )
 
     fit(tmp_path, Telling(), steps=1)
     told = scalars(tmp_path, "%2E.%2Fup")
-    assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(told[3][2])
+    assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(
+        told[3][2]
+    )
     assert not list(tmp_path.parent.glob("up*"))
     (shown,) = [value for event in events(tmp_path, "shown") for value in event.summary.value]
     assert (shown.tag, shown.image.height, shown.image.width) == ("picture", 2, 3)
     tags = [value.tag for event in events(tmp_path, "setting") for value in event.summary.value]
     assert tags == ["setting/text_summary"]
-    assert [v.tag for event in events(tmp_path, "") for v in event.summary.value] == ["_hparams_/session_start_info"]
+    assert [v.tag for event in events(tmp_path, "") for v in event.summary.value] == [
+        "_hparams_/session_start_info"
+    ]
 
 
 @dataclass(frozen=True)
@@ -162,7 +185,11 @@ class Emitting:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("emit", 1, lambda run: getattr(run, f"log_{self.kind}")("told", self.values))]
+        return [
+            fg.ScheduledAction(
+                "emit", 1, lambda run: getattr(run, f"log_{self.kind}")("told", self.values)
+            )
+        ]
 
 
 def by_pyplot(values: Any) -> Figure:
@@ -192,12 +219,29 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
     assert "NoneType and no matplotlib" in told[1] and "type Unknown" in told[2]
     assert not result.failures and not pyplot.get_fignums()
-    tags = [(event.step, value.tag) for event in events(tmp_path, "told") for value in event.summary.value]
+    tags = [
+        (event.step, value.tag)
+        for event in events(tmp_path, "told")
+        for value in event.summary.value
+    ]
     assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
 
 
 def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
-    sources = ["a/b", "a b", "a_b", "", "%", "x" * 81, "x" * 82, "語" * 90, "é", ".é", "\udce9", "telemetry=a"]
+    sources = [
+        "a/b",
+        "a b",
+        "a_b",
+        "",
+        "%",
+        "x" * 81,
+        "x" * 82,
+        "語" * 90,
+        "é",
+        ".é",
+        "\udce9",
+        "telemetry=a",
+    ]
 
     @dataclass(frozen=True)
     class Telling:
@@ -211,16 +255,27 @@ def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
 
     memory = Memory()
     fit(tmp_path, Telling(), memory, steps=4)
-    assert not fit(tmp_path, Telling(), memory, steps=4, resume=fg.CheckpointRef(tmp_path, 3)).failures
+    assert not fit(
+        tmp_path, Telling(), memory, steps=4, resume=fg.CheckpointRef(tmp_path, 3)
+    ).failures
     splits = {path.name for path in (tmp_path / "tensorboard").iterdir()} - {"train"}
     found = [scalars(tmp_path, split) for split in splits if not split.startswith("telemetry=")]
-    expected = [[(step, "number", number) for step in (1, 2, 3, 4)] for number in range(len(sources))]
-    assert sorted(found, key=lambda one: one[0][2]) == expected and {"a%2Fb", "a%20b", "a_b", "é"} <= splits
+    expected = [
+        [(step, "number", number) for step in (1, 2, 3, 4)] for number in range(len(sources))
+    ]
+    assert (
+        sorted(found, key=lambda one: one[0][2]) == expected
+        and {"a%2Fb", "a%20b", "a_b", "é"} <= splits
+    )
 
 
 def test_texts_that_are_none_are_shown_as_such(tmp_path: Path):
-    assert not fit(tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1).failures
-    values = {value.tag: value for event in events(tmp_path, "told") for value in event.summary.value}
+    assert not fit(
+        tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1
+    ).failures
+    values = {
+        value.tag: value for event in events(tmp_path, "told") for value in event.summary.value
+    }
     assert values["list/text_summary"].tensor.string_val[0] == b"['a', 1]"
     assert values["name/text_summary"].tensor.string_val[0] == b"caf\\udce9"
 
@@ -238,17 +293,26 @@ class Memory:
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         positions = {
-            one.name: future.result() for one, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
+            one.name: future.result()
+            for one, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
         }
         snapshot = run.snapshot()
-        state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
+        state = jax.tree.map(
+            lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state
+        )
         self.kept[run.step] = (state, snapshot.step_range, snapshot.data_position, positions)
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot:
         state, span, position, _ = self.kept[int(reference.step)]
         return fg.Snapshot(
-            jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state), span, position
+            jax.tree.map(
+                lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state
+            ),
+            span,
+            position,
         )
 
     @fg.hookimpl
@@ -286,11 +350,25 @@ def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
             pass
     for split in ("train", "test"):
         assert scalars(run, split) == scalars(tmp_path / "whole", split)
-        tags = [[v.tag for v in event.summary.value] for event in events(run, split) if event.HasField("summary")]
-        whole = [[v.tag for v in e.summary.value] for e in events(tmp_path / "whole", split) if e.HasField("summary")]
+        tags = [
+            [v.tag for v in event.summary.value]
+            for event in events(run, split)
+            if event.HasField("summary")
+        ]
+        whole = [
+            [v.tag for v in e.summary.value]
+            for e in events(tmp_path / "whole", split)
+            if e.HasField("summary")
+        ]
         assert tags == whole
-    starts = [event.step for event in events(run, "train") if event.session_log.status == 1]  # START
-    assert starts == [0, 4, 7]  # a server drops the steps from there on, unless it is the first START
+    starts = [
+        event.step for event in events(run, "train") if event.session_log.status == 1
+    ]  # START
+    assert starts == [
+        0,
+        4,
+        7,
+    ]  # a server drops the steps from there on, unless it is the first START
     files = sorted(path.name for path in (run / "tensorboard" / "train").iterdir())
     assert files == [f"events.out.tfevents.{number:010d}.fulgurite" for number in (1, 2, 3)]
 
@@ -309,7 +387,9 @@ def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
         "events.out.tfevents.0000000003.fulgurite",
         "set-aside.0000000002",
     ]
-    assert (tmp_path / "tensorboard" / "train" / names[1]).stat().st_size == 0  # it stays for a server that reads it
+    assert (
+        tmp_path / "tensorboard" / "train" / names[1]
+    ).stat().st_size == 0  # it stays for a server that reads it
     aside = [event.step for _, event in read_events(tmp_path / "tensorboard" / "train" / names[3])]
     assert aside == [0, 4, 4, 6]  # header, START, and the two records
 
@@ -321,7 +401,13 @@ def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):
 
 
 def test_a_fit_from_the_state_of_the_one_before_goes_on_behind_it(tmp_path: Path):
-    engine = fg.Engine(steps=4, run_dir=tmp_path, log_every=2, plugins=[TensorBoardLogger(), Showing()], autoload=False)
+    engine = fg.Engine(
+        steps=4,
+        run_dir=tmp_path,
+        log_every=2,
+        plugins=[TensorBoardLogger(), Showing()],
+        autoload=False,
+    )
     result = engine.fit(Line, fg.DataSource(BATCHES))
     result = engine.fit(data=fg.DataSource(BATCHES), state=result.state)
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4, 6, 8]
@@ -340,10 +426,15 @@ def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
     [
         (Path.unlink, "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:50]), "is not the file"),
-        (lambda path: path.write_bytes(struct.pack("<QI", 5, 0) + path.read_bytes()), "is not the file"),
+        (
+            lambda path: path.write_bytes(struct.pack("<QI", 5, 0) + path.read_bytes()),
+            "is not the file",
+        ),
     ],
 )
-def test_a_file_that_the_checkpoint_does_not_know_is_an_error(change: Any, message: str, tmp_path: Path):
+def test_a_file_that_the_checkpoint_does_not_know_is_an_error(
+    change: Any, message: str, tmp_path: Path
+):
     with pytest.raises(CheckpointError, match=message):
         damaged(change, tmp_path)
 
@@ -385,6 +476,8 @@ def test_without_a_run_directory_it_says_so():
 
 
 def test_a_trial_writes_nothing(tmp_path: Path):
-    engine = fg.Engine(fast_dev_run=2, run_dir=tmp_path / "run", plugins=[TensorBoardLogger()], autoload=False)
+    engine = fg.Engine(
+        fast_dev_run=2, run_dir=tmp_path / "run", plugins=[TensorBoardLogger()], autoload=False
+    )
     engine.fit(Line, fg.DataSource(BATCHES))
     assert not (tmp_path / "run").exists()

@@ -32,7 +32,9 @@ class Sound:
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
-        drawn = self.decay * plugin_state["drawn"] + (1 - self.decay) * jax.random.uniform(ctx.key())
+        drawn = self.decay * plugin_state["drawn"] + (1 - self.decay) * jax.random.uniform(
+            ctx.key()
+        )
         return module, {"steps": plugin_state["steps"] + 1, "drawn": drawn}
 
     @fg.hookimpl
@@ -126,7 +128,11 @@ class Captures:
 
     @fg.hookimpl
     def step_metrics(self, output: fg.Output) -> dict[str, Any]:
-        return {"sum": fg.metrics.LastValue.from_values(jnp.sum(self.weights) * jnp.asarray(output.loss))}
+        return {
+            "sum": fg.metrics.LastValue.from_values(
+                jnp.sum(self.weights) * jnp.asarray(output.loss)
+            )
+        }
 
 
 class FailsAsSink:
@@ -150,20 +156,30 @@ class ChangesWeights:
 
     def shrink(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
-        smaller = jax.tree.map(lambda one: one * 0.5 if isinstance(one, jax.Array) else one, state.module)
+        smaller = jax.tree.map(
+            lambda one: one * 0.5 if isinstance(one, jax.Array) else one, state.module
+        )
         return fg.ReplaceState(state.replace(module=smaller))
 
 
 class TellsTheTime:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("tell", 2, lambda run: run.log_scalars("clock", {"wall": time.time_ns()}))]
+        return [
+            fg.ScheduledAction(
+                "tell", 2, lambda run: run.log_scalars("clock", {"wall": time.time_ns()})
+            )
+        ]
 
 
 class Draws:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("draw", 2, lambda run: run.log_scalars("drawn", {"number": random.random()}))]
+        return [
+            fg.ScheduledAction(
+                "draw", 2, lambda run: run.log_scalars("drawn", {"number": random.random()})
+            )
+        ]
 
 
 class Forgets:
@@ -257,7 +273,9 @@ class Database:
 
     def write(self, record: fg.Record) -> None:
         if record.stream == "exact":
-            self.database.execute("insert into losses values (?, ?)", (record.step, record.values["loss"]))
+            self.database.execute(
+                "insert into losses values (?, ?)", (record.step, record.values["loss"])
+            )
             self.rows += 1
 
     def sync(self) -> None:
@@ -302,7 +320,9 @@ class AsksForFuse:
     def register_actions(self) -> list[fg.ScheduledAction]:
         return [
             fg.ScheduledAction(
-                "tell", 2, lambda run: run.log_scalars("fuse", {"steps": run.engine.steps_per_execution})
+                "tell",
+                2,
+                lambda run: run.log_scalars("fuse", {"steps": run.engine.steps_per_execution}),
             )
         ]
 

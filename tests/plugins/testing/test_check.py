@@ -13,10 +13,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import broken
 
 BROKEN = [
-    ("hooks", broken.Misspelt, "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?"),
+    (
+        "hooks",
+        broken.Misspelt,
+        "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?",
+    ),
     ("hooks", broken.WrongAnswer, "gives a list or None, not {'every': 3}"),
     ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is accepted silently"),
-    ("arguments", broken.Unchecked, "Unchecked(every=-1) is taken: check arguments where the plugin is made"),
+    (
+        "arguments",
+        broken.Unchecked,
+        "Unchecked(every=-1) is taken: check arguments where the plugin is made",
+    ),
     ("same_trace", broken.CountsTraces, "the step is not the same program"),
     ("same_trace", broken.KeepsTracer, "keeps a tracer in self.kept"),
     ("no_effects", broken.Prints, "calls the host at every step (debug_callback)"),
@@ -26,7 +34,11 @@ BROKEN = [
     ("results", broken.ChangesWeights, "a run ends differently with it"),
     ("deterministic", broken.TellsTheTime, "two runs of one seed differ"),
     ("deterministic", broken.Draws, "two runs of one seed differ"),
-    ("deterministic", broken.NeverBeginsAnew, "the second fit with one instance is not like the first"),
+    (
+        "deterministic",
+        broken.NeverBeginsAnew,
+        "the second fit with one instance is not like the first",
+    ),
     ("resume", broken.Forgets, "is not the one that went through"),
     (
         "resume",
@@ -44,7 +56,11 @@ BROKEN = [
         broken.RestoresNothing,
         "get_host_state gave 1; after set_host_state into a new instance it gives",
     ),
-    ("fuse", broken.AsksForFuse, "with steps_per_execution=8 the run is not the one with steps_per_execution=1"),
+    (
+        "fuse",
+        broken.AsksForFuse,
+        "with steps_per_execution=8 the run is not the one with steps_per_execution=1",
+    ),
     ("no_sync", broken.ReadsByAsarray, "action read waits for the device"),
     ("no_sync", broken.ReadsByFloat, "log_scalars waits for the device"),
     ("closes", broken.NeverCloses, "close_logger is not done after 0.5 s"),
@@ -52,10 +68,17 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("check", "plugin", "message"), BROKEN, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    ("check", "plugin", "message"), BROKEN, ids=lambda one: getattr(one, "__name__", None)
+)
 def test_each_check_finds_what_breaks_its_promise(check: str, plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure) as failure:
-        check_plugin(plugin, only=[check], bad_arguments=[{"every": -1}] * (plugin is broken.Unchecked), timeout=0.5)
+        check_plugin(
+            plugin,
+            only=[check],
+            bad_arguments=[{"every": -1}] * (plugin is broken.Unchecked),
+            timeout=0.5,
+        )
     assert list(failure.value.failures) == [check]
     assert message in failure.value.failures[check]
 
@@ -67,7 +90,9 @@ def test_a_sound_plugin_passes() -> None:
 
 def test_two_processes_train_with_a_sound_plugin_and_find_one_that_writes_from_both() -> None:
     check_plugin(broken.Sound, only=["processes"])
-    with pytest.raises(PluginFailure, match=r"process [01] of 2 ended with code 1(.|\n)*FileExistsError"):
+    with pytest.raises(
+        PluginFailure, match=r"process [01] of 2 ended with code 1(.|\n)*FileExistsError"
+    ):
         check_plugin(broken.WritesFromAll, only=["processes"])
 
 
@@ -92,7 +117,10 @@ def test_what_counts_of_a_file_may_be_said() -> None:
 
 @pytest.mark.parametrize(
     ("plugin", "message"),
-    [("rng", "'rng' is a name: give the class"), (broken.Locked(), "cannot be copied: give its class")],
+    [
+        ("rng", "'rng' is a name: give the class"),
+        (broken.Locked(), "cannot be copied: give its class"),
+    ],
 )
 def test_what_no_run_can_be_given_is_told(plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure, match=message):

@@ -22,13 +22,25 @@ def test_a_fixture_imports_what_it_needs(tiny_engine):
 
 def test_pytest_starts_without_jax_and_fulgurite(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text(LIGHT)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:jaxtyping", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:jaxtyping",
+        str(tmp_path),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert "2 passed" in ran.stdout
 
 
-def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(run_with: Any, record_events: Any) -> None:
+def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(
+    run_with: Any, record_events: Any
+) -> None:
     other = record_events()
     other.__dict__["instance"] = "other"
     result, events = run_with(other, steps=4)
@@ -36,7 +48,9 @@ def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(run_with: Any, re
     assert events.hooks() == other.hooks() == ["on_fit_start", "on_fit_end"]
     assert [(one.source, one.step) for one in events.exact()] == [("train", 2), ("train", 4)]
     assert events.events[-1].step == 4 and events.events[-1].arguments == {"result": result}
-    np.testing.assert_array_equal(result.history["train/loss"], [one.values["loss"] for one in events.exact()])
+    np.testing.assert_array_equal(
+        result.history["train/loss"], [one.values["loss"] for one in events.exact()]
+    )
 
 
 def test_a_run_is_gone_on_with(run_with: Any, tmp_path: Path) -> None:

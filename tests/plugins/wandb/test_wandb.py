@@ -32,7 +32,9 @@ class Line(fg.Module):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         media = {
-            "pictures": lambda: fg.media.Images.from_pixels(jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])),
+            "pictures": lambda: fg.media.Images.from_pixels(
+                jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])
+            ),
             "picture": lambda: fg.media.Image.from_pixels(jnp.ones((2, 3))),
             "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
             "note": fg.media.Text("a note"),
@@ -62,7 +64,9 @@ class Telling:
                 getattr(run, f"log_{kind}")(source, values)  # type: ignore[arg-type]
 
 
-BATCHES = [np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)]
+BATCHES = [
+    np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)
+]
 
 
 def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitResult:
@@ -82,7 +86,10 @@ def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step and values of each row, without wandb's own."""
     for record in read_run(file):
         if record.HasField("history"):
-            items = {item.key or "/".join(item.nested_key): loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or "/".join(item.nested_key): loads(item.value_json)
+                for item in record.history.item
+            }
             yield record.history.step.num, {k: v for k, v in items.items() if not k.startswith("_")}
 
 
@@ -92,7 +99,9 @@ def exact(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_each_step_is_a_row_with_the_numbers_of_the_history(tmp_path: Path):
     logger = offline()
-    history = fit(tmp_path, logger, Telling((4, "scalars", "test", {"accuracy": 0.5, "each": np.arange(2)}))).history
+    history = fit(
+        tmp_path, logger, Telling((4, "scalars", "test", {"accuracy": 0.5, "each": np.arange(2)}))
+    ).history
     found = [(step, exact(row)) for step, row in rows(files(tmp_path)[0])]
     expected: dict[int, dict[str, Any]] = {}
     for record in history.records:
@@ -179,7 +188,9 @@ fg.Engine(steps=2, run_dir=sys.argv[1], plugins=plugins, autoload=False).fit(Mod
 
 def test_pictures_are_shown_while_another_thread_imports_pillow(tmp_path: Path):
     # In a process of its own, for here it is imported already.
-    done = subprocess.run([sys.executable, "-W", "error", "-c", PILLOW, tmp_path], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PILLOW, tmp_path], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/train/picture*.png"))
 
@@ -203,7 +214,12 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
         "fine": fg.media.Histogram(counts, np.arange(1026.0)),  # pyright: ignore[reportArgumentType]
     }
     with pytest.warns(UserWarning, match="leaves 'told/") as warned:
-        result = fit(tmp_path, offline(), Telling(*[(step, "media", "told", media) for step in (1, 2)]), steps=2)
+        result = fit(
+            tmp_path,
+            offline(),
+            Telling(*[(step, "media", "told", media) for step in (1, 2)]),
+            steps=2,
+        )
     told = sorted(str(one.message) for one in warned)
     assert len(told) == 2 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
     assert "type Unknown" in told[1] and not result.failures and not pyplot.get_fignums()
@@ -215,9 +231,13 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert row["told/fine/bins"] == [*range(0, 1025, 3), 1025]
 
 
-def test_what_is_left_of_a_lost_network_can_be_sent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_left_of_a_lost_network_can_be_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     gate = threading.Event()
-    figure = fg.media.Figure(lambda values: gate.wait(60), np.arange(3.0))  # stands for wandb, which waits for a server
+    figure = fg.media.Figure(
+        lambda values: gate.wait(60), np.arange(3.0)
+    )  # stands for wandb, which waits for a server
     monkeypatch.setattr("fulgurite_wandb.plugin.PATIENCE", 5.0)
     try:
         with (
@@ -242,7 +262,10 @@ def test_best_values_are_in_the_summary(tmp_path: Path):
         if record.HasField("summary")
         for item in record.summary.update
     }
-    assert summary["best/test/accuracy"] == 0.7 and summary["best/train/loss"] == history["train/loss"].min()
+    assert (
+        summary["best/test/accuracy"] == 0.7
+        and summary["best/train/loss"] == history["train/loss"].min()
+    )
     assert logger.get_host_state() == {
         "id": logger.id,
         "best": {"test/accuracy": 0.7, "train/loss": history["train/loss"].min()},
@@ -260,14 +283,21 @@ class Memory:
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         snapshot = run.snapshot()
-        state = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state)
-        self.kept = fg.Snapshot(state, fg.StepRange(0, 12), snapshot.data_position, host_states=snapshot.host_states)
+        state = jax.tree.map(
+            lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state
+        )
+        self.kept = fg.Snapshot(
+            state, fg.StepRange(0, 12), snapshot.data_position, host_states=snapshot.host_states
+        )
         self.positions = {
-            one.name: future.result() for one, future in run.engine.plugins.call("flush_logger", 0, step=0)
+            one.name: future.result()
+            for one, future in run.engine.plugins.call("flush_logger", 0, step=0)
         }
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot:
         return self.kept
 
     @fg.hookimpl
@@ -276,7 +306,9 @@ class Memory:
             rewind(step, position=self.positions[rewind.plugin.name])
 
 
-def resumed_with(tmp_path: Path, steps_there: int, records: list[fg.Record] | None) -> list[tuple[int, Any]]:
+def resumed_with(
+    tmp_path: Path, steps_there: int, records: list[fg.Record] | None
+) -> list[tuple[int, Any]]:
     """All rows of a run of 12 steps, resumed at 8 by another logger, of whose first file the rows after `steps_there`
     were lost in a kill."""
     memory, first = Memory(), offline()
@@ -284,7 +316,10 @@ def resumed_with(tmp_path: Path, steps_there: int, records: list[fg.Record] | No
     file = files(tmp_path)[0]
     cut_behind(file, steps_there)
     if records is not None:
-        lines = [{"kind": r.kind, "source": r.source, "step": r.step, "values": r.values} for r in history.records]
+        lines = [
+            {"kind": r.kind, "source": r.source, "step": r.step, "values": r.values}
+            for r in history.records
+        ]
         (tmp_path / "records.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
     second = offline()
     fit(tmp_path, second, memory, steps=12, resume=fg.CheckpointRef(tmp_path, optional=True))
@@ -318,14 +353,24 @@ def test_without_records_the_gap_is_told(tmp_path: Path):
     assert [step for step, _ in found] == [2, 4, 10, 12]
 
 
-def test_what_an_online_attempt_has_here_is_not_sent_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, value in {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "http://127.0.0.1:9"}.items():
+def test_what_an_online_attempt_has_here_is_not_sent_again_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in {
+        "HOME": str(tmp_path),
+        "WANDB_API_KEY": "",
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+    }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.1)  # wandb gets what a connection may take besides
+    monkeypatch.setattr(
+        fg.BackgroundWriter, "patience", 0.1
+    )  # wandb gets what a connection may take besides
     memory, first = Memory(), offline()
     fit(tmp_path, first, memory)
     folder = files(tmp_path)[0].parent
-    folder.rename(folder.with_name(folder.name.removeprefix("offline-")))  # as wandb calls one that is online
+    folder.rename(
+        folder.with_name(folder.name.removeprefix("offline-"))
+    )  # as wandb calls one that is online
     with pytest.warns(UserWarning, match="goes on offline"):
         fit(
             tmp_path,
@@ -371,12 +416,20 @@ print("trained")
 def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
     """The exit status of a program in a terminal, and what it said."""
     program = PROGRAM.format(folder=os.path.dirname(__file__), mode=mode)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB")
+    }
     environment |= {"HOME": str(run.parent), "WANDB_API_KEY": "", "TERM": "xterm", **variables}
     command = [sys.executable, "-c", program, str(run), f"token={CANARY}"]
     terminal, its = pty.openpty()
     process = subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=its, env=environment, cwd=run.parent, start_new_session=True
+        command,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=environment,
+        cwd=run.parent,
+        start_new_session=True,
     )
     os.close(its)
     said = []
@@ -386,8 +439,12 @@ def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
     return process.wait(300), b"".join(said).decode()
 
 
-@pytest.mark.parametrize("variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}])
-def test_without_a_key_or_a_network_it_goes_on_offline_and_no_secret_is_written(variables: Any, tmp_path: Path):
+@pytest.mark.parametrize(
+    "variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}]
+)
+def test_without_a_key_or_a_network_it_goes_on_offline_and_no_secret_is_written(
+    variables: Any, tmp_path: Path
+):
     status, said = run_program("online", tmp_path / "run", **variables)
     assert status == 0 and "trained" in said, said
     assert "goes on offline" in said and "Enter your choice" not in said
@@ -428,11 +485,21 @@ print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to see another process's environment")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(),
+    reason="needs /proc to see another process's environment",
+)
 def test_wandbs_own_process_is_thrifty_unless_it_is_told_otherwise(tmp_path: Path):
-    given = {name: value for name, value in os.environ.items() if name not in ("GOMAXPROCS", "GOGC")}
+    given = {
+        name: value for name, value in os.environ.items() if name not in ("GOMAXPROCS", "GOGC")
+    }
     # A program that used wandb leaves its process' address behind to those that it starts.
-    environment = {**given, "GOGC": "50", "OURS": str(tmp_path), "WANDB_SERVICE": f"3-1-unix-{tmp_path}/gone"}
+    environment = {
+        **given,
+        "GOGC": "50",
+        "OURS": str(tmp_path),
+        "WANDB_SERVICE": f"3-1-unix-{tmp_path}/gone",
+    }
     command = [sys.executable, "-c", WANDB_PROCESS, str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["wandb ('1', '50')", "left (None, '50')"]

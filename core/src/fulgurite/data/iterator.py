@@ -80,7 +80,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._ahead: BatchItem | None = None
         self._source: Any = source
         self._restore_on_close = restore_on_close
-        self._left: Any = {"source": _get_source_state(self._source)} if stateful and restore_on_close else {}
+        self._left: Any = (
+            {"source": _get_source_state(self._source)} if stateful and restore_on_close else {}
+        )
 
     def __next__(self) -> BatchItem:
         item = next(self._items) if self._ahead is None else self._ahead
@@ -110,7 +112,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self.close()
 
 
-def _iter_arrays(data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | None, process: Share) -> Items:
+def _iter_arrays(
+    data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | None, process: Share
+) -> Items:
     epoch, start = at["epoch"], at["batch"]
     while epochs is None or epoch < epochs:
         batches = data.iter_epoch(epoch, seed=seed, start=start, process=process)
@@ -120,7 +124,9 @@ def _iter_arrays(data: ArrayData, seed: Seed, at: Place, length: int, epochs: in
         epoch, start = epoch + 1, 0
 
 
-def _iter_source(source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool) -> Items:
+def _iter_source(
+    source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool
+) -> Items:
     epoch, number, restored = at["epoch"], at["batch"], "source" in at
     stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
     rest = restored or (stateful and not once)
@@ -129,7 +135,10 @@ def _iter_source(source: Any, at: Place, limit: int | None, epochs: int | None, 
     while epochs is None or epoch < epochs:
         start = number
         batches = islice(iter(source), 0 if restored else start, limit)
-        prepared = ((_as_arrays(batch, copy), _get_source_state(source) if stateful else None) for batch in batches)
+        prepared = (
+            (_as_arrays(batch, copy), _get_source_state(source) if stateful else None)
+            for batch in batches
+        )
         for (batch, state), last in _mark_last(prepared):
             number += 1
             place = {"epoch": epoch + last, "batch": 0 if last else number}
@@ -137,7 +146,9 @@ def _iter_source(source: Any, at: Place, limit: int | None, epochs: int | None, 
         # A source restored to the end of an epoch, now or by a feed before, may first give the rest of it, nothing.
         if number == start and not (rest and start == 0):
             why = "it is empty, is shorter than it was, or can be iterated only once"
-            raise DataError(f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}.")
+            raise DataError(
+                f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}."
+            )
         if once:
             return
         epoch += number > start
@@ -159,7 +170,9 @@ def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 def _as_arrays(batch: Any, copy: bool) -> Any:
     """The batch with an array for every leaf."""
-    if not all(type(leaf) is np.ndarray and leaf.dtype.kind in "biufc" for leaf in jax.tree.leaves(batch)):
+    if not all(
+        type(leaf) is np.ndarray and leaf.dtype.kind in "biufc" for leaf in jax.tree.leaves(batch)
+    ):
         for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_numbers):
             if _is_numbers(node):
                 gap = f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers"
@@ -169,7 +182,11 @@ def _as_arrays(batch: Any, copy: bool) -> Any:
 
 
 def _is_numbers(node: Any) -> bool:
-    return isinstance(node, list) and len(node) > 1 and all(isinstance(one, int | float) for one in node)
+    return (
+        isinstance(node, list)
+        and len(node) > 1
+        and all(isinstance(one, int | float) for one in node)
+    )
 
 
 def _get_source_state(source: Stateful) -> Any:
@@ -177,7 +194,9 @@ def _get_source_state(source: Stateful) -> Any:
     try:
         return json.loads(json.dumps(source.get_state()))
     except (TypeError, ValueError) as error:
-        raise DataError(f"get_state() of the data ({type(source).__name__}) is not a JSON value: {error}") from error
+        raise DataError(
+            f"get_state() of the data ({type(source).__name__}) is not a JSON value: {error}"
+        ) from error
 
 
 def _prefetch(items: Items, depth: int) -> Items:

@@ -69,14 +69,22 @@ class ArrayData:
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ConfigurationError(f"ArrayData: batch_size is {self.batch_size!r}; it must be a positive integer.")
+            raise ConfigurationError(
+                f"ArrayData: batch_size is {self.batch_size!r}; it must be a positive integer."
+            )
         if self.remainder not in ("keep", "drop", "pad"):
-            raise ConfigurationError(f"ArrayData: remainder is {self.remainder!r}; choose 'keep', 'drop' or 'pad'.")
+            raise ConfigurationError(
+                f"ArrayData: remainder is {self.remainder!r}; choose 'keep', 'drop' or 'pad'."
+            )
         _seed_words(self.seed or 0)
-        object.__setattr__(self, "arrays", jax.tree_util.tree_map_with_path(_as_stored_array, self.arrays))
+        object.__setattr__(
+            self, "arrays", jax.tree_util.tree_map_with_path(_as_stored_array, self.arrays)
+        )
         object.__setattr__(self, "num_examples", _common_length(self.arrays))
         if not len(self):
-            raise DataError(f"ArrayData: {self.num_examples} examples make no batch of {self.batch_size}.")
+            raise DataError(
+                f"ArrayData: {self.num_examples} examples make no batch of {self.batch_size}."
+            )
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -100,20 +108,29 @@ class ArrayData:
             raise ConfigurationError(f"{what} (choose remainder='drop' or 'pad').")
         order = None
         if self.shuffle:
-            entropy = np.random.SeedSequence([*_seed_words(seed if self.seed is None else self.seed), number])
+            entropy = np.random.SeedSequence(
+                [*_seed_words(seed if self.seed is None else self.seed), number]
+            )
             order = np.random.Generator(np.random.Philox(entropy)).permutation(self.num_examples)
         return self._batches(order, start, index, count)
 
-    def _batches(self, order: np.ndarray | None, start: int, index: int, count: int) -> Iterator[Any]:
+    def _batches(
+        self, order: np.ndarray | None, start: int, index: int, count: int
+    ) -> Iterator[Any]:
         arrays = np.arange(self.num_examples, dtype=np.int32) if self.on_device else self.arrays
         leaves, structure = jax.tree.flatten(arrays)
         padding = self.num_examples if self.on_device else 0
         for number in range(start, len(self)):
             left = self.num_examples - number * self.batch_size
-            share = (self.batch_size if self.remainder == "pad" else min(self.batch_size, left)) // count
+            share = (
+                self.batch_size if self.remainder == "pad" else min(self.batch_size, left)
+            ) // count
             low = number * self.batch_size + index * share
             high = low + share
-            parts = [leaf[low:high] if order is None else leaf.take(order[low:high], 0) for leaf in leaves]
+            parts = [
+                leaf[low:high] if order is None else leaf.take(order[low:high], 0)
+                for leaf in leaves
+            ]
             batch = structure.unflatten([_pad_to(part, share, padding) for part in parts])
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
             if self.on_device:
@@ -132,7 +149,9 @@ class ArrayData:
         if not isinstance(batch, Indexed):
             return batch
         mode = "promise_in_bounds" if batch.mask is None else "fill"
-        value = jax.tree.map(lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), resident)
+        value = jax.tree.map(
+            lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), resident
+        )
         return value if batch.mask is None else MaskedBatch(value, batch.mask)
 
 
@@ -148,12 +167,20 @@ class DataSource:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Mapping | np.ndarray | jax.Array):
-            gives = "a dictionary gives its keys" if isinstance(self.source, Mapping) else "an array gives its rows"
-            raise ConfigurationError(f"data is an iterable of batches, and {gives}; use fg.ArrayData(arrays, size)")
+            gives = (
+                "a dictionary gives its keys"
+                if isinstance(self.source, Mapping)
+                else "an array gives its rows"
+            )
+            raise ConfigurationError(
+                f"data is an iterable of batches, and {gives}; use fg.ArrayData(arrays, size)"
+            )
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
         if self.prefetch < 0:
-            raise ConfigurationError(f"Data: prefetch is {self.prefetch}; it must be 0 or a positive integer.")
+            raise ConfigurationError(
+                f"Data: prefetch is {self.prefetch}; it must be 0 or a positive integer."
+            )
 
 
 def as_data(source: Any) -> DataSource:
@@ -165,12 +192,18 @@ def as_data(source: Any) -> DataSource:
 def get_split(data: Any, part: str, name: str | None = None) -> Any:
     """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
     parts = [hasattr(data, one) for one in ("train", "evaluations")]
-    if not any(parts) or (not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))):
+    if not any(parts) or (
+        not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))
+    ):
         return data
     if (found := getattr(data, part, None)) is None:
-        raise DataError(f"{type(data).__name__} has no {part}: give it the attribute, or pass the data itself")
+        raise DataError(
+            f"{type(data).__name__} has no {part}: give it the attribute, or pass the data itself"
+        )
     if name is not None and name not in found:
-        raise DataError(f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}")
+        raise DataError(
+            f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}"
+        )
     return found if name is None else found[name]
 
 
@@ -186,7 +219,9 @@ def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
         return leaf
     array = np.asarray(leaf)
     # bfloat16 and its like are of kind V to NumPy, as are records, which jax does not know
-    if array.dtype.kind in "biufc" or (array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number)):
+    if array.dtype.kind in "biufc" or (
+        array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number)
+    ):
         return array
     what = f"data{keystr(path)} is a {type(leaf).__name__} of dtype {array.dtype}"
     raise DataError(f"{what}, but batches hold arrays of numbers or bools: encode it first.")
@@ -199,24 +234,34 @@ def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:
     missing = length - len(part)
-    return np.concatenate([part, np.full((missing, *part.shape[1:]), value, part.dtype)]) if missing else part
+    return (
+        np.concatenate([part, np.full((missing, *part.shape[1:]), value, part.dtype)])
+        if missing
+        else part
+    )
 
 
 def _common_length(arrays: Any) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     if single := [f"data{keystr(path)}" for path, leaf in leaves if not leaf.ndim]:
-        raise DataError(f"ArrayData: {single[0]} is a single number; give arrays of examples, not a list of numbers.")
+        raise DataError(
+            f"ArrayData: {single[0]} is a single number; give arrays of examples, not a list of numbers."
+        )
     lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
     first, length = next(iter(lengths.items()), ("", 0))
     for where, other in lengths.items():
         if other != length or not other:
             counts = f"{where} has {other} examples, {first} has {length}"
-            raise DataError(f"ArrayData: {counts}; all arrays must have the same number of them, and at least 1.")
+            raise DataError(
+                f"ArrayData: {counts}; all arrays must have the same number of them, and at least 1."
+            )
     return length
 
 
 def _seed_words(seed: Seed) -> tuple[int, ...]:
     words = seed if isinstance(seed, tuple) else (seed,)
     if any(not isinstance(word, int) or word < 0 for word in words):
-        raise ConfigurationError(f"the data's seed is {seed!r}; it must be ints that are not negative.")
+        raise ConfigurationError(
+            f"the data's seed is {seed!r}; it must be ints that are not negative."
+        )
     return words

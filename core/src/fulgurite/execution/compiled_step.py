@@ -9,7 +9,6 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
-from fulgurite.tree.typecheck import format_tree, shape_signature, shape_spec
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
@@ -17,6 +16,7 @@ from fulgurite.lockstep import assert_equal_across_processes
 from fulgurite.model.module import Output
 from fulgurite.placing import BatchSharding, replicated_sharding, use_mesh
 from fulgurite.training.step import TrainStep
+from fulgurite.tree.typecheck import format_tree, shape_signature, shape_spec
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once. That costs a step
 # with a small state more than it gains: 0.88 against 0.79 of a hand-written one. Large ones and convolutions gain.
 _SMALL_STATE = 2**20
-_SMALL_STEP_OPTIONS: dict[str, Any] = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+_SMALL_STEP_OPTIONS: dict[str, Any] = {
+    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+}
 
 
 class StepResults(NamedTuple):
@@ -84,7 +86,9 @@ class CompiledStep:
                 told = {"what they train on": at, **self._placing.fingerprint(batches[0])}
                 assert_equal_across_processes(self._engine.consensus, "batches of new shapes", told)
         buffer = self._stacked_sharding(
-            batches[0] if self.steps_per_execution == 1 else jax.tree.map(self._stack_batches, *batches)
+            batches[0]
+            if self.steps_per_execution == 1
+            else jax.tree.map(self._stack_batches, *batches)
         )
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         if executable is None:
@@ -110,10 +114,14 @@ class CompiledStep:
 
     def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
         spec, at = shape_spec(batch), f"the batch for step {self._step.step_number}"
-        _, seen = self._compiled_specs.setdefault(id(self._step.update_rule), (self._step.update_rule, []))
+        _, seen = self._compiled_specs.setdefault(
+            id(self._step.update_rule), (self._step.update_rule, [])
+        )
         if seen and jax.tree.structure(spec) != jax.tree.structure(seen[0]):
             gap = f"{at} has another structure than those before"
-            raise DataError(f"{gap}: {format_tree(spec)}, not {format_tree(seen[0])}. Give all of them one")
+            raise DataError(
+                f"{gap}: {format_tree(spec)}, not {format_tree(seen[0])}. Give all of them one"
+            )
         cap = self._engine.max_compilations
         if len(seen) >= cap:
             shapes = "\n".join(f"  {format_tree(one)}" for one in seen)
@@ -124,10 +132,14 @@ class CompiledStep:
         shardings = None if shardings is None else (*shardings, replicated_sharding(mesh))
         run = jax.jit(self._run, donate_argnums=0, out_shardings=shardings)
         with self._engine.plugins.timings.time("compile"), use_mesh(mesh):
-            lowered = run.lower(*arguments[:3], self._stacked_sharding.specs(arguments[3]), *arguments[4:])
+            lowered = run.lower(
+                *arguments[:3], self._stacked_sharding.specs(arguments[3]), *arguments[4:]
+            )
             small = sum(array.nbytes for array in arguments[0]) < _SMALL_STATE
             small = small and "stablehlo.convolution" not in lowered.as_text()
-            compiled = lowered.compile(_SMALL_STEP_OPTIONS.get(jax.default_backend()) if small else None)
+            compiled = lowered.compile(
+                _SMALL_STEP_OPTIONS.get(jax.default_backend()) if small else None
+            )
         seen.append(spec)
         self._on_compile("step", spec, compiled)
         return compiled
@@ -140,10 +152,14 @@ class CompiledStep:
             arrays, packed, output = self._run_fused_steps(resident, buffer, n, due, arrays, packed)
         return self._layout.tied(arrays), packed, output
 
-    def _run_fused_steps(self, resident: Any, buffer: Any, n: Any, due: Any, arrays: Any, packed: Any) -> Any:
+    def _run_fused_steps(
+        self, resident: Any, buffer: Any, n: Any, due: Any, arrays: Any, packed: Any
+    ) -> Any:
         # Traced once, to learn the shape of its output and to be the loop's body.
         first = jax.tree.map(lambda leaf: leaf[0], buffer)
-        jaxpr, shapes = jax.make_jaxpr(self._run_single_step, return_shape=True)(resident, first, due, arrays, packed)
+        jaxpr, shapes = jax.make_jaxpr(self._run_single_step, return_shape=True)(
+            resident, first, due, arrays, packed
+        )
 
         def body(index: Any, carry: Any) -> Any:
             batch = jax.tree.map(lambda leaf: leaf[index], buffer)
@@ -153,7 +169,9 @@ class CompiledStep:
         output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[2])
         return jax.lax.fori_loop(0, n, body, (arrays, packed, output))
 
-    def _run_single_step(self, resident: Any, batch: Any, due: Any, arrays: Any, packed: Any) -> Any:
+    def _run_single_step(
+        self, resident: Any, batch: Any, due: Any, arrays: Any, packed: Any
+    ) -> Any:
         state = self._layout.unflatten_traced(FlatState(arrays, packed))
         state, output = self._step(state, ArrayData.gather(resident, batch), due)
         flat = self._layout.flatten_traced(state)

@@ -21,10 +21,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from fulgurite.tree.typecheck import shape_spec
 from fulgurite.errors import StateError
+from fulgurite.training.state import (
+    TrainState,
+    check_not_consumed,
+    deduplicate_arrays,
+    tree_signature,
+)
 from fulgurite.tree.paths import from_keys
-from fulgurite.training.state import TrainState, check_not_consumed, tree_signature, deduplicate_arrays
+from fulgurite.tree.typecheck import shape_spec
 
 Vectors = tuple[Array | np.ndarray, ...]
 Part = tuple[jax.tree_util.PyTreeDef, tuple[int, ...]]
@@ -54,7 +59,10 @@ class VectorPacking:
         self.dtypes, self._hash = list(ends), hash(tuple(self._structs))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, VectorPacking) and (self._structs, self._parts) == (other._structs, other._parts)
+        return isinstance(other, VectorPacking) and (self._structs, self._parts) == (
+            other._structs,
+            other._parts,
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -69,7 +77,9 @@ class VectorPacking:
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """The values again, jax arrays of jax vectors and NumPy arrays of NumPy vectors."""
         return [
-            _bitcast(vectors[vector][start : start + struct.size], struct.dtype).reshape(struct.shape)
+            _bitcast(vectors[vector][start : start + struct.size], struct.dtype).reshape(
+                struct.shape
+            )
             for struct, (vector, start) in zip(self._structs, self._offsets, strict=True)
         ]
 
@@ -87,7 +97,9 @@ class VectorPacking:
 
 
 # Without shardings, the layouts of all engines share them.
-_pack, _unpack = (jax.jit(function, static_argnums=0) for function in (VectorPacking.pack, VectorPacking.unpack))
+_pack, _unpack = (
+    jax.jit(function, static_argnums=0) for function in (VectorPacking.pack, VectorPacking.unpack)
+)
 
 
 class FlatState(NamedTuple):
@@ -113,32 +125,48 @@ class StateLayout:
         self._key = tree_signature(state)
         self._arrays, self._scalars = [], []
         self._places: dict[int, NamedSharding] = {}
-        self._whole = None if shardings is None else NamedSharding(shardings[0].mesh, PartitionSpec())
-        arrays = [index for index, leaf in enumerate(self._leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+        self._whole = (
+            None if shardings is None else NamedSharding(shardings[0].mesh, PartitionSpec())
+        )
+        arrays = [
+            index
+            for index, leaf in enumerate(self._leaves)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+        ]
         if shardings is not None:
             self._places = dict(zip(arrays, shardings, strict=True))
         for index in arrays:
             # Window and health are packed whole, because they are read while later steps run.
-            scalar = self._leaves[index].shape == () or paths[index].startswith(("metric_window.", "nonfinite."))
+            scalar = self._leaves[index].shape == () or paths[index].startswith(
+                ("metric_window.", "nonfinite.")
+            )
             (self._scalars if scalar else self._arrays).append(index)
         small = [index for index in self._arrays if self._is_small(index)]
         self._small = small if len(small) >= _MANY else []
         self._large = sorted({*self._arrays} - {*self._small})
         self._arrays = [*self._small, *self._large]
-        self._impls = {index: _impl(self._leaves[index]) for index in arrays if _is_key(self._leaves[index])}
+        self._impls = {
+            index: _impl(self._leaves[index]) for index in arrays if _is_key(self._leaves[index])
+        }
         scalars = [self._leaves[index] for index in self._scalars]
         parts: dict[str, Part] = {}
         for name in ("metric_window", "nonfinite"):
-            places = tuple(place for place, index in enumerate(self._scalars) if paths[index].startswith(name))
+            places = tuple(
+                place for place, index in enumerate(self._scalars) if paths[index].startswith(name)
+            )
             parts[name] = jax.tree.structure(getattr(state, name)), places
-        plain = [jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars]
+        plain = [
+            jax.eval_shape(jax.random.key_data, one) if _is_key(one) else one for one in scalars
+        ]
         self.packing = VectorPacking(plain, parts)
         self._bundle = VectorPacking([self._leaves[index] for index in self._small])
         self.shardings: FlatState | None = None
         if shardings is not None:
             vectors = [self._whole] * len(self._bundle.dtypes)
             large = [self._places[index] for index in self._large]
-            self.shardings = FlatState([*vectors, *large], (self._whole,) * len(self.packing.dtypes))
+            self.shardings = FlatState(
+                [*vectors, *large], (self._whole,) * len(self.packing.dtypes)
+            )
         self._pack, self._unpack = self._jitted(self.packing, self._scalars)
         self._tie, self._untie = self._jitted(self._bundle, self._small)
 
@@ -152,7 +180,11 @@ class StateLayout:
         leaves = self._flattened(state)
         arrays = [leaves[index] for index in self._arrays]
         host = any(issubclass(kind, np.ndarray | np.generic) for kind in {*map(type, leaves)})
-        if host or len({*map(id, arrays)}) < len(arrays) or any(array.is_deleted() for array in arrays):
+        if (
+            host
+            or len({*map(id, arrays)}) < len(arrays)
+            or any(array.is_deleted() for array in arrays)
+        ):
             check_not_consumed(state)
             leaves = jax.tree.leaves(state := deduplicate_arrays(state))
         for index, place in self._places.items():
@@ -163,7 +195,8 @@ class StateLayout:
             leaves = [jax.device_put(leaf, here) if eqx.is_array(leaf) else leaf for leaf in leaves]
         small = [leaves[index] for index in self._small]
         flat = FlatState(
-            [*self._tie(small), *self._raw(leaves, self._large)], self._pack(self._raw(leaves, self._scalars))
+            [*self._tie(small), *self._raw(leaves, self._large)],
+            self._pack(self._raw(leaves, self._scalars)),
         )
         self.delete_copied(state)
         return flat
@@ -177,12 +210,16 @@ class StateLayout:
     def unflatten(self, flat: FlatState) -> TrainState:
         """The state in its natural form, outside of a trace. Consumed as `flat` is, and by `consume`."""
         ends = len(self._bundle.dtypes)
-        return self._joined([*self._untie(flat.arrays[:ends]), *flat.arrays[ends:]], self._unpack(flat.packed))
+        return self._joined(
+            [*self._untie(flat.arrays[:ends]), *flat.arrays[ends:]], self._unpack(flat.packed)
+        )
 
     def flatten_traced(self, state: TrainState) -> FlatState:
         """`split` inside a trace, its arrays apart."""
         leaves = self._flattened(state)
-        return FlatState(self._raw(leaves, self._arrays), self.packing.pack(self._raw(leaves, self._scalars)))
+        return FlatState(
+            self._raw(leaves, self._arrays), self.packing.pack(self._raw(leaves, self._scalars))
+        )
 
     def unflatten_traced(self, flat: FlatState) -> TrainState:
         """`join` inside a trace, of arrays that are apart."""
@@ -200,7 +237,9 @@ class StateLayout:
     def _flattened(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self.treedef:
-            raise StateError("the train state has another structure than the module and plugins of this engine give it")
+            raise StateError(
+                "the train state has another structure than the module and plugins of this engine give it"
+            )
         return leaves
 
     def _is_small(self, index: int) -> bool:
@@ -214,7 +253,9 @@ class StateLayout:
         if self._whole is None:
             return partial(_pack, packing), partial(_unpack, packing)
         places = [self._places[index] for index in indices]
-        return jax.jit(packing.pack, out_shardings=self._whole), jax.jit(packing.unpack, out_shardings=places)
+        return jax.jit(packing.pack, out_shardings=self._whole), jax.jit(
+            packing.unpack, out_shardings=places
+        )
 
     def _raw(self, leaves: list[Any], indices: list[int]) -> list[Array]:
         # A typed key is no plain array to jit's fast path; its data is.
@@ -248,7 +289,11 @@ def _vector_dtype(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return jnp.dtype(jnp.int32)
     bits = 8 * jnp.dtype(dtype).itemsize
-    return jnp.dtype(f"int{bits}") if bits > 8 and not jnp.issubdtype(dtype, jnp.complexfloating) else jnp.dtype(dtype)
+    return (
+        jnp.dtype(f"int{bits}")
+        if bits > 8 and not jnp.issubdtype(dtype, jnp.complexfloating)
+        else jnp.dtype(dtype)
+    )
 
 
 def _bitcast(array: Any, dtype: Any) -> Any:
@@ -257,7 +302,11 @@ def _bitcast(array: Any, dtype: Any) -> Any:
         return array
     if jnp.bool_ in (array.dtype, dtype):
         return array.astype(dtype)
-    return array.view(dtype) if isinstance(array, np.ndarray) else jax.lax.bitcast_convert_type(array, dtype)
+    return (
+        array.view(dtype)
+        if isinstance(array, np.ndarray)
+        else jax.lax.bitcast_convert_type(array, dtype)
+    )
 
 
 def _is_key(leaf: Any) -> bool:

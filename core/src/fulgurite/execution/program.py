@@ -13,22 +13,34 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Key
 
-from fulgurite.tree.typecheck import shape_spec
-from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
-from fulgurite.training.nonfinite import NonFiniteTracker
+from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.model.module import get_method
-from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.placing import BatchSharding, replicated_sharding, put_shared, state_shardings, use_mesh
+from fulgurite.placing import (
+    BatchSharding,
+    put_shared,
+    replicated_sharding,
+    state_shardings,
+    use_mesh,
+)
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.training.state import ModelInit, TrainState, check_same_structure, is_array, copy_arrays
-from fulgurite.training.step import TrainStep
 from fulgurite.rng import fold_name
-from fulgurite.triggers import StepRange
-from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, as_optimizer_specs
 from fulgurite.training.metric_window import MetricWindow, to_number
+from fulgurite.training.nonfinite import NonFiniteTracker
+from fulgurite.training.state import (
+    ModelInit,
+    TrainState,
+    check_same_structure,
+    copy_arrays,
+    is_array,
+)
+from fulgurite.training.step import TrainStep
+from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, as_optimizer_specs
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.typecheck import shape_spec
+from fulgurite.triggers import StepRange
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -44,7 +56,9 @@ class Program:
     def __init__(self, engine: "Engine", source: ModelInit, batch: Any, resident: Any) -> None:
         if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
             gap = "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled program"
-            raise ConfigurationError(f"{gap}: unset it, and look into the step with jax.debug.breakpoint or print")
+            raise ConfigurationError(
+                f"{gap}: unset it, and look into the step with jax.debug.breakpoint or print"
+            )
         self._engine, self._plugins = engine, engine.plugins
         self.run: Run | None = None
         key = jax.random.key(0)
@@ -52,9 +66,15 @@ class Program:
         self.step = TrainStep(engine, self.rule.for_step(0, StepRange(0)))
         self._metrics: Any = ({}, {})
         with use_mesh(engine.mesh):
-            bare: TrainState = eqx.filter_eval_shape(self._init_state, source, source.arrays, key, key)
-            self._metrics = eqx.filter_eval_shape(self._step_metrics, bare, shape_spec(batch), shape_spec(resident))
-            self.state_spec = bare.replace(metric_window=eqx.filter_eval_shape(MetricWindow.empty, *self._metrics))
+            bare: TrainState = eqx.filter_eval_shape(
+                self._init_state, source, source.arrays, key, key
+            )
+            self._metrics = eqx.filter_eval_shape(
+                self._step_metrics, bare, shape_spec(batch), shape_spec(resident)
+            )
+            self.state_spec = bare.replace(
+                metric_window=eqx.filter_eval_shape(MetricWindow.empty, *self._metrics)
+            )
         self._shardings = state_shardings(self._plugins, self.state_spec, engine.mesh)
         self.layout = StateLayout(self.state_spec, self._shardings)
         if self._shardings is not None:
@@ -62,7 +82,9 @@ class Program:
         self.module_text = eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
         self.placing = BatchSharding.from_hooks(self._plugins, batch, engine.mesh)
         whole = None if self._shardings is None else replicated_sharding(engine.mesh)
-        self._close = _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
+        self._close = (
+            _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
+        )
         self._compiled: dict[int, CompiledStep] = {}
         self._initializer: tuple[bytes, Any] = (b"", None)
 
@@ -77,12 +99,15 @@ class Program:
                 lowered = initialize.lower(None, key, params)
                 text = sha256(lowered.as_text().encode()).digest()
                 # Where arrays that the callable holds are no part of the text, it cannot tell.
-                if text != self._initializer[0] or getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+                if text != self._initializer[0] or getattr(
+                    jax.config, "jax_use_simplified_jaxpr_constants", False
+                ):
                     self._initializer = text, lowered.compile()
                 initialize = self._initializer[1]
             made = iter(initialize(put_shared(source.arrays, self._engine.mesh), key, params))
         return jax.tree.map(
-            lambda leaf: next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, self.state_spec
+            lambda leaf: next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
+            self.state_spec,
         )
 
     def initializer(self, source: ModelInit) -> Any:
@@ -91,7 +116,9 @@ class Program:
 
         def arrays(given: Any, *keys: Key[Array, ""]) -> list[Array]:
             made = zip(
-                jax.tree.leaves(self.state_spec), jax.tree.leaves(self._init_state(source, given, *keys)), strict=True
+                jax.tree.leaves(self.state_spec),
+                jax.tree.leaves(self._init_state(source, given, *keys)),
+                strict=True,
             )
             return [leaf for spec, leaf in made if isinstance(spec, jax.ShapeDtypeStruct)]
 
@@ -106,12 +133,16 @@ class Program:
         try:
             check_same_structure(self.state_spec, state, "the state that was given")
         except ModelError as error:
-            raise StateError(f"the state does not fit this engine, model and data: {error}") from error
+            raise StateError(
+                f"the state does not fit this engine, model and data: {error}"
+            ) from error
 
     def compiled(self, fuse: int) -> CompiledStep:
         """The compiled step for up to `fuse` steps a dispatch."""
         if fuse not in self._compiled:
-            step = CompiledStep(self._engine, self.step, self.layout, self.placing, fuse, self._on_compile)
+            step = CompiledStep(
+                self._engine, self.step, self.layout, self.placing, fuse, self._on_compile
+            )
             self._compiled[fuse] = step
         return self._compiled[fuse]
 
@@ -132,7 +163,9 @@ class Program:
         metrics, steps, health = jax.device_get(values)
         self.check_finite(health)
         metrics = metrics if steps else {}
-        if self._engine.on_nonfinite == "skip" and (steps or health.skipped > told.get("skipped_steps", 0)):
+        if self._engine.on_nonfinite == "skip" and (
+            steps or health.skipped > told.get("skipped_steps", 0)
+        ):
             metrics["skipped_steps"] = health.skipped
         return {name: to_number(value) for name, value in metrics.items()} or None
 
@@ -143,7 +176,9 @@ class Program:
     def check_finite(self, health: NonFiniteTracker) -> None:
         """Raises `NonFiniteError` for the health of a state that must not be acted on."""
         if self._engine.on_nonfinite == "raise" and health.step >= 0:
-            raise NonFiniteError(int(health.step), self.step.finite_check_names[int(health.term_index)])
+            raise NonFiniteError(
+                int(health.step), self.step.finite_check_names[int(health.term_index)]
+            )
 
     def _update_rule(self, source: ModelInit, key: Key[Array, ""]) -> UpdateRule:
         made: list[UpdateRule] = []
@@ -159,7 +194,9 @@ class Program:
 
     def _update_rule_of(self, module: Any) -> UpdateRule:
         get_method(module, "training_step")
-        owners = ", ".join(hook.plugin.name for hook in self._plugins.implementations("configure_optimizers"))
+        owners = ", ".join(
+            hook.plugin.name for hook in self._plugins.implementations("configure_optimizers")
+        )
         given, source = (
             self._plugins.call_exclusive("configure_optimizers", module=module),
             f"hook configure_optimizers of {owners}",
@@ -178,14 +215,20 @@ class Program:
         update_rule = self._plugins.call_exclusive("make_update_rule", module=module, phases=phases)
         first = next(iter(phases.values()))
         if update_rule is None and (len(phases) != 1 or type(first) is not OptimizerSpec):
-            fix = "add MultiOptimizer() of fulgurite-optimizers to the plugins, or give one fg.Phase"
-            raise PluginError(f"the optimizers {', '.join(phases)} need an update rule of a plugin: {fix}")
+            fix = (
+                "add MultiOptimizer() of fulgurite-optimizers to the plugins, or give one fg.Phase"
+            )
+            raise PluginError(
+                f"the optimizers {', '.join(phases)} need an update rule of a plugin: {fix}"
+            )
         update_rule = update_rule or GradientUpdate(first)
         for hook in self._plugins.implementations("wrap_update_rule"):
             update_rule = hook(None, module=module, rule=update_rule) or update_rule
         return update_rule
 
-    def _init_state(self, source: ModelInit, arrays: Any, key: Key[Array, ""], params: Key[Array, ""]) -> TrainState:
+    def _init_state(
+        self, source: ModelInit, arrays: Any, key: Key[Array, ""], params: Key[Array, ""]
+    ) -> TrainState:
         module, model_state = source.build(arrays, params)
         return TrainState(
             step=jnp.int32(0),
@@ -204,7 +247,9 @@ class Program:
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
-        self._plugins.call("on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled)
+        self._plugins.call(
+            "on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled
+        )
 
 
 def _closed(packing: VectorPacking, packed: Vectors) -> tuple[Vectors, Any]:
@@ -220,11 +265,15 @@ _close = jax.jit(_closed, static_argnums=0)
 def init_plugin_states(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
     """The slice of each plugin that has one. Traced."""
     made = {
-        hook.plugin.name: hook(None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}"))
+        hook.plugin.name: hook(
+            None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}")
+        )
         for hook in plugins.implementations("init_plugin_state")
     }
     for name, own in made.items():
-        if bad := [f"{path} is {leaf!r}" for path, leaf in leaves_with_paths(own) if not is_array(leaf)]:
+        if bad := [
+            f"{path} is {leaf!r}" for path, leaf in leaves_with_paths(own) if not is_array(leaf)
+        ]:
             fix = "a slice has arrays alone; make some of numbers, and leave others out: eqx.filter(tree, eqx.is_array)"
             raise PluginError(f"plugin {name!r}, hook init_plugin_state: {bad[0]}; {fix}")
     return copy_arrays({name: own for name, own in made.items() if own is not None})

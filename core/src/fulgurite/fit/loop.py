@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from fulgurite.timing import Rate
-from fulgurite.fit.scheduler import Scheduler
-from fulgurite.tree.typecheck import shape_signature
-from fulgurite.execution.compiled_step import StepResults
+from fulgurite.data.iterator import BatchItem, BatchIterator
 from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
-from fulgurite.data.iterator import BatchIterator, BatchItem
+from fulgurite.execution.compiled_step import StepResults
+from fulgurite.execution.program import Program
+from fulgurite.fit.records import Record, RecordDispatcher
+from fulgurite.fit.run import FitResult, ReplaceState, Run, StopTraining
+from fulgurite.fit.scheduler import Scheduler
+from fulgurite.fit.signals import StopRequests
+from fulgurite.fit.tasks import BoundAction
 from fulgurite.media import MEDIA_ACTION
 from fulgurite.placing import replicate
 from fulgurite.plugins.manager import plugin_error_context
-from fulgurite.execution.program import Program
-from fulgurite.fit.records import RecordDispatcher, Record
-from fulgurite.fit.run import ReplaceState, FitResult, Run, StopTraining
 from fulgurite.runs import RunDirectory, Snapshot
-from fulgurite.fit.signals import StopRequests
+from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState, check_same_structure
-from fulgurite.fit.tasks import BoundAction
+from fulgurite.tree.typecheck import shape_signature
 from fulgurite.triggers import StepRange, is_exact
 
 if TYPE_CHECKING:
@@ -65,13 +65,23 @@ class Loop:
         self.step = int(state.step)
         self.manifest = manifest
         self._directory = directory
-        self.emitter = RecordDispatcher(engine.plugins, attempt, silent=engine.fast_dev_run is not None)
+        self.emitter = RecordDispatcher(
+            engine.plugins, attempt, silent=engine.fast_dev_run is not None
+        )
         self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
         self.stop_reason: str | None = None
         self.between_steps, self.exact = False, True
         self.run = program.run = Run(self)
-        self._tasks, self._consensus, self._accounts = engine.tasks, engine.consensus, engine.plugins.timings
-        self.data_iterator, self._batches, self._resident = feed, iter(feed), replicate(resident, engine.mesh)
+        self._tasks, self._consensus, self._accounts = (
+            engine.tasks,
+            engine.consensus,
+            engine.plugins.timings,
+        )
+        self.data_iterator, self._batches, self._resident = (
+            feed,
+            iter(feed),
+            replicate(resident, engine.mesh),
+        )
         self._pending_item: BatchItem | None = None
         self._compiled = program.compiled(steps_per_execution)
         self._flat = program.layout.flatten(state)
@@ -98,7 +108,11 @@ class Loop:
             self.between_steps, self._broken, self._early = True, self._torn, False
             hooks = self.engine.plugins.implementations("on_exception")
             told = [partial(hook, self.step, run=self.run, exception=error) for hook in hooks]
-            for call in (partial(self.emitter.flush, wait=True), *told, partial(self.emitter.close, self.step)):
+            for call in (
+                partial(self.emitter.flush, wait=True),
+                *told,
+                partial(self.emitter.close, self.step),
+            ):
                 try:
                     call()
                 except Exception as further:
@@ -122,13 +136,17 @@ class Loop:
     def snapshot(self) -> Snapshot:
         """Everything needed to go on from here; a `StateError` where an exception has left nothing to go on from."""
         if self._broken:
-            raise StateError("an action failed half done: there is no state here from which a run could resume exactly")
+            raise StateError(
+                "an action failed half done: there is no state here from which a run could resume exactly"
+            )
         self.emitter.flush(wait=True)
         host = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
         }
-        return Snapshot(self.state(), self.step_range, self._position, self._pending, host, dict(self.metrics))
+        return Snapshot(
+            self.state(), self.step_range, self._position, self._pending, host, dict(self.metrics)
+        )
 
     def save(self) -> None:
         """Asks the checkpointer to save, if there is one and this is no trial; `early` in a step, at its end, because
@@ -163,7 +181,9 @@ class Loop:
             if name not in self.engine.evaluators or self.engine.evaluators[name].raise_on_error:
                 raise
             self.metrics.pop(name, None)
-            self.emitter.disable(account, f"evaluator {name!r} failed and runs no more", error, self.step)
+            self.emitter.disable(
+                account, f"evaluator {name!r} failed and runs no more", error, self.step
+            )
             return {}
         self.metrics[name] = metrics
         stream = "exact" if self.exact and self.engine.evaluators[name].exact else "telemetry"
@@ -198,7 +218,9 @@ class Loop:
         self._event("on_fit_start")
         if self.resumed is None or self._pending:
             self._run_due_actions(only=self._pending)
-        while self.stop_reason is None and (self.step_range.stop is None or self.step < self.step_range.stop):
+        while self.stop_reason is None and (
+            self.step_range.stop is None or self.step < self.step_range.stop
+        ):
             first = self.step
             self._run_until_due()
             self._run_due_actions()
@@ -207,7 +229,11 @@ class Loop:
         self.emitter.flush(wait=True)
         self.save()
         self.emitter.close(self.step)
-        if (directory := self._directory) and self.step == self.step_range.stop and not self._pending:
+        if (
+            (directory := self._directory)
+            and self.step == self.step_range.stop
+            and not self._pending
+        ):
             self._consensus.broadcast(lambda: self._mark_complete(directory))
 
     def _mark_complete(self, directory: RunDirectory) -> None:
@@ -221,7 +247,14 @@ class Loop:
 
     def _build_result(self) -> FitResult:
         state, emitter = self.state(), self.emitter
-        kept = emitter.history, self.metrics, self._accounts, self.stop_reason, emitter.failures, self._notices
+        kept = (
+            emitter.history,
+            self.metrics,
+            self._accounts,
+            self.stop_reason,
+            emitter.failures,
+            self._notices,
+        )
         return FitResult(state.module, state.model_state, state, *kept)
 
     def _event(self, hook: str, **arguments: Any) -> None:
@@ -262,7 +295,9 @@ class Loop:
             if len(self._in_flight) == IN_FLIGHT:
                 self._in_flight.popleft().block_until_ready()
             free = perf_counter()
-            self._flat, results = self._compiled(self._flat, [item.batch for item in items], due, self._resident)
+            self._flat, results = self._compiled(
+                self._flat, [item.batch for item in items], due, self._resident
+            )
             sent = perf_counter()
             self._in_flight.append(self._flat.packed[0])
             data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
@@ -297,7 +332,9 @@ class Loop:
         if item is None:
             wanted = "" if self.step_range.stop is None else f" of {self.step_range.stop}"
             fix = "pass what can be iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
-            raise DataError(f"data ended after {step} steps{wanted}. An iterator can be used up once: {fix}")
+            raise DataError(
+                f"data ended after {step} steps{wanted}. An iterator can be used up once: {fix}"
+            )
         return item
 
     def _end_epoch(self) -> None:
@@ -324,7 +361,13 @@ class Loop:
 
         What is due is looked up anew after each action: a stop request makes everything due that waits for the end.
         """
-        self.between_steps, self._torn, self._early, self._pending, done = True, True, True, (), set()
+        self.between_steps, self._torn, self._early, self._pending, done = (
+            True,
+            True,
+            True,
+            (),
+            set(),
+        )
         self.emitter.flush(wait=True)
         agenda = self._agenda
         if not agenda.agreed:
@@ -343,7 +386,9 @@ class Loop:
                 continue
             if task is None:
                 break
-            if task.closes_window and not any(one.closes_window for one in self._tasks if one.name in done):
+            if task.closes_window and not any(
+                one.closes_window for one in self._tasks if one.name in done
+            ):
                 self._close_window()
             done.add(task.name)
             if task.scheduled.stage == "save":
@@ -355,7 +400,11 @@ class Loop:
             except Exception as error:
                 if self.emitter.num_records == self._emitted:
                     # The rest is done by the run that resumes, so that its records come in the same order.
-                    rest = *self._pending, *(one.name for one in due), *["epoch_end"] * self._epoch_ended
+                    rest = (
+                        *self._pending,
+                        *(one.name for one in due),
+                        *["epoch_end"] * self._epoch_ended,
+                    )
                     self._pending = (task.name, *rest)
                     self._torn = False
                 if not isinstance(error, Interrupted):

@@ -16,8 +16,8 @@ from fulgurite.masking import redact_text
 from fulgurite.media import Media
 
 if TYPE_CHECKING:
-    from fulgurite.plugins.manager import HookImpl, PluginManager
     from fulgurite.fit.run import Run
+    from fulgurite.plugins.manager import HookImpl, PluginManager
 
 RecordKind = Literal["scalars", "media", "text", "config"]
 RecordStream = Literal["exact", "telemetry"]
@@ -51,21 +51,31 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
     """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards. What no sink could
     write down is an error here: there, the sink would be the one that failed, and be left out."""
     if kind not in get_args(RecordKind):
-        raise PluginError(f"run knows no records of {kind!r}. {did_you_mean(kind, get_args(RecordKind))}")
+        raise PluginError(
+            f"run knows no records of {kind!r}. {did_you_mean(kind, get_args(RecordKind))}"
+        )
     where = f"run.log_{kind}({source!r}, ...)"
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in (source, *values)):
-        raise PluginError(f"{where}: the source is a text, and values come by name, as a dictionary; not {values!r}")
+        raise PluginError(
+            f"{where}: the source is a text, and values come by name, as a dictionary; not {values!r}"
+        )
     if kind in ("text", "config"):
         dumps(values)
     for name, value in values.items():
-        if (kind == "scalars" and not _is_number(value)) or (kind == "media" and not isinstance(value, Media)):
+        if (kind == "scalars" and not _is_number(value)) or (
+            kind == "media" and not isinstance(value, Media)
+        ):
             what = "numbers and arrays of them" if kind == "scalars" else "fg.media"
-            raise PluginError(f"{where}: {name!r} is of type {type(value).__name__}; give {what} by name")
+            raise PluginError(
+                f"{where}: {name!r} is of type {type(value).__name__}; give {what} by name"
+            )
     return _copy_host_arrays(values)
 
 
 def _is_number(value: Any) -> bool:
-    return is_real(value.dtype) if hasattr(value, "dtype") else isinstance(value, bool | int | float)
+    return (
+        is_real(value.dtype) if hasattr(value, "dtype") else isinstance(value, bool | int | float)
+    )
 
 
 def _copy_host_arrays(value: Any) -> Any:
@@ -82,7 +92,9 @@ class History:
 
     def names(self) -> list[str]:
         """What there is, as `SOURCE/NAME`."""
-        return list(dict.fromkeys(f"{one.source}/{name}" for one in self.records for name in one.values))
+        return list(
+            dict.fromkeys(f"{one.source}/{name}" for one in self.records for name in one.values)
+        )
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The values of `SOURCE/NAME` in step order."""
@@ -99,7 +111,11 @@ class History:
         return f"History({', '.join(self.names())})"
 
     def _series(self, name: str) -> list[tuple[int, Any]]:
-        named = ((one.step, f"{one.source}/{key}", value) for one in self.records for key, value in one.values.items())
+        named = (
+            (one.step, f"{one.source}/{key}", value)
+            for one in self.records
+            for key, value in one.values.items()
+        )
         series = [(step, value) for step, one, value in named if one == name]
         if not series:
             raise PathError(f"nothing was logged as {name!r}. {did_you_mean(name, self.names())}")
@@ -143,7 +159,9 @@ class RecordDispatcher:
     def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
         """Hands on what `finish` makes once `arrays` are computed; None is nothing."""
         if self._closed is not None:
-            raise StateError("the run has ended and its sinks are closed: emit records before `on_fit_end`")
+            raise StateError(
+                "the run has ended and its sinks are closed: emit records before `on_fit_end`"
+            )
         for array in arrays:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
@@ -162,7 +180,9 @@ class RecordDispatcher:
     def disable(self, name: str, what: str, error: Exception, step: int) -> None:
         """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
         notes = "; ".join(getattr(error, "__notes__", []))
-        told = redact_text(f"{error}" + (f" ({notes})" if notes else ""))  # a KeyError names no secret
+        told = redact_text(
+            f"{error}" + (f" ({notes})" if notes else "")
+        )  # a KeyError names no secret
         self.failures[name] = f"{type(error).__name__}: {told}"
         notice = f"{what}: {self.failures[name]}"
         warnings.warn(notice, stacklevel=2)
@@ -174,7 +194,9 @@ class RecordDispatcher:
         elif record.kind == "scalars":
             self.history.records.append(record)
         for sink in () if self._silent else self._plugins.implementations(f"log_{record.kind}"):
-            if sink.plugin.name not in self.failures and sink.plugin.name not in (self._closed or ()):
+            if sink.plugin.name not in self.failures and sink.plugin.name not in (
+                self._closed or ()
+            ):
                 self._call(sink, record.step, record=record)
 
     def _call(self, sink: "HookImpl", step: int, **arguments: Any) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import equinox as eqx
 import jax
 
-from fulgurite.timing import Timings
-from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
 from fulgurite.data.iterator import BatchIterator
+from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
 from fulgurite.fit.records import History, Record, RecordKind, RecordStream, validate_record_values
 from fulgurite.runs import Snapshot
+from fulgurite.timing import Timings
 from fulgurite.triggers import StepRange, Trigger, as_trigger
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class StopTraining:
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
-            raise ConfigurationError(f"the reason to stop is {self.reason!r}; it must be a non-empty string")
+            raise ConfigurationError(
+                f"the reason to stop is {self.reason!r}; it must be a non-empty string"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,23 @@ class ScheduledAction:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"Scheduled: name is {self.name!r}; it must be a non-empty string")
+            raise ConfigurationError(
+                f"Scheduled: name is {self.name!r}; it must be a non-empty string"
+            )
         object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.stage not in STAGES:
-            raise ConfigurationError(f"Scheduled {self.name!r}: phase is {self.stage!r}; there are {', '.join(STAGES)}")
+            raise ConfigurationError(
+                f"Scheduled {self.name!r}: phase is {self.stage!r}; there are {', '.join(STAGES)}"
+            )
         if not callable(self.action) and (self.action is not None or self.stage != "log"):
-            raise ConfigurationError(f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}")
+            raise ConfigurationError(
+                f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}"
+            )
         for key, value in (("after", self.after), ("before", self.before)):
             if not isinstance(value, tuple):
-                raise ConfigurationError(f"Scheduled {self.name!r}: {key} must be a tuple of names, not {value!r}")
+                raise ConfigurationError(
+                    f"Scheduled {self.name!r}: {key} must be a tuple of names, not {value!r}"
+                )
 
 
 @dataclass
@@ -142,7 +152,9 @@ class Run:
         Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is not.
         """
         if not self._loop.between_steps:
-            raise StateError("run.state is valid only during the call that `run` was given to; copy what you need")
+            raise StateError(
+                "run.state is valid only during the call that `run` was given to; copy what you need"
+            )
         return self._loop.state()
 
     @property
@@ -178,7 +190,9 @@ class Run:
         """Why training is about to stop before its planned end, or None."""
         return self._loop.stop_reason
 
-    def log_scalars(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+    def log_scalars(
+        self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
+    ) -> None:
         """Pass numbers by name to the loggers, after the records already emitted.
 
         Device arrays are copied to the host in the background; other values are copied at once.
@@ -191,21 +205,29 @@ class Run:
         """
         self._emit("scalars", source, values, stream)
 
-    def log_media(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+    def log_media(
+        self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
+    ) -> None:
         """Pass images, histograms, figures and the like by name to the loggers; the arguments are those of
         `log_scalars`."""
         self._emit("media", source, values, stream)
 
-    def log_text(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+    def log_text(
+        self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
+    ) -> None:
         """Pass texts by name to the loggers; the arguments are those of `log_scalars`."""
         self._emit("text", source, values, stream)
 
-    def log_config(self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact") -> None:
+    def log_config(
+        self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
+    ) -> None:
         """Pass a description of the run, a JSON value by name, to the loggers; the arguments are those of
         `log_scalars`."""
         self._emit("config", source, values, stream)
 
-    def _emit(self, kind: RecordKind, source: str, values: dict[str, Any], stream: RecordStream) -> None:
+    def _emit(
+        self, kind: RecordKind, source: str, values: dict[str, Any], stream: RecordStream
+    ) -> None:
         if stream not in get_args(RecordStream):
             raise PluginError(
                 f"run.log_{kind} knows no stream {stream!r}. {did_you_mean(stream, get_args(RecordStream))}"
@@ -217,7 +239,10 @@ class Run:
         )
         arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
         self._loop.emitter.enqueue(
-            arrays, lambda: Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
+            arrays,
+            lambda: Record(
+                kind, source, step, jax.device_get(values) if arrays else values, stream
+            ),
         )
 
     def emit_media(self) -> None:

@@ -10,7 +10,7 @@ from fulgurite.consensus import LOCAL, ProcessSync
 from fulgurite.fit.records import RecordStream
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.tasks import BoundAction
-from fulgurite.triggers import TriggerState, StepRange, is_exact
+from fulgurite.triggers import StepRange, TriggerState, is_exact
 
 
 class Scheduler:
@@ -34,13 +34,19 @@ class Scheduler:
         self.due = self.nothing_due = flags([False] * len(tasks))
         self._tasks, self._flags, self._consensus, self._signals = tasks, flags, consensus, signals
         self._armed = {task.name: TriggerState(task.trigger, step, monotonic()) for task in tasks}
-        self._clocks = {name: armed for name, armed in self._armed.items() if armed.deadline() is not None}
+        self._clocks = {
+            name: armed for name, armed in self._armed.items() if armed.deadline() is not None
+        }
         self._now = -math.inf
 
     @property
     def log_stream(self) -> RecordStream:
         """Which stream the metric window belongs to: it is exact if everything that closes it is."""
-        return "exact" if all(is_exact(task.trigger) for task in self._tasks if task.closes_window) else "telemetry"
+        return (
+            "exact"
+            if all(is_exact(task.trigger) for task in self._tasks if task.closes_window)
+            else "telemetry"
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -64,7 +70,11 @@ class Scheduler:
         if not self._clocks and self._signals.requested is None and self._consensus is LOCAL:
             return False
         self._now = monotonic()
-        wishes = {f"task:{name}" for name, armed in self._clocks.items() if (armed.deadline() or math.inf) <= self._now}
+        wishes = {
+            f"task:{name}"
+            for name, armed in self._clocks.items()
+            if (armed.deadline() or math.inf) <= self._now
+        }
         if self._signals.requested:
             wishes.add(f"stop:{self._signals.requested}")
         # What was agreed on holds until it is acted on, however often an evaluation asks in between.
@@ -79,7 +89,9 @@ class Scheduler:
     @property
     def stop_reasons(self) -> list[str]:
         """Why to stop, as agreed."""
-        return sorted(wish.removeprefix("stop:") for wish in self.agreed if wish.startswith("stop:"))
+        return sorted(
+            wish.removeprefix("stop:") for wish in self.agreed if wish.startswith("stop:")
+        )
 
     def is_due(self, task: BoundAction, step: int, span: StepRange) -> bool:
         """Whether a task runs at `step`, by its step rule or by what was agreed on."""

@@ -34,9 +34,16 @@ def resolve_checkpoint(
     state where it holds later ones: their records would be there twice.
     """
     if state is not None and (init_from is not None or resume not in (None, "never")):
-        raise ConfigurationError("fit takes a state to continue from, or a checkpoint to start from, not both")
+        raise ConfigurationError(
+            "fit takes a state to continue from, or a checkpoint to start from, not both"
+        )
     origin = -1 if state is None else int(state.step)
-    if resume is None and directory and (held := directory.list_checkpoints()) and held[-1][0] > origin:
+    if (
+        resume is None
+        and directory
+        and (held := directory.list_checkpoints())
+        and held[-1][0] > origin
+    ):
         fix = "resume with fit(resume='auto'), start afresh with fit(resume='never'), which sets them aside"
         where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
         raise CheckpointError(f"{where}: {fix}, or choose another run directory")
@@ -45,7 +52,9 @@ def resolve_checkpoint(
     if isinstance(resume, CheckpointRef):
         return resume
     if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
-        raise ConfigurationError(f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path")
+        raise ConfigurationError(
+            f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path"
+        )
     own = None if directory is None else directory.path
     if resume == "auto":
         return CheckpointRef(own, optional=True)
@@ -71,7 +80,11 @@ def restore_run(engine: "Engine", reference: CheckpointRef, like: TrainState) ->
 
 
 def plan_step_range(
-    snapshot: Snapshot | None, origin: int, steps: int | None, epochs: int | None, epoch_length: int | None
+    snapshot: Snapshot | None,
+    origin: int,
+    steps: int | None,
+    epochs: int | None,
+    epoch_length: int | None,
 ) -> StepRange:
     """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
     A resumed fit keeps its span, unless it is asked for another length than before."""
@@ -89,12 +102,18 @@ def plan_step_range(
         end = origin + epochs * epoch_length
     if snapshot and end is not None and end < (step := int(snapshot.state.step)):
         fix = "ask for more, resume from an earlier one, or start afresh: resume='never', or another run directory"
-        raise CheckpointError(f"the checkpoint of step {step} is past step {end}, where this fit should end: {fix}")
+        raise CheckpointError(
+            f"the checkpoint of step {step} is past step {end}, where this fit should end: {fix}"
+        )
     return StepRange(origin, end, ends)
 
 
 def fill_missing_state(
-    engine: "Engine", state: TrainState | None, program: Program, source: ModelInit, init_from: InitFrom
+    engine: "Engine",
+    state: TrainState | None,
+    program: Program,
+    source: ModelInit,
+    init_from: InitFrom,
 ) -> TrainState:
     """The state with everything that it lacks made anew; all of it where there is no state.
 
@@ -127,8 +146,12 @@ def load_snapshot(engine: "Engine", reference: CheckpointRef, like: TrainState) 
     where = "the run" if reference.path is None else reference.path
     restore = engine.plugins.get_single_impl("restore_checkpoint")
     if restore is None:
-        raise PluginError(f"nothing can restore {where}: install fulgurite-checkpoint and add it to the plugins")
+        raise PluginError(
+            f"nothing can restore {where}: install fulgurite-checkpoint and add it to the plugins"
+        )
     snapshot: Snapshot | None = restore(None, reference=reference, template=like, engine=engine)
     if snapshot is None and not reference.optional:
-        raise CheckpointError(f"there is no checkpoint {reference.step!r} in {where}; check the path")
+        raise CheckpointError(
+            f"there is no checkpoint {reference.step!r} in {where}; check the path"
+        )
     return snapshot

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from fulgurite.errors import PluginError
-from fulgurite.plugins.ordering import sort_topologically
-from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
 from fulgurite.fit.run import STAGES, ScheduledAction
+from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
+from fulgurite.plugins.ordering import sort_topologically
 from fulgurite.triggers import Trigger, as_trigger
 
 
@@ -42,13 +42,19 @@ def collect_actions(plugins: PluginManager, log: Trigger | None) -> list[BoundAc
     """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the engine's own
     trigger."""
     owner = RegisteredPlugin("fulgurite", plugins, "core")
-    found = [BoundAction("log", owner, ScheduledAction("log", log, None, "log"))] if log is not None else []
+    found = (
+        [BoundAction("log", owner, ScheduledAction("log", log, None, "log"))]
+        if log is not None
+        else []
+    )
     found += [
         BoundAction(f"{plugin.name}.{one.name}", plugin, one)
         for plugin, one in plugins.collect_list("register_actions", ScheduledAction)
     ]
     names = [task.name for task in found]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise PluginError(f"two scheduled actions are called {twice[0]!r}; give each a name of its own")
+        raise PluginError(
+            f"two scheduled actions are called {twice[0]!r}; give each a name of its own"
+        )
     phases = ([task for task in found if task.scheduled.stage == phase] for phase in STAGES)
     return [task for tasks in phases for task in sort_topologically(tasks, "action")]

@@ -26,9 +26,15 @@ class Metric(eqx.Module):
 
     def merge(self, other: Self) -> Self:
         """The metric over the examples of both."""
-        if bad := [one for one in jax.tree.leaves(self, is_leaf=self._is_field) if not isinstance(one, Metric)]:
+        if bad := [
+            one
+            for one in jax.tree.leaves(self, is_leaf=self._is_field)
+            if not isinstance(one, Metric)
+        ]:
             gap = f"{type(self).__name__} holds {bad[0]!r}, which is no metric"
-            raise ModelError(f"{gap}: define merge(self, other) and empty(self), or make it by `of`")
+            raise ModelError(
+                f"{gap}: define merge(self, other) and empty(self), or make it by `of`"
+            )
         return jax.tree.map(lambda a, b: a.merge(b), self, other, is_leaf=self._is_field)
 
     def empty(self) -> Self:
@@ -57,12 +63,16 @@ class Sum(Metric):
     @staticmethod
     def from_values(values: Values, mask: Mask | None = None) -> "Sum":
         total = jnp.sum(apply_mask(to_float(values), mask, 0.0))
-        return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))  # -0 would not survive merging 0
+        return Sum(
+            jnp.where(total == 0, 0, total), jnp.zeros_like(total)
+        )  # -0 would not survive merging 0
 
     def merge(self, other: Any) -> "Sum":
         total, lost = _two_sum(self.value, other.value)
         value, error = _two_sum(total, (self.error + other.error) + lost)
-        finite = jnp.isfinite(value)  # what an infinite sum has lost is NaN and would hide that it is infinite
+        finite = jnp.isfinite(
+            value
+        )  # what an infinite sum has lost is NaN and would hide that it is infinite
         return Sum(jnp.where(finite, value, total), jnp.where(finite, error, 0))
 
     def empty(self) -> "Sum":
@@ -79,15 +89,21 @@ class Mean(Metric):
     weight: Sum
 
     @staticmethod
-    def from_values(values: Values, mask: Mask | None = None, weight: Values | None = None) -> "Mean":
+    def from_values(
+        values: Values, mask: Mask | None = None, weight: Values | None = None
+    ) -> "Mean":
         """`weight` says how much each value counts, over all or the leading axes; weight zero masks."""
         numbers = to_float(values)
         given = 1.0 if weight is None else to_float(weight)
-        weights = apply_mask(jnp.ones_like(numbers) * _over_leading(given, numbers, "weight"), mask, 0.0)
+        weights = apply_mask(
+            jnp.ones_like(numbers) * _over_leading(given, numbers, "weight"), mask, 0.0
+        )
         return Mean(Sum.from_values(numbers * weights, weights != 0), Sum.from_values(weights))
 
     def compute(self) -> Any:
-        with np.errstate(divide="ignore", invalid="ignore"):  # of nothing it is NaN, and meant to be
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # of nothing it is NaN, and meant to be
             return self.total.compute() / self.weight.compute()
 
 
@@ -97,14 +113,21 @@ class Accuracy(Metric):
     mean: Mean
 
     @staticmethod
-    def from_logits(logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1) -> "Accuracy":
+    def from_logits(
+        logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1
+    ) -> "Accuracy":
         """From logits `(..., classes)` and labels as `class_labels` takes them. A label that is no class is wrong. The
         first of equal logits counts as larger, as for `argmax`; a NaN is larger than no other."""
         logits = to_float(logits)
         label = as_class_indices(logits, labels, "Accuracy")[..., None]
-        index, classes = jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1), logits.shape[-1]
+        index, classes = (
+            jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1),
+            logits.shape[-1],
+        )
         if not 1 <= top_k <= classes:
-            raise ConfigurationError(f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}")
+            raise ConfigurationError(
+                f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}"
+            )
         logit = jnp.max(jnp.where(index == label, logits, -jnp.inf), axis=-1, keepdims=True)
         # Counted are the classes that the label beats, not those that beat it: a NaN beats none.
         beaten = jnp.sum((logits < logit) | ((logits == logit) & (index > label)), axis=-1)
@@ -162,12 +185,17 @@ class Std(Metric):
         return Std(Sum(mean, error), Mean.from_values(((numbers - mean) - error) ** 2, mask))
 
     def merge(self, other: Any) -> "Std":
-        mine, theirs, variance = self.variance.weight, other.variance.weight, self.variance.merge(other.variance)
+        mine, theirs, variance = (
+            self.variance.weight,
+            other.variance.weight,
+            self.variance.merge(other.variance),
+        )
         share = theirs.value / jnp.maximum(variance.weight.value, 1)
         apart = (other.mean.value - self.mean.value) + (other.mean.error - self.mean.error)
         between = Sum.from_values(apart**2 * mine.value * share)
         both = Std(
-            self.mean.merge(Sum.from_values(apart * share)), Mean(variance.total.merge(between), variance.weight)
+            self.mean.merge(Sum.from_values(apart * share)),
+            Mean(variance.total.merge(between), variance.weight),
         )
         which = jnp.where(theirs.value == 0, 0, jnp.where(mine.value == 0, 1, 2))
         return jax.tree.map(lambda *cases: jax.lax.select_n(which, *cases), self, other, both)
@@ -214,13 +242,17 @@ class ExponentialMovingAverage(RunningMetric):
     @staticmethod
     def from_values(value: Values, weight: float | int = 0.01) -> "ExponentialMovingAverage":
         if not 0 < weight <= 1:
-            raise ConfigurationError(f"MovingAverage with weight={weight}; it must be above 0 and at most 1")
+            raise ConfigurationError(
+                f"MovingAverage with weight={weight}; it must be above 0 and at most 1"
+            )
         return ExponentialMovingAverage(to_float(value), jnp.ones((), jnp.int32), weight)
 
     def update(self, new: Any) -> "ExponentialMovingAverage":
         count = self.count + new.count
         share = jnp.maximum(self.decay, new.count / count).astype(self.value.dtype)
-        return ExponentialMovingAverage(self.value + share * (new.value - self.value), count, self.decay)
+        return ExponentialMovingAverage(
+            self.value + share * (new.value - self.value), count, self.decay
+        )
 
 
 class CollectingMetric(eqx.Module):
@@ -239,7 +271,9 @@ class CollectingMetric(eqx.Module):
         def join(*parts: Value) -> np.ndarray:
             kinds = {f"{part.dtype}{list(part.shape[1:])}" for part in parts}
             if len(kinds) > 1:
-                raise ModelError(f"{type(self).__name__} gathers examples of several shapes: {sorted(kinds)}; pad them")
+                raise ModelError(
+                    f"{type(self).__name__} gathers examples of several shapes: {sorted(kinds)}; pad them"
+                )
             return np.concatenate(parts)
 
         return jax.tree.map(join, self, *others)
@@ -255,10 +289,20 @@ def as_class_indices(logits: Array, labels: Values, what: str) -> Int[Array, "..
     labels = jnp.asarray(labels)
     if labels.ndim > 1 and labels.shape == logits.shape:
         labels = jnp.argmax(labels, axis=-1)
-    elif labels.shape != logits.shape[:-1] or logits.ndim == 0 or jnp.issubdtype(labels.dtype, jnp.inexact):
-        given = f"{what} of logits {list(logits.shape)} with labels {labels.dtype}{list(labels.shape)}"
-        wanted = f"integers of shape {list(logits.shape[:-1])}, or one-hot of shape {list(logits.shape)}"
-        raise ConfigurationError(f"{given}; the logits end with an axis of classes, the labels are {wanted}")
+    elif (
+        labels.shape != logits.shape[:-1]
+        or logits.ndim == 0
+        or jnp.issubdtype(labels.dtype, jnp.inexact)
+    ):
+        given = (
+            f"{what} of logits {list(logits.shape)} with labels {labels.dtype}{list(labels.shape)}"
+        )
+        wanted = (
+            f"integers of shape {list(logits.shape[:-1])}, or one-hot of shape {list(logits.shape)}"
+        )
+        raise ConfigurationError(
+            f"{given}; the logits end with an axis of classes, the labels are {wanted}"
+        )
     labels = labels.astype(int)
     return jnp.where((labels >= 0) & (labels < logits.shape[-1]), labels, -1)
 
@@ -266,16 +310,16 @@ def as_class_indices(logits: Array, labels: Values, what: str) -> Int[Array, "..
 def to_float(values: Any) -> Array:
     """Strongly typed: float64 stays, all else becomes float32."""
     values = jnp.asarray(values)
-    return jax.lax.convert_element_type(values, jnp.float64 if values.dtype == jnp.float64 else jnp.float32)
+    return jax.lax.convert_element_type(
+        values, jnp.float64 if values.dtype == jnp.float64 else jnp.float32
+    )
 
 
 def apply_mask(values: Array, mask: Mask | None, fill: float) -> Array:
     """The values with `fill` where the mask over all or their leading axes, if any, is False. Selected, never
     multiplied: masked values may be NaN."""
     if mask is not None and (dtype := jnp.asarray(mask).dtype) != jnp.bool_:
-        fix = (
-            "give bools, such as `mask > 0`; how much a value counts is a weight, Mean.from_values(values, weight=...)"
-        )
+        fix = "give bools, such as `mask > 0`; how much a value counts is a weight, Mean.from_values(values, weight=...)"
         raise ConfigurationError(f"a mask is {dtype}: {fix}")
     return values if mask is None else jnp.where(_over_leading(mask, values, "mask"), values, fill)
 

@@ -52,7 +52,9 @@ class Context:
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)
     plugin_state: Any = None
-    _trace: Any = field(default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False)
+    _trace: Any = field(
+        default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False
+    )
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
         """The key of `stream` at this step. Every call returns the same key: split it to draw more than once.
@@ -63,7 +65,9 @@ class Context:
         phase: RngPhase = "train" if self.training else "eval"
         key = self.streams.key(stream, phase, self.rng_step)
         if self.training and not self.streams.streams[stream].train:
-            raise PluginError(f"the random stream {stream!r} is not for training: declare it with train=True")
+            raise PluginError(
+                f"the random stream {stream!r} is not for training: declare it with train=True"
+            )
         for name, index in self.rng_path:
             key = fold_name(key, name) if index is None else fold_name(key, name, index)
         return key
@@ -79,7 +83,9 @@ class Context:
         False if only a clock or a request to stop makes the action due, because that becomes known later.
         """
         if name not in self.due_flags:
-            raise PluginError(f"nothing scheduled is called {name!r}. {did_you_mean(name, self.due_flags)}")
+            raise PluginError(
+                f"nothing scheduled is called {name!r}. {did_you_mean(name, self.due_flags)}"
+            )
         return self.due_flags[name]
 
     @property
@@ -95,14 +101,22 @@ class Context:
         return it from there and add it outside.
         """
         if self.losses is None:
-            raise ModelError(f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in training_step")
+            raise ModelError(
+                f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in training_step"
+            )
         if not isinstance(name, str) or not eqx.is_array_like(value):
-            raise ModelError(f"ctx.add_loss({name!r}, {value!r}): give a name and an array or number")
+            raise ModelError(
+                f"ctx.add_loss({name!r}, {value!r}): give a name and an array or number"
+            )
         if name in self.losses:
-            raise ModelError(f"the loss term {name!r} was added twice in one step; give the second its own name")
+            raise ModelError(
+                f"the loss term {name!r} was added twice in one step; give the second its own name"
+            )
         if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
             gap = f"ctx.add_loss({name!r}) was given {jnp.shape(value)[0]} values of a padded batch, padding and all"
-            raise ModelError(f"{gap}: average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()")
+            raise ModelError(
+                f"{gap}: average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()"
+            )
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)
         leak = ModelError(
             f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or with a value made "
@@ -124,10 +138,14 @@ class Context:
     def for_forward(self) -> "Context":
         """The same context at the current place in the trace, ready to collect loss terms."""
         # A model state can be set once; the train state keeps the one it has.
-        return replace(self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state))
+        return replace(
+            self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state)
+        )
 
     def for_plugin(self, name: str) -> "Context":
         """The same context with the plugin's own keys and slice."""
         return replace(
-            self, rng_path=(*self.rng_path, (f"plugin:{name}", None)), plugin_state=self.plugin_states.get(name)
+            self,
+            rng_path=(*self.rng_path, (f"plugin:{name}", None)),
+            plugin_state=self.plugin_states.get(name),
         )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from fulgurite.tree.typecheck import check_batch
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
+from fulgurite.tree.typecheck import check_batch
 
 if TYPE_CHECKING:
     from fulgurite.model.context import Context
@@ -60,13 +60,19 @@ class Module(eqx.Module):
 
     def training_step(self, batch: Any, ctx: "Context") -> Output:
         """The loss and the metrics of one batch. Required."""
-        raise ModelError(f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output")
+        raise ModelError(
+            f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output"
+        )
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
         """The metrics of one batch in evaluation, in inference mode. Unless overridden, this is `training_step`, or
         without one the results of the functions that a method `losses` returns."""
-        if type(self).training_step is Module.training_step and callable(getattr(self, "losses", None)):
-            parts = [prefix_output(name, one()) for name, one in get_loss_fns(self, batch, ctx).items()]
+        if type(self).training_step is Module.training_step and callable(
+            getattr(self, "losses", None)
+        ):
+            parts = [
+                prefix_output(name, one()) for name, one in get_loss_fns(self, batch, ctx).items()
+            ]
             losses, metrics, media = (
                 {key: value for one in parts for key, value in getattr(one, kind).items()}
                 for kind in ("losses", "metrics", "media")
@@ -81,12 +87,16 @@ class Module(eqx.Module):
         check_batch(type(self).validation_step, batch)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
-            raise ModelError(f"{type(self).__name__} cannot predict: define predict_step or return fg.Output(preds=)")
+            raise ModelError(
+                f"{type(self).__name__} cannot predict: define predict_step or return fg.Output(preds=)"
+            )
         return preds
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, OptimizerSpec]":
         """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes, and no values."""
-        raise ModelError(f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return one")
+        raise ModelError(
+            f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return one"
+        )
 
 
 class Task(Module):
@@ -115,7 +125,9 @@ class Task(Module):
         made = (self.forward or _vmap_model)(self.model, batch, ctx)
         output = made if isinstance(made, Output) else Output(preds=made)
         weight = self.weight(ctx.step) if callable(self.weight) else self.weight
-        loss = weight * compute_value(evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask))
+        loss = weight * compute_value(
+            evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
+        )
         metrics = {
             name: evaluate_metric_fn(name, metric, output.preds, batch, ctx.mask)
             for name, metric in self.metrics.items()
@@ -125,7 +137,9 @@ class Task(Module):
     def configure_optimizers(self) -> optax.GradientTransformation:
         """The optimizer passed to the task."""
         if self.optimizer is None:
-            raise ConfigurationError("fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one")
+            raise ConfigurationError(
+                "fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one"
+            )
         return self.optimizer
 
 
@@ -134,11 +148,19 @@ def get_loss_fns(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[
     check_batch(module.losses, batch)
     functions, where = module.losses(batch, ctx), f"{type(module).__name__}.losses"
     if not isinstance(functions, dict):
-        raise ModelError(f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name")
+        raise ModelError(
+            f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name"
+        )
     if bad := [name for name, function in functions.items() if not callable(function)]:
-        kind = "an array" if isinstance(functions[bad[0]], jax.Array) else type(functions[bad[0]]).__name__
+        kind = (
+            "an array"
+            if isinstance(functions[bad[0]], jax.Array)
+            else type(functions[bad[0]]).__name__
+        )
         gap = f"{where} gave {kind} as {bad[0]!r}"
-        raise ModelError(f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}")
+        raise ModelError(
+            f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}"
+        )
     return functions
 
 
@@ -146,18 +168,27 @@ def prefix_output(name: str, made: Any) -> Output:
     """What the function of the loss `name` made, a loss or an output, with all of it under that name."""
     output = made if isinstance(made, Output) else Output(made)
     terms = {} if output.loss is None else {name: output.loss}
-    metrics, media = ({f"{name}/{key}": one for key, one in part.items()} for part in (output.metrics, output.media))
-    return output.replace(loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media)
+    metrics, media = (
+        {f"{name}/{key}": one for key, one in part.items()}
+        for part in (output.metrics, output.media)
+    )
+    return output.replace(
+        loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media
+    )
 
 
 def get_method(module: Any, name: str) -> Callable[..., Any]:
     """The method `name` of the module's class, which fulgurite calls."""
     if not hasattr(type(module), name):
-        raise ModelError(f"{type(module).__name__} has no {name}: subclass fg.Module, or give fg.Task(model, loss=...)")
+        raise ModelError(
+            f"{type(module).__name__} has no {name}: subclass fg.Module, or give fg.Task(model, loss=...)"
+        )
     return getattr(type(module), name)
 
 
-def evaluate_metric_fn(name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
+def evaluate_metric_fn(
+    name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any
+) -> Any:
     """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the mean without padding.
     A function with a parameter `mask` gets it. One without must make no metric of a padded batch, padding and all."""
     masks = {"mask": mask} if "mask" in inspect.signature(function).parameters else {}
@@ -166,7 +197,9 @@ def evaluate_metric_fn(name: str, function: Callable[..., Any], preds: Any, batc
         if mask is not None and not masks:
             kind = type(value).__name__
             gap = f"metric {name!r} is a {kind} of a padded batch, made without its mask"
-            raise ModelError(f"{gap}: take it, as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`")
+            raise ModelError(
+                f"{gap}: take it, as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
+            )
         return value
     try:
         value = jnp.asarray(value)
@@ -175,19 +208,27 @@ def evaluate_metric_fn(name: str, function: Callable[..., Any], preds: Any, batc
         raise ModelError(f"{gap}; return pictures and the like as fg.Output(media=...)") from error
     if mask is not None and not masks and value.ndim == 0:
         gap = f"{name!r} is one number for a padded batch, made without its mask"
-        raise ModelError(f"{gap}: give an array with the example axis, or take it: `lambda preds, batch, mask: ...`")
+        raise ModelError(
+            f"{gap}: give an array with the example axis, or take it: `lambda preds, batch, mask: ...`"
+        )
     return Mean.from_values(value, mask) if value.ndim else value
 
 
 def compute_value(measured: Any) -> Any:
     """The number that `measured` gives."""
-    return measured.compute() if isinstance(measured, Metric | RunningMetric | CollectingMetric) else measured
+    return (
+        measured.compute()
+        if isinstance(measured, Metric | RunningMetric | CollectingMetric)
+        else measured
+    )
 
 
 def _vmap_model(model: Any, batch: Any, ctx: "Context") -> Output:
     if not isinstance(batch, tuple | list):
         gap = f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input"
-        raise ModelError(f"{gap}: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])")
+        raise ModelError(
+            f"{gap}: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
+        )
     keyed = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters
     keys = {"key": ctx.keys("default", len(jax.tree.leaves(batch[0])[0]))} if keyed else {}
     if ctx.model_state is None:

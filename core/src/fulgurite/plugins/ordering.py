@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 from fulgurite.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
-    from fulgurite.plugins.manager import RegisteredPlugin
     from fulgurite.fit.tasks import BoundAction
+    from fulgurite.plugins.manager import RegisteredPlugin
 
 T = TypeVar("T", "RegisteredPlugin", "BoundAction")
 
@@ -39,7 +39,9 @@ def sort_topologically(plugins: Iterable[T], what: str = "plugin") -> list[T]:
         sorter.prepare()
     except CycleError as error:
         cycle = f"each wants to come before the next: {' -> '.join(reversed(error.args[1]))}"
-        raise PluginError(f"{what}s cannot be ordered, {cycle}. Change `before` or `after` of one of them") from error
+        raise PluginError(
+            f"{what}s cannot be ordered, {cycle}. Change `before` or `after` of one of them"
+        ) from error
     by_name, waiting, result = {plugin.name: plugin for plugin in plugins}, [], []
     while sorter.is_active():
         waiting += sorter.get_ready()

@@ -25,7 +25,9 @@ _KNOWN_DISTRIBUTIONS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-_packages = functools.cache(packages_distributions)  # reads the metadata of everything installed: 0.2 s and more
+_packages = functools.cache(
+    packages_distributions
+)  # reads the metadata of everything installed: 0.2 s and more
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,11 @@ class InstalledPlugin:
     @property
     def distribution(self) -> str:
         """Name and version, such as `fulgurite-wandb 0.1`."""
-        return f"{self.entry.dist.name} {self.entry.dist.version}" if self.entry.dist else "unknown distribution"
+        return (
+            f"{self.entry.dist.name} {self.entry.dist.version}"
+            if self.entry.dist
+            else "unknown distribution"
+        )
 
     @property
     def names(self) -> tuple[str, str]:
@@ -63,31 +69,47 @@ class InstalledPlugin:
 def find_installed() -> dict[str, list[InstalledPlugin]]:
     """Everything installed, by name; more than one entry is a conflict for whoever asks for that name."""
     places = map(os.path.abspath, sys.path)
-    return _installed(tuple((place, os.path.exists(place) and os.path.getmtime(place)) for place in places))
+    return _installed(
+        tuple((place, os.path.exists(place) and os.path.getmtime(place)) for place in places)
+    )
 
 
 def find(name: str, among: Mapping[str, Sequence[InstalledPlugin]]) -> InstalledPlugin:
     """The one installed plugin called `name`."""
     if name not in among:
-        place = next((place for place, names in _KNOWN_DISTRIBUTIONS.items() if name in names.split()), None)
+        place = next(
+            (place for place, names in _KNOWN_DISTRIBUTIONS.items() if name in names.split()), None
+        )
         brought = f"fulgurite-{place} brings it, in a clone: pip install ./plugins/{place}"
-        raise PluginError(f"no plugin {name!r} is installed. {brought if place else did_you_mean(name, among)}")
+        raise PluginError(
+            f"no plugin {name!r} is installed. {brought if place else did_you_mean(name, among)}"
+        )
     if len(among[name]) > 1:
         claims = " and ".join(one.distribution for one in among[name])
-        raise PluginError(f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance")
+        raise PluginError(
+            f"the plugin name {name!r} is claimed by {claims}: uninstall one, or pass an instance"
+        )
     return among[name][0]
 
 
 def autoload_names(among: Mapping[str, Sequence[InstalledPlugin]]) -> list[str]:
     """What is active without being asked for, as far as FULGURITE_AUTOLOAD (`0`, or an allow-list `a,b`) lets it."""
     allowed = os.environ.get("FULGURITE_AUTOLOAD", "1")
-    names = sorted(name for name, entries in among.items() if any(entry.autoload for entry in entries))
-    return names if allowed == "1" else [name for name in names if name in map(str.strip, allowed.split(","))]
+    names = sorted(
+        name for name, entries in among.items() if any(entry.autoload for entry in entries)
+    )
+    return (
+        names
+        if allowed == "1"
+        else [name for name in names if name in map(str.strip, allowed.split(","))]
+    )
 
 
 def selection_from_environment() -> list[str]:
     """What FULGURITE_PLUGINS adds (`name`) and takes away (`-name`)."""
-    return [part.strip() for part in os.environ.get("FULGURITE_PLUGINS", "").split(",") if part.strip()]
+    return [
+        part.strip() for part in os.environ.get("FULGURITE_PLUGINS", "").split(",") if part.strip()
+    ]
 
 
 @functools.cache
@@ -115,5 +137,7 @@ def _installed(places: tuple[tuple[str, float], ...]) -> dict[str, list[Installe
     entries, found = entry_points(), dict[str, list[InstalledPlugin]]()
     auto = {(entry.name, entry.dist) for entry in entries.select(group=AUTOLOAD)}
     for entry in entries.select(group=GROUP):
-        found.setdefault(entry.name, []).append(InstalledPlugin(entry, (entry.name, entry.dist) in auto))
+        found.setdefault(entry.name, []).append(
+            InstalledPlugin(entry, (entry.name, entry.dist) in auto)
+        )
     return found

@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError, error_context
-from fulgurite.metrics import CollectingMetric, LastValue, Mean, Metric, ExponentialMovingAverage, RunningMetric, Value
+from fulgurite.metrics import (
+    CollectingMetric,
+    ExponentialMovingAverage,
+    LastValue,
+    Mean,
+    Metric,
+    RunningMetric,
+    Value,
+)
 from fulgurite.model.module import Output
 
 
@@ -45,8 +53,14 @@ class MetricWindow(eqx.Module):
     def add(self, metrics: dict[str, Metric], running: dict[str, RunningMetric]) -> "MetricWindow":
         """The window with one step more, or a new one with this step if the window was closed."""
         start = self.closed | (self.count == 0)
-        merged = {name: _merge_checked(name, new, self.metrics[name].merge) for name, new in metrics.items()}
-        then = {name: _merge_checked(name, new, self.running[name].update) for name, new in running.items()}
+        merged = {
+            name: _merge_checked(name, new, self.metrics[name].merge)
+            for name, new in metrics.items()
+        }
+        then = {
+            name: _merge_checked(name, new, self.running[name].update)
+            for name, new in running.items()
+        }
         return MetricWindow(
             jnp.where(start, 1, self.count + 1),
             jnp.bool_(False),
@@ -70,8 +84,14 @@ class MetricWindow(eqx.Module):
         values = flatten_metric_dict(
             {name: _call_with_metric_name(name, metric.compute) for name, metric in every.items()}
         )
-        if bad := [f"{name!r} computed {value!r}" for name, value in values.items() if not eqx.is_array_like(value)]:
-            raise ModelError(f"metric {bad[0]}: compute gives a number, an array, or several by name")
+        if bad := [
+            f"{name!r} computed {value!r}"
+            for name, value in values.items()
+            if not eqx.is_array_like(value)
+        ]:
+            raise ModelError(
+                f"metric {bad[0]}: compute gives a number, an array, or several by name"
+            )
         return values
 
 
@@ -79,7 +99,11 @@ def flatten_metric_dict(values: dict[str, Any]) -> dict[str, Any]:
     """A metric that computed a dictionary gives `name/key` for each of its keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        flat |= (
+            {f"{name}/{key}": part for key, part in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return flat
 
 
@@ -102,7 +126,9 @@ def collect_step_metrics(
         }
         given = {"loss": output.loss, **kinds, **given}
     if twice := sorted(given.keys() & extra.keys()):
-        raise ModelError(f"the step and a plugin both give the metric {twice[0]!r}; rename that of the step")
+        raise ModelError(
+            f"the step and a plugin both give the metric {twice[0]!r}; rename that of the step"
+        )
     metrics: dict[str, Metric] = {}
     running: dict[str, RunningMetric] = {}
     for name, value in {**given, **extra}.items():
@@ -113,10 +139,14 @@ def collect_step_metrics(
     return metrics, running
 
 
-def merge_named_values(total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+def merge_named_values(
+    total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> dict[str, Any]:
     """The total loss, if any, its terms and the metrics, all by name. A metric may stand for the total, for no term."""
     if twice := sorted((terms.keys() & metrics.keys()) - {"loss"}):
-        raise ModelError(f"{twice[0]!r} is both a term of the loss, which is recorded too, and a metric; rename one")
+        raise ModelError(
+            f"{twice[0]!r} is both a term of the loss, which is recorded too, and a metric; rename one"
+        )
     return {**terms, **({} if total is None else {"loss": total}), **metrics}
 
 
@@ -125,23 +155,35 @@ def as_metric(name: str, value: Any, weight: Array) -> Metric:
     if isinstance(value, Metric):
         return _with_arrays(name, value)
     if isinstance(value, CollectingMetric):
-        raise ModelError(f"metric {name!r} is gathered, which only evaluators do; return it from there")
+        raise ModelError(
+            f"metric {name!r} is gathered, which only evaluators do; return it from there"
+        )
     if eqx.is_array_like(value) and jnp.ndim(value) == 0:
         return Mean.from_values(value, weight=weight)
-    kind = f"an array of shape {jnp.shape(value)}" if eqx.is_array_like(value) else f"of type {type(value).__name__}"
-    raise ModelError(f"metric {name!r} is {kind}: return a scalar, or fg.metrics.Mean.from_values(array, ctx.mask)")
+    kind = (
+        f"an array of shape {jnp.shape(value)}"
+        if eqx.is_array_like(value)
+        else f"of type {type(value).__name__}"
+    )
+    raise ModelError(
+        f"metric {name!r} is {kind}: return a scalar, or fg.metrics.Mean.from_values(array, ctx.mask)"
+    )
 
 
 def _with_arrays(name: str, metric: Any) -> Any:
     """The metric with an array for each number in it."""
     if bad := [leaf for leaf in jax.tree.leaves(metric) if not eqx.is_array_like(leaf)]:
-        raise ModelError(f"metric {name!r} holds {bad[0]!r}: the fields of a metric are arrays, or marked as static")
+        raise ModelError(
+            f"metric {name!r} holds {bad[0]!r}: the fields of a metric are arrays, or marked as static"
+        )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), metric)
 
 
 def _merge_checked(name: str, new: Any, merge: Callable[[Any], Any]) -> Any:
     merged = _call_with_metric_name(name, merge, new)
-    was, became = ([jax.tree.structure(one), *map(jnp.shape, jax.tree.leaves(one))] for one in (new, merged))
+    was, became = (
+        [jax.tree.structure(one), *map(jnp.shape, jax.tree.leaves(one))] for one in (new, merged)
+    )
     if was != became:
         gap = f"metric {name!r} became {merged!r} when merged"
         raise ModelError(f"{gap}: it must stay {type(new).__name__} as it was, of the same shapes")

@@ -51,13 +51,20 @@ class NonFiniteTracker(eqx.Module):
             few: the size up to which the elements of an array are looked at one by one.
         """
         losses = output.losses or ({} if output.loss is None else {"loss": output.loss})
-        terms: Terms = [("the loss" if name == "loss" else f"the loss term {name!r}", x) for name, x in losses.items()]
+        terms: Terms = [
+            ("the loss" if name == "loss" else f"the loss term {name!r}", x)
+            for name, x in losses.items()
+        ]
         terms += [(f"the gradient of {path}", leaf) for path, leaf in _floating(output.grads)]
         marks = [(name, _finite_probe(leaf, elementwise_limit)) for name, leaf in terms]
-        for index, ((path, leaf), (_, last)) in enumerate(zip(_floating(updated), _floating(module), strict=True)):
+        for index, ((path, leaf), (_, last)) in enumerate(
+            zip(_floating(updated), _floating(module), strict=True)
+        ):
             after = [] if last is leaf else [(f"what after_update made of {path}", last)]
             for name, one in [(f"the update of {path}", leaf), *after]:
-                marks.append((name, jnp.where(self.ignored[index], 0, _finite_probe(one, elementwise_limit))))
+                marks.append(
+                    (name, jnp.where(self.ignored[index], 0, _finite_probe(one, elementwise_limit)))
+                )
         names = [name for name, mark in marks for _ in range(mark.size)]
         found = jnp.concatenate([mark for _, mark in marks]) != 0
         culprit = jnp.min(jnp.where(found, jnp.arange(len(names), dtype=jnp.int32), len(names)))
@@ -71,12 +78,18 @@ class NonFiniteTracker(eqx.Module):
             return replace(self, skipped=self.skipped + bad)
         first = bad & (self.step < 0)
         return replace(
-            self, step=jnp.where(first, step, self.step), term_index=jnp.where(first, culprit, self.term_index)
+            self,
+            step=jnp.where(first, step, self.step),
+            term_index=jnp.where(first, culprit, self.term_index),
         )
 
 
 def _floating(tree: Any) -> Terms:
-    return [(path, leaf) for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array)) if leaf.size]
+    return [
+        (path, leaf)
+        for path, leaf in leaves_with_paths(eqx.filter(tree, eqx.is_inexact_array))
+        if leaf.size
+    ]
 
 
 def _finite_probe(leaf: Array, few: int) -> Float[Array, " marks"]:

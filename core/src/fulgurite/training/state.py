@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
-from fulgurite.tree.typecheck import format_tree
 from fulgurite.errors import ModelError, StateError, error_context
+from fulgurite.training.metric_window import MetricWindow
 from fulgurite.training.nonfinite import NonFiniteTracker
 from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.training.metric_window import MetricWindow
+from fulgurite.tree.typecheck import format_tree
 
 
 class TrainState(eqx.Module):
@@ -69,7 +69,9 @@ def as_model_init(model: Any) -> ModelInit:
         raise ModelError(f"a model is {kinds}; {type(model).__name__} is none of them")
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
-        with error_context(lambda: f"while the model was made, as {getattr(model, '__name__', 'model')}(key=key)"):
+        with error_context(
+            lambda: f"while the model was made, as {getattr(model, '__name__', 'model')}(key=key)"
+        ):
             return copy_arrays(_validate_model(model(key=key)))
 
     return ModelInit(None, build)
@@ -83,8 +85,12 @@ def copy_arrays(tree: PyTree) -> PyTree:
         if not is_array(leaf):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-        return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
+            return jax.random.wrap_key_data(
+                jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
+            )
+        return jax.lax.convert_element_type(
+            jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype)
+        )
 
     return jax.tree.map(own, tree)
 
@@ -93,8 +99,13 @@ def deduplicate_arrays(state: "TrainState") -> "TrainState":
     """The state with a copy of each NumPy array, and of each that comes twice, such as an average made the module."""
     leaves, treedef = jax.tree.flatten(state)
     first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-    own = [isinstance(leaf, jax.Array) and first[id(leaf)] == place for place, leaf in enumerate(leaves)]
-    return treedef.unflatten([leaf if mine else copy_arrays(leaf) for leaf, mine in zip(leaves, own, strict=True)])
+    own = [
+        isinstance(leaf, jax.Array) and first[id(leaf)] == place
+        for place, leaf in enumerate(leaves)
+    ]
+    return treedef.unflatten(
+        [leaf if mine else copy_arrays(leaf) for leaf, mine in zip(leaves, own, strict=True)]
+    )
 
 
 def check_aliases(module: PyTree) -> None:
@@ -112,13 +123,17 @@ def check_has_state(module: PyTree, model_state: Any) -> None:
     leaves = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
     if model_state is None and any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
         gap = f"{(name := type(module).__name__)} has layers that keep state, such as BatchNorm, but no state was given"
-        raise ModelError(f"{gap}: give eqx.nn.make_with_state({name}), which makes both, or the pair (module, state)")
+        raise ModelError(
+            f"{gap}: give eqx.nn.make_with_state({name}), which makes both, or the pair (module, state)"
+        )
 
 
 def check_not_consumed(state: PyTree) -> None:
     """A state or module whose arrays were donated to a later step is an error that says so."""
     leaves = enumerate(jax.tree.leaves(state))
-    if gone := [place for place, leaf in leaves if isinstance(leaf, jax.Array) and leaf.is_deleted()]:
+    if gone := [
+        place for place, leaf in leaves if isinstance(leaf, jax.Array) and leaf.is_deleted()
+    ]:
         what = "train state" if isinstance(state, TrainState) else "model"
         gap = f"this {what} was consumed: its {leaves_with_paths(state)[gone[0]][0]} belongs to a later step now"
         why = "`step` and `fit` consume the state they are given, module included; continue with the one they return"
@@ -130,7 +145,10 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
     changed its shape would compile the step anew without a word."""
     (old, treedef), (new, other) = jax.tree.flatten(before), jax.tree.flatten(after)
     if treedef != other:
-        paths = sorted({path for path, _ in leaves_with_paths(before)} ^ {path for path, _ in leaves_with_paths(after)})
+        paths = sorted(
+            {path for path, _ in leaves_with_paths(before)}
+            ^ {path for path, _ in leaves_with_paths(after)}
+        )
         at = f" at {', '.join(paths[:3])}" if paths else " (the type or static fields of a node)"
         raise ModelError(f"{where} changed the structure of the state{at}; it must keep it")
     for place, (a, b) in enumerate(zip(old, new, strict=True)):
@@ -166,7 +184,11 @@ def digest(tree: PyTree) -> int:
     number = 0
     for leaf in filter(is_array, jax.tree.leaves(tree)):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-            data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+            data = (
+                jax.random.key_data(leaf)
+                if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+                else leaf
+            )
             number = crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, number)
     return number
 
@@ -179,4 +201,6 @@ def _validate_model(model: Any) -> tuple[Any, eqx.nn.State | None]:
 
 
 def _is_pair(model: Any) -> bool:
-    return isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
+    return (
+        isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State | None)
+    )

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from fulgurite.model.context import Context
 from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.model.context import Context
 from fulgurite.model.module import Output
-from fulgurite.tree.paths import Selector, select
 from fulgurite.training.state import TrainState
+from fulgurite.tree.paths import Selector, select
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
@@ -36,17 +36,25 @@ class OptimizerSpec:
 
     optimizer: optax.GradientTransformation
     params: Selector | str | Callable[[Any], Any] | None = None
-    gradient_transform: optax.GradientTransformation = field(default_factory=optax.identity, kw_only=True)
+    gradient_transform: optax.GradientTransformation = field(
+        default_factory=optax.identity, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
-            raise ConfigurationError(f"fg.Phase: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)")
+            raise ConfigurationError(
+                f"fg.Phase: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)"
+            )
         if not isinstance(self.params, Selector | None):
             object.__setattr__(self, "params", select(self.params))
 
     def param_mask(self, module: PyTree) -> PyTree[bool]:
         """True for the floating-point arrays of `module` that this phase updates, False for every other leaf."""
-        chosen = self.params(module) if isinstance(self.params, Selector) else jax.tree.map(lambda _: True, module)
+        chosen = (
+            self.params(module)
+            if isinstance(self.params, Selector)
+            else jax.tree.map(lambda _: True, module)
+        )
         return jax.tree.map(lambda leaf, yes: yes and _is_floating(leaf), module, chosen)
 
 
@@ -58,13 +66,19 @@ class UpdateRule:
         """The optimizer state for `module`."""
 
     @abstractmethod
-    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
+    def __call__(
+        self, forward: Forward, state: TrainState, batch: Any, ctx: Context
+    ) -> tuple[TrainState, Output]:
         """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
         optimizer receives them) and `updates`."""
 
-    def apply_gradients(self, state: TrainState, grads: PyTree, output: Output) -> tuple[TrainState, Output]:
+    def apply_gradients(
+        self, state: TrainState, grads: PyTree, output: Output
+    ) -> tuple[TrainState, Output]:
         """One update with these gradients, for the `train_step` of an engine; not every rule supports it."""
-        raise ModelError(f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)")
+        raise ModelError(
+            f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)"
+        )
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
@@ -93,20 +107,32 @@ class GradientUpdate(UpdateRule):
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         return self.spec.param_mask(module)
 
-    def __call__(self, forward: Forward, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
-        taken = compute_gradients(forward, state.module, batch, ctx, self.spec.param_mask(state.module))
-        return self.apply_gradients(state, *taken, lambda at: forward(eqx.combine(at, state.module), batch, ctx).loss)
+    def __call__(
+        self, forward: Forward, state: TrainState, batch: Any, ctx: Context
+    ) -> tuple[TrainState, Output]:
+        taken = compute_gradients(
+            forward, state.module, batch, ctx, self.spec.param_mask(state.module)
+        )
+        return self.apply_gradients(
+            state, *taken, lambda at: forward(eqx.combine(at, state.module), batch, ctx).loss
+        )
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output, loss: Any = None
     ) -> tuple[TrainState, Output]:
-        params, grads = (eqx.filter(tree, self.spec.param_mask(state.module)) for tree in (state.module, grads))
+        params, grads = (
+            eqx.filter(tree, self.spec.param_mask(state.module)) for tree in (state.module, grads)
+        )
         before, optimizer = state.opt_state
         grads, before = self.spec.gradient_transform.update(grads, before, params)
         update = optax.with_extra_args_support(self.spec.optimizer).update
-        updates, optimizer = update(grads, optimizer, params, value=output.loss, grad=grads, value_fn=loss)
+        updates, optimizer = update(
+            grads, optimizer, params, value=output.loss, grad=grads, value_fn=loss
+        )
         module = eqx.apply_updates(state.module, updates)
-        state = state.replace(module=module, model_state=output.model_state, opt_state=(before, optimizer))
+        state = state.replace(
+            module=module, model_state=output.model_state, opt_state=(before, optimizer)
+        )
         return state, output.replace(grads=grads, updates=updates)
 
 
@@ -139,5 +165,7 @@ def as_optimizer_specs(configured: Any, source: str) -> dict[str, OptimizerSpec]
         and all(isinstance(one, OptimizerSpec) for one in configured.values())
     ):
         return configured
-    wanted = "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.Phase by name"
+    wanted = (
+        "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.Phase by name"
+    )
     raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")

@@ -48,18 +48,26 @@ def resolve(tree: PyTree, path: Path | str) -> Any:
         children = _children(node)
         if segment in children:
             node = children[segment]
-        elif isinstance(node, list | tuple) and isinstance(segment, int) and -len(node) <= segment < len(node):
+        elif (
+            isinstance(node, list | tuple)
+            and isinstance(segment, int)
+            and -len(node) <= segment < len(node)
+        ):
             node = node[segment]
         else:
             where = f"{Path(path[:depth])} ({_kind(node)})" if depth else _kind(node)
             there = ", ".join(str(Path([child])) for child in children) or "nothing below it"
-            raise PathError(f"no {Path([segment])} in {where}, for the path {path}. There is: {there}")
+            raise PathError(
+                f"no {Path([segment])} in {where}, for the path {path}. There is: {there}"
+            )
     return node
 
 
 def leaves_with_paths(tree: PyTree) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with its path written out."""
-    return [(str(from_keys(keys)), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return [
+        (str(from_keys(keys)), leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def path_tree(tree: PyTree) -> PyTree[str]:
@@ -70,17 +78,24 @@ def path_tree(tree: PyTree) -> PyTree[str]:
 def total_size(tree: PyTree) -> tuple[int, int]:
     """The total number of elements in the arrays of a tree, and of bytes."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if _is_array(leaf)]
-    return sum(leaf.size for leaf in arrays), sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    return sum(leaf.size for leaf in arrays), sum(
+        leaf.size * leaf.dtype.itemsize for leaf in arrays
+    )
 
 
 def shape_summary(tree: PyTree) -> str:
     """A table of the arrays of a tree: path, shape, dtype, bytes. The last line: all elements and bytes."""
     arrays = [(path, leaf) for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
-    rows = [(path, str(list(leaf.shape)), str(leaf.dtype), f"{total_size(leaf)[1]:,}") for path, leaf in arrays]
+    rows = [
+        (path, str(list(leaf.shape)), str(leaf.dtype), f"{total_size(leaf)[1]:,}")
+        for path, leaf in arrays
+    ]
     count, size = total_size(tree)
     rows = [("path", "shape", "dtype", "bytes"), *rows, ("total", f"{count:,}", "", f"{size:,}")]
     a, b, c, d = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return "\n".join(f"{path:{a}}  {shape:{b}}  {dtype:{c}}  {size:>{d}}" for path, shape, dtype, size in rows)
+    return "\n".join(
+        f"{path:{a}}  {shape:{b}}  {dtype:{c}}  {size:>{d}}" for path, shape, dtype, size in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,9 @@ class Selector:
     choose: Choice
 
     def __call__(self, tree: PyTree) -> PyTree[bool]:
-        return jax.tree.unflatten(jax.tree.structure(tree), _some(self.choose(tree), self.text, tree))
+        return jax.tree.unflatten(
+            jax.tree.structure(tree), _some(self.choose(tree), self.text, tree)
+        )
 
     def __or__(self, other: "Selector") -> "Selector":
         return _joined(f"({self.text} | {other.text})", any, [self.choose, other.choose])
@@ -132,9 +149,13 @@ def select(*what: str | Callable[[Any], Any]) -> Selector:
     """Selects arrays by any of the arguments: a pattern selects every array in whose path it occurs; a function of the
     tree, the arrays of the node (or tuple of nodes) that it returns. The function must not read array values."""
     if not what:
-        raise ConfigurationError("select() and exclude() need a pattern or a function; '**' is everything")
+        raise ConfigurationError(
+            "select() and exclude() need a pattern or a function; '**' is everything"
+        )
     patterns = [Pattern.parse(one) if isinstance(one, str) else one for one in what]
-    return _joined(f"select({', '.join(map(_name, what))})", any, [partial(_chosen, one) for one in patterns])
+    return _joined(
+        f"select({', '.join(map(_name, what))})", any, [partial(_chosen, one) for one in patterns]
+    )
 
 
 def exclude(*what: str | Callable[[Any], Any]) -> Selector:
@@ -143,29 +164,44 @@ def exclude(*what: str | Callable[[Any], Any]) -> Selector:
 
 
 def _joined(text: str, how: Callable[[Any], bool], parts: Sequence[Choice]) -> Selector:
-    return Selector(text, lambda tree: [how(flags) for flags in zip(*(part(tree) for part in parts), strict=True)])
+    return Selector(
+        text,
+        lambda tree: [how(flags) for flags in zip(*(part(tree) for part in parts), strict=True)],
+    )
 
 
 def _others(choose: Choice, tree: PyTree) -> list[bool]:
-    return [_is_array(leaf) and not one for leaf, one in zip(jax.tree.leaves(tree), choose(tree), strict=True)]
+    return [
+        _is_array(leaf) and not one
+        for leaf, one in zip(jax.tree.leaves(tree), choose(tree), strict=True)
+    ]
 
 
 def _chosen(what: Pattern | Callable[[Any], Any], tree: PyTree) -> list[bool]:
     if not isinstance(what, Pattern):
         return _some(_under(what, tree), _name(what), tree)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return _some([_is_array(leaf) and what.occurs_in(from_keys(keys)) for keys, leaf in leaves], what.text, tree)
+    return _some(
+        [_is_array(leaf) and what.occurs_in(from_keys(keys)) for keys, leaf in leaves],
+        what.text,
+        tree,
+    )
 
 
 def _under(function: Callable[[Any], Any], tree: PyTree) -> list[bool]:
     leaves, structure = jax.tree.flatten(tree)
     marks = [object() for _ in leaves]  # tell equal leaves apart, and nodes that are there twice
     try:
-        found = {id(leaf): leaf for leaf in jax.tree.leaves(function(jax.tree.unflatten(structure, marks)))}
+        found = {
+            id(leaf): leaf
+            for leaf in jax.tree.leaves(function(jax.tree.unflatten(structure, marks)))
+        }
     except (AttributeError, LookupError, TypeError) as error:
         raise PathError(f"{_name(function)} cannot select from {_kind(tree)}: {error}") from error
     if not found.keys() <= set(map(id, marks)):
-        raise PathError(f"{_name(function)} must return a node of {_kind(tree)}, or several in a tuple")
+        raise PathError(
+            f"{_name(function)} must return a node of {_kind(tree)}, or several in a tuple"
+        )
     return [_is_array(leaf) and id(mark) in found for leaf, mark in zip(leaves, marks, strict=True)]
 
 
@@ -173,12 +209,16 @@ def _some(chosen: list[bool], text: str, tree: PyTree) -> list[bool]:
     if not any(chosen):
         paths = [path for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
         near = ", ".join(get_close_matches(text, paths, n=6, cutoff=0)) or "none"
-        raise PathError(f"{text!r} selects no array of {_kind(tree)}; of its {len(paths)} the nearest are: {near}")
+        raise PathError(
+            f"{text!r} selects no array of {_kind(tree)}; of its {len(paths)} the nearest are: {near}"
+        )
     return chosen
 
 
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'  # of JSON
-_TOKEN = re.compile(rf'\.(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]')
+_TOKEN = re.compile(
+    rf'\.(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]'
+)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -187,7 +227,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while rest:
         token = _TOKEN.match(rest)
         if token is None:
-            raise PathError(f'cannot read {text!r} from {rest!r} on; a path is like a.layers[0]["odd key"]')
+            raise PathError(
+                f'cannot read {text!r} from {rest!r} on; a path is like a.layers[0]["odd key"]'
+            )
         kind = token.lastgroup or ""
         yield kind, json.loads(token[kind]) if kind == "quoted" else token[kind]
         rest = rest[token.end() :]
@@ -195,7 +237,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 def _segment(kind: str, value: str, text: str) -> Segment:
     if (kind, value) == ("index", "*") or (kind == "name" and not value.isidentifier()):
-        raise PathError(f"{value!r} in the path {text!r} is no identifier; a key is written as {_written(value)}")
+        raise PathError(
+            f"{value!r} in the path {text!r} is no identifier; a key is written as {_written(value)}"
+        )
     return int(value) if kind == "index" else value
 
 
@@ -213,7 +257,9 @@ def _expression(kind: str, value: str) -> re.Pattern[str] | None:
     if kind == "name" and value in ("*", "**"):
         return re.compile(".*", re.DOTALL) if value == "*" else None
     literal = re.escape(f"[{value}]" if kind == "index" else f".{value}")
-    return re.compile(literal if kind == "quoted" else literal.replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+    return re.compile(
+        literal if kind == "quoted" else literal.replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL
+    )
 
 
 def _matches(parts: Sequence[re.Pattern[str] | None], segments: Sequence[str]) -> bool:
@@ -225,7 +271,9 @@ def _matches(parts: Sequence[re.Pattern[str] | None], segments: Sequence[str]) -
 
 
 def _from_key(key: Any) -> Segment:
-    value = next((getattr(key, field) for field in ("name", "idx", "key") if hasattr(key, field)), key)
+    value = next(
+        (getattr(key, field) for field in ("name", "idx", "key") if hasattr(key, field)), key
+    )
     return value if type(value) in (int, str) else str(value)
 
 

@@ -20,14 +20,18 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     agree across the batch. A mismatch, of structure too, is an error that names the place. Any other annotation is
     left alone."""
     try:
-        hint = get_type_hints(step).get([*signature(step).parameters, ""][0 if ismethod(step) else 1])
+        hint = get_type_hints(step).get(
+            [*signature(step).parameters, ""][0 if ismethod(step) else 1]
+        )
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     with jaxtyping.jaxtyped("context"):
         if misfit := next(_iter_mismatches("batch", batch, hint), None):
             path, value, wanted = misfit
             given = "missing" if value is None else format_tree(value)
-            raise DataError(f"{path} is {given}; {step.__qualname__} expects {wanted}. The batch: {format_tree(batch)}")
+            raise DataError(
+                f"{path} is {given}; {step.__qualname__} expects {wanted}. The batch: {format_tree(batch)}"
+            )
 
 
 def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
@@ -70,18 +74,38 @@ def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[tuple[str, An
         return
     kind = dict if is_typeddict(hint) else origin
     several = len(kinds) if origin is tuple and ... not in kinds else None
-    odd = kind in (tuple, list) and (not isinstance(value, tuple | list) or several not in (None, len(value)))
+    odd = kind in (tuple, list) and (
+        not isinstance(value, tuple | list) or several not in (None, len(value))
+    )
     if (odd or (kind is dict and not isinstance(value, Mapping))) and _holds_arrays(hint):
-        wanted = {dict: "a dictionary", list: "a list", tuple: f"a tuple of {several}" if several else "a tuple"}
+        wanted = {
+            dict: "a dictionary",
+            list: "a list",
+            tuple: f"a tuple of {several}" if several else "a tuple",
+        }
         yield path, value, wanted[kind]
     elif is_typeddict(hint) and isinstance(value, dict):
-        asked = [item for item in get_type_hints(hint).items() if item[0] in value or item[0] in hint.__required_keys__]
+        asked = [
+            item
+            for item in get_type_hints(hint).items()
+            if item[0] in value or item[0] in hint.__required_keys__
+        ]
         parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in asked]
-    elif isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")) and isinstance(value, hint):
-        parts = [(f"{path}.{name}", getattr(value, name), kind) for name, kind in get_type_hints(hint).items()]
+    elif (
+        isinstance(hint, type)
+        and (is_dataclass(hint) or hasattr(hint, "_fields"))
+        and isinstance(value, hint)
+    ):
+        parts = [
+            (f"{path}.{name}", getattr(value, name), kind)
+            for name, kind in get_type_hints(hint).items()
+        ]
     elif origin in (tuple, list) and isinstance(value, tuple | list):
         kinds = kinds[:1] * len(value) if origin is list or kinds[-1] is ... else kinds
-        parts = [(f"{path}[{at}]", part, kind) for at, (part, kind) in enumerate(zip(value, kinds, strict=False))]
+        parts = [
+            (f"{path}[{at}]", part, kind)
+            for at, (part, kind) in enumerate(zip(value, kinds, strict=False))
+        ]
     elif origin is dict and isinstance(value, dict):
         parts = [(f'{path}["{name}"]', part, kinds[1]) for name, part in value.items()]
     for part in parts:
@@ -91,4 +115,6 @@ def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[tuple[str, An
 def _holds_arrays(hint: Any) -> bool:
     """Whether there is an array in the structure that is annotated."""
     parts = get_type_hints(hint).values() if is_typeddict(hint) else get_args(hint)
-    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(map(_holds_arrays, parts))
+    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(
+        map(_holds_arrays, parts)
+    )

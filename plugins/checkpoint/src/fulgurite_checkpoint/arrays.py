@@ -34,7 +34,9 @@ def flatten_state(state: "fg.TrainState") -> dict[str, Any]:
 def unflatten_state(state: "fg.TrainState", arrays: Mapping[str, Any]) -> "fg.TrainState":
     """The state with these arrays in their places."""
     owners = _owners(state)
-    return jax.tree_util.tree_map_with_path(lambda keys, leaf: arrays.get(_name(from_keys(keys), owners), leaf), state)
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: arrays.get(_name(from_keys(keys), owners), leaf), state
+    )
 
 
 def get_spec(array: Any) -> Spec:
@@ -72,7 +74,9 @@ def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
 
     here = jnp.zeros(()).sharding
     specs = {
-        name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=getattr(spec, "sharding", None) or here)
+        name: jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=getattr(spec, "sharding", None) or here
+        )
         for name, spec in wanted.items()
     }
     context = ocp.Context()
@@ -85,7 +89,8 @@ def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
         raise Damaged(f"{path} cannot be read: {error.__cause__ or error}") from error
     empty = {name: spec for name, spec in specs.items() if not spec.size}
     return read | {
-        name: jax.device_put(np.zeros(spec.shape, spec.dtype), spec.sharding) for name, spec in empty.items()
+        name: jax.device_put(np.zeros(spec.shape, spec.dtype), spec.sharding)
+        for name, spec in empty.items()
     }
 
 
@@ -100,14 +105,21 @@ def compare(wanted: Mapping[str, Any], saved: Mapping[str, Spec], where: Path) -
     if rows:
         more = f"\n  and {len(rows) - 20} more" if len(rows) > 20 else ""
         raise CheckpointError(
-            f"{where} does not fit the model, optimizer and plugins:\n" + "\n".join(rows[:20]) + more + "\n"
+            f"{where} does not fit the model, optimizer and plugins:\n"
+            + "\n".join(rows[:20])
+            + more
+            + "\n"
             "Make them as they were, or begin in another run directory with what fits, by "
             "fit(init_from=fg.CheckpointRef(path, map={...}))"
         )
 
 
 def apply_mapping(
-    wanted: Mapping[str, Any], saved: Mapping[str, Spec], mapping: Mapping[str, str], strict: bool, where: Path
+    wanted: Mapping[str, Any],
+    saved: Mapping[str, Spec],
+    mapping: Mapping[str, str],
+    strict: bool,
+    where: Path,
 ) -> dict[str, str]:
     """The names of arrays in a state, each with its name in the checkpoint, for a map of paths to paths.
 
@@ -119,15 +131,21 @@ def apply_mapping(
         new, old = _names_below(target, wanted), _names_below(source, saved)
         field = target == source and target in fg.TrainState.__dataclass_fields__
         if not (new and old) and not (field and new.keys() == old.keys()):
-            side, path, names = ("the new state", target, wanted) if not new else (str(where), source, saved)
+            side, path, names = (
+                ("the new state", target, wanted) if not new else (str(where), source, saved)
+            )
             there = ", ".join(sorted({str(TreePath(parse(name)[:2])) for name in names})[:12])
-            raise CheckpointError(f"init_from: there is no array below {path!r} in {side}. There is: {there}")
+            raise CheckpointError(
+                f"init_from: there is no array below {path!r} in {side}. There is: {there}"
+            )
         if strict and (odd := sorted(new.keys() ^ old.keys(), key=str)):
             rows = [
-                f"  {(new | old)[rest]} is only in {'the new state' if rest in new else where}" for rest in odd[:20]
+                f"  {(new | old)[rest]} is only in {'the new state' if rest in new else where}"
+                for rest in odd[:20]
             ]
             raise CheckpointError(
-                f"init_from: {target!r} and {source!r} differ; strict=False takes what both have:\n" + "\n".join(rows)
+                f"init_from: {target!r} and {source!r} differ; strict=False takes what both have:\n"
+                + "\n".join(rows)
             )
         taken |= {new[rest]: old[rest] for rest in new if rest in old}
     return taken

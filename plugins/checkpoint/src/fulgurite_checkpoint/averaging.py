@@ -13,7 +13,7 @@ from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.inspecting import parse_dtype, load_arrays, load_values, as_wide_dtype
+from fulgurite_checkpoint.inspecting import as_wide_dtype, load_arrays, load_values, parse_dtype
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import publish
 
@@ -38,7 +38,10 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     specs = {name: spec for name, spec in newest.saved.items() if _is_weight(name)}
     for one in kept:
         arrays.compare(
-            {name: jax.ShapeDtypeStruct(shape, parse_dtype(dtype)) for name, (shape, dtype) in specs.items()},
+            {
+                name: jax.ShapeDtypeStruct(shape, parse_dtype(dtype))
+                for name, (shape, dtype) in specs.items()
+            },
             {name: spec for name, spec in one.saved.items() if _is_weight(name)},
             one.path,
         )
@@ -49,20 +52,33 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
 def _means(kept: list[Read], names: list[str]) -> dict[str, Any]:
     newest = load_arrays(kept[-1], names)
     floats = [name for name, array in newest.items() if jnp.issubdtype(array.dtype, jnp.inexact)]
-    sums = {name: np.asarray(newest[name]).astype(as_wide_dtype(newest[name].dtype)) for name in floats}
+    sums = {
+        name: np.asarray(newest[name]).astype(as_wide_dtype(newest[name].dtype)) for name in floats
+    }
     for one in kept[:-1]:
         for name, array in load_values(one, floats).items():
             sums[name] += array.astype(as_wide_dtype(array.dtype))
-    return newest | {name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()}
+    return newest | {
+        name: (total / len(kept)).astype(newest[name].dtype) for name, total in sums.items()
+    }
 
 
 def _write(out: Path, newest: Read, means: dict[str, Any]) -> None:
     step = newest.commit.step
     path = format.get_checkpoint_folder(out) / f"saving-step-{step}"
     path.mkdir(parents=True)
-    arrays.save(path / "arrays", {name: jnp.asarray(array) for name, array in means.items()}).result()
-    index = newest.index | {"arrays": {name: arrays.get_spec(array) for name, array in means.items()}, "pending": []}
-    texts = {"manifest.json": newest.manifest, "index.json": index, "host-0.json": {"host": {}, "position": None}}
+    arrays.save(
+        path / "arrays", {name: jnp.asarray(array) for name, array in means.items()}
+    ).result()
+    index = newest.index | {
+        "arrays": {name: arrays.get_spec(array) for name, array in means.items()},
+        "pending": [],
+    }
+    texts = {
+        "manifest.json": newest.manifest,
+        "index.json": index,
+        "host-0.json": {"host": {}, "position": None},
+    }
     for name, content in texts.items():
         format.write(path / name, dumps(content).encode())
     commit = Commit(step, 1, [format.write_hashes(path, 0, 1)], [{}], {}, None, {}, time.time())
@@ -71,4 +87,6 @@ def _write(out: Path, newest: Read, means: dict[str, Any]) -> None:
 
 
 def _is_weight(name: str) -> bool:
-    return name.startswith(tuple(f"{part}{mark}" for part in PARTS for mark in ".[")) or name in PARTS
+    return (
+        name.startswith(tuple(f"{part}{mark}" for part in PARTS for mark in ".[")) or name in PARTS
+    )

@@ -14,11 +14,17 @@ from fulgurite_checkpoint import averaging, inspecting, listing
 
 def runs(arguments: list[str]) -> int:
     """`fulgurite runs DIR`: the runs in a directory and how they are."""
-    parser = argparse.ArgumentParser("fulgurite runs", description="Lists the runs in DIR, or DIR if it is one.")
+    parser = argparse.ArgumentParser(
+        "fulgurite runs", description="Lists the runs in DIR, or DIR if it is one."
+    )
     parser.add_argument("directory", metavar="DIR", nargs="?", default=".", type=Path)
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    return _done(lambda: listing.print_table(listing.list_runs(options.directory), listing.RUN_COLUMNS, options.json))
+    return _done(
+        lambda: listing.print_table(
+            listing.list_runs(options.directory), listing.RUN_COLUMNS, options.json
+        )
+    )
 
 
 def checkpoints(arguments: list[str]) -> int:
@@ -43,7 +49,9 @@ def checkpoints(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the run's directory")
-    parser.add_argument("--full", action="store_true", help="look for damage in every byte, not in sizes alone")
+    parser.add_argument(
+        "--full", action="store_true", help="look for damage in every byte, not in sizes alone"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     return _done(
@@ -56,14 +64,22 @@ def checkpoints(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("fulgurite checkpoints show", description="Shows what a checkpoint holds.")
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step-N, or RUN for its newest")
+    parser = argparse.ArgumentParser(
+        "fulgurite checkpoints show", description="Shows what a checkpoint holds."
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step-N, or RUN for its newest"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
 
     def show() -> int:
         kept = inspecting.open_checkpoint(options.checkpoint)
-        print(dumps(inspecting.describe_checkpoint(kept)) if options.json else inspecting.format_checkpoint(kept))
+        print(
+            dumps(inspecting.describe_checkpoint(kept))
+            if options.json
+            else inspecting.format_checkpoint(kept)
+        )
         return 0
 
     return _done(show)
@@ -71,7 +87,8 @@ def _show(arguments: list[str]) -> int:
 
 def _diff(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        "fulgurite checkpoints diff", description="Shows how two checkpoints differ; the exit code is 1 if they do."
+        "fulgurite checkpoints diff",
+        description="Shows how two checkpoints differ; the exit code is 1 if they do.",
     )
     parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs=2)
     options = parser.parse_args(arguments)
@@ -91,7 +108,13 @@ def _average(arguments: list[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--last", metavar="N", type=int, required=True, help="how many")
-    parser.add_argument("--out", metavar="PATH", type=Path, required=True, help="a directory that does not exist yet")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        type=Path,
+        required=True,
+        help="a directory that does not exist yet",
+    )
     options = parser.parse_args(arguments)
 
     def average() -> int:

@@ -113,7 +113,9 @@ def get_checkpoint_folder(root: Path) -> Path:
     """Where the checkpoints of the run at `root` are."""
     folder = root / "checkpoints"
     if is_link(folder):
-        raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
+        raise CheckpointError(
+            f"{folder} is a link, of which a run directory has none: put the folder itself there"
+        )
     return folder
 
 
@@ -137,7 +139,12 @@ def complete_saving(path: Path) -> Commit | None:
     """The commit of a checkpoint that is complete and was about to take the place of an earlier one of its step, which
     is out of the way already."""
     name = path.name.removeprefix("saving-")
-    if name == path.name or not STEP.fullmatch(name) or is_link(path) or path.with_name(name).exists():
+    if (
+        name == path.name
+        or not STEP.fullmatch(name)
+        or is_link(path)
+        or path.with_name(name).exists()
+    ):
         return None
     try:
         return read_commit(path)
@@ -151,7 +158,9 @@ def find_best(found: list[Entry], metric: str, mode: str) -> Entry | None:
     best: tuple[float, Entry] | None = None
     for entry in found:
         value = entry.value(metric)
-        if value is not None and (best is None or (value > best[0] if mode == "max" else value < best[0])):
+        if value is not None and (
+            best is None or (value > best[0] if mode == "max" else value < best[0])
+        ):
             best = value, entry
     return best[1] if best else None
 
@@ -162,7 +171,9 @@ def read_commit(path: Path) -> Commit:
     try:
         content: dict[str, Any] = {name: value for name, value in kept.items() if name != "sha256"}
         if kept["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {kept['format']!r}; this version reads {FORMAT}")
+            raise CheckpointError(
+                f"{path} has format {kept['format']!r}; this version reads {FORMAT}"
+            )
         if kept["sha256"] != _digest(dumps(content).encode()):
             raise Damaged(f"{path / 'COMMIT'} is not as it was written")
         del content["format"]
@@ -175,7 +186,10 @@ def read_commit(path: Path) -> Commit:
             raise TypeError("a value of another kind")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Damaged(f"{path / 'COMMIT'} is no commit of ours: {error}") from error
-    if type(commit.step) is not int or path.name not in (f"step-{commit.step}", f"saving-step-{commit.step}"):
+    if type(commit.step) is not int or path.name not in (
+        f"step-{commit.step}",
+        f"saving-step-{commit.step}",
+    ):
         raise Damaged(f"{path / 'COMMIT'} is of step {commit.step!r}")
     return commit
 
@@ -308,7 +322,9 @@ def _parse_commit(raw: bytes, path: Path) -> dict[str, Any]:
 def _writer(name: str, count: int) -> int:
     """Which process wrote a file: Orbax puts those of process P below `ocdbt.process_P`, we into files of that
     number, and the first process writes the rest."""
-    found = re.search(r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)", name)
+    found = re.search(
+        r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)", name
+    )
     return int(found[1]) if found and int(found[1]) < count else 0
 
 

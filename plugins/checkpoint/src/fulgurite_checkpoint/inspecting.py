@@ -10,7 +10,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite.fit.start import as_checkpoint_ref
 
 from fulgurite_checkpoint import arrays, format, restoring
-from fulgurite_checkpoint.listing import format_number, strip_control_characters, format_size
+from fulgurite_checkpoint.listing import format_number, format_size, strip_control_characters
 from fulgurite_checkpoint.restoring import Read
 
 
@@ -21,7 +21,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Read:
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if reference.step != "latest":
-        return restoring.read_checkpoint(restoring.find_checkpoint(root, reference.step, None), "size")
+        return restoring.read_checkpoint(
+            restoring.find_checkpoint(root, reference.step, None), "size"
+        )
     kept = restoring.find_newest(root, lambda entry: restoring.read_checkpoint(entry, "size"))
     if kept is None:
         raise CheckpointError(f"there is no checkpoint in {root}")
@@ -30,8 +32,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Read:
 
 def describe_checkpoint(kept: Read) -> dict[str, Any]:
     """All of it but the values of the arrays, as JSON."""
-    rows = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in kept.saved.items()}
-    commit = {name: getattr(kept.commit, name) for name in ("step", "attempt", "wall", "metrics", "timers")}
+    rows = {
+        name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in kept.saved.items()
+    }
+    commit = {
+        name: getattr(kept.commit, name)
+        for name in ("step", "attempt", "wall", "metrics", "timers")
+    }
     return commit | {"span": kept.index["span"], "arrays": rows, "manifest": kept.manifest}
 
 
@@ -42,11 +49,18 @@ def format_checkpoint(kept: Read) -> str:
         (name, f"{dtype}[{','.join(map(str, shape))}]", _bytes(shape, dtype))
         for name, (shape, dtype) in kept.saved.items()
     ]
-    wide, wider = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
-    lines = [f"{name:{wide}}  {spec:{wider}}  {format_size(count):>8}" for name, spec, count in rows]
+    wide, wider = (
+        max(map(len, column), default=0)
+        for column in ([row[0] for row in rows], [row[1] for row in rows])
+    )
+    lines = [
+        f"{name:{wide}}  {spec:{wider}}  {format_size(count):>8}" for name, spec, count in rows
+    ]
     total = f"{len(rows)} arrays, {format_size(sum(count for *_, count in rows))}"
     del told["arrays"]
-    return strip_control_characters("\n".join([str(kept.path), "", *lines, total, "", json.dumps(told, indent=2)]))
+    return strip_control_characters(
+        "\n".join([str(kept.path), "", *lines, total, "", json.dumps(told, indent=2)])
+    )
 
 
 def compare_checkpoints(first: Read, second: Read) -> list[str]:
@@ -64,20 +78,27 @@ def compare_checkpoints(first: Read, second: Read) -> list[str]:
         if left[name].tobytes() != right[name].tobytes():
             rows.append(f"{name}: {_describe_difference(left[name], right[name])}")
     return [
-        strip_control_characters(row) for row in rows + restoring.describe_differences(first.manifest, second.manifest)
+        strip_control_characters(row)
+        for row in rows + restoring.describe_differences(first.manifest, second.manifest)
     ]
 
 
 def load_values(kept: Read, names: list[str]) -> dict[str, np.ndarray]:
     """Arrays of a checkpoint as NumPy arrays, verified; keys as their data."""
     read = load_arrays(kept, names)
-    return {name: np.asarray(jax.random.key_data(one) if _is_key(one.dtype) else one) for name, one in read.items()}
+    return {
+        name: np.asarray(jax.random.key_data(one) if _is_key(one.dtype) else one)
+        for name, one in read.items()
+    }
 
 
 def load_arrays(kept: Read, names: list[str]) -> dict[str, jax.Array]:
     """Arrays of a checkpoint, verified."""
     format.verify(kept.path, kept.commit, "full")
-    specs = {name: jax.ShapeDtypeStruct(kept.saved[name][0], parse_dtype(kept.saved[name][1])) for name in names}
+    specs = {
+        name: jax.ShapeDtypeStruct(kept.saved[name][0], parse_dtype(kept.saved[name][1]))
+        for name in names
+    }
     return arrays.load(kept.path / "arrays", specs)
 
 

@@ -80,16 +80,22 @@ def print_table(rows: Sequence[Any], columns: Columns, as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
-    lines = [list(columns)] + [[strip_control_characters(show(row)) for show in columns.values()] for row in rows]
+    lines = [list(columns)] + [
+        [strip_control_characters(show(row)) for show in columns.values()] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
     return 0
 
 
 def strip_control_characters(text: str) -> str:
     """A text from a file, with nothing in it that a terminal would obey."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else "�" for character in text
+    )
 
 
 def format_number(value: float | None) -> str:
@@ -112,13 +118,17 @@ RUN_COLUMNS: Columns = {
     "heartbeat": lambda row: "" if row.heartbeat is None else f"{row.heartbeat:.0f} s ago",
     "attempts": lambda row: str(row.attempts),
     "step": lambda row: format_number(row.step),
-    "best": lambda row: "" if row.best is None else f"{row.best[0]} {format_number(row.best[1])} at {row.best[2]}",
+    "best": lambda row: (
+        "" if row.best is None else f"{row.best[0]} {format_number(row.best[1])} at {row.best[2]}"
+    ),
     "note": lambda row: row.note,
 }
 CHECKPOINT_COLUMNS: Columns = {
     "step": lambda row: str(row.step),
     "size": lambda row: format_size(row.bytes),
-    "saved": lambda row: "" if row.saved is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved)),
+    "saved": lambda row: (
+        "" if row.saved is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
+    ),
     "metrics": lambda row: _shorten_metrics(row.metrics),
     "": lambda row: ", ".join([*row.marks, *([f"damaged: {row.damage}"] if row.damage else [])]),
 }
@@ -126,7 +136,9 @@ CHECKPOINT_COLUMNS: Columns = {
 
 def _shorten_metrics(metrics: dict[str, float]) -> str:
     """The first few, those of evaluations if there are any; JSON has them all."""
-    evaluated = {name: value for name, value in metrics.items() if not name.startswith("train/")} or metrics
+    evaluated = {
+        name: value for name, value in metrics.items() if not name.startswith("train/")
+    } or metrics
     few = [f"{name} {format_number(value)}" for name, value in list(evaluated.items())[:3]]
     return "  ".join(few + ["..."] * (len(evaluated) > 3))
 
@@ -152,21 +164,30 @@ def _run(path: Path) -> RunRow:
     if directory.complete:
         state = "complete"
     damaged = [entry.step for entry in found if entry.damage]
-    note = "; ".join(filter(None, [note, f"damaged: {', '.join(map(str, damaged))}" if damaged else ""]))
+    note = "; ".join(
+        filter(None, [note, f"damaged: {', '.join(map(str, damaged))}" if damaged else ""])
+    )
     steps = [entry.step for entry in found if entry.commit]
-    return RunRow(path.name, state, heartbeat, attempts, max(steps, default=None), _best(found), note)
+    return RunRow(
+        path.name, state, heartbeat, attempts, max(steps, default=None), _best(found), note
+    )
 
 
 def _best(found: list[Entry]) -> tuple[str, float, int] | None:
     """The metric by which the run chooses the best, its value and its step."""
     chosen = [entry.commit.best for entry in found if entry.commit and entry.commit.best]
-    if not chosen or (entry := format.find_best([one for one in found if one.commit], *chosen[-1])) is None:
+    if (
+        not chosen
+        or (entry := format.find_best([one for one in found if one.commit], *chosen[-1])) is None
+    ):
         return None
     value = entry.value(chosen[-1][0])
     return None if value is None else (chosen[-1][0], value, entry.step)
 
 
-def _checkpoint(entry: Entry, verify: Verify, latest: int | None, best: int | None) -> CheckpointRow:
+def _checkpoint(
+    entry: Entry, verify: Verify, latest: int | None, best: int | None
+) -> CheckpointRow:
     damage, count = entry.damage, 0
     try:
         count = sum(format.get_size(file) for _, file in format.files(entry.path))
@@ -181,4 +202,6 @@ def _checkpoint(entry: Entry, verify: Verify, latest: int | None, best: int | No
         if isinstance(value, int | float)
     }
     marks = ("latest",) * (entry.step == latest) + ("best",) * (entry.step == best)
-    return CheckpointRow(entry.step, count, entry.commit and entry.commit.wall, metrics, marks, damage)
+    return CheckpointRow(
+        entry.step, count, entry.commit and entry.commit.wall, metrics, marks, damage
+    )

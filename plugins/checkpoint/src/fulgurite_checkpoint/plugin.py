@@ -69,10 +69,14 @@ class Checkpointer:
         for name in ("keep", "keep_every"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(f"Checkpoints: {name} is {value!r}; it must be a positive integer or None")
+                raise ConfigurationError(
+                    f"Checkpoints: {name} is {value!r}; it must be a positive integer or None"
+                )
         if self.directory is not None:
             resolve_root(self.directory)
-        if self.monitor is not None and not (isinstance(self.monitor, str) and all(self.monitor.partition("/"))):
+        if self.monitor is not None and not (
+            isinstance(self.monitor, str) and all(self.monitor.partition("/"))
+        ):
             raise ConfigurationError(
                 f"Checkpoints: best is {self.monitor!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
             )
@@ -98,7 +102,9 @@ class Checkpointer:
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
         """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
-        own = reference.path is None or (engine.run_dir is not None and engine.run_dir.is_at(reference.path))
+        own = reference.path is None or (
+            engine.run_dir is not None and engine.run_dir.is_at(reference.path)
+        )
         root = self._root(engine) if own else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:
@@ -115,7 +121,9 @@ class Checkpointer:
             kept = restoring.read_checkpoint(entry, verify)
             if reference.map is not None:
                 return kept, restoring.restore_part(kept, template, reference, verify)
-            return kept, restoring.restore_whole(kept, template, engine, verify, self.on_missing_plugin)
+            return kept, restoring.restore_whole(
+                kept, template, engine, verify, self.on_missing_plugin
+            )
 
         step = reference.step
         if step == "latest" and not alone:
@@ -151,7 +159,9 @@ class Checkpointer:
             if hook.plugin.name in positions:
                 hook(step, position=positions[hook.plugin.name])
         if rows := restoring.describe_differences(kept.manifest, run.manifest):
-            warnings.warn(f"resuming from {kept.path} may not be exact: {'; '.join(rows)}", stacklevel=2)
+            warnings.warn(
+                f"resuming from {kept.path} may not be exact: {'; '.join(rows)}", stacklevel=2
+            )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -168,7 +178,9 @@ class Checkpointer:
         if jax.process_index() == 0:
             _prepare(root, run.step)
         # What it goes on from, if it was not restored here, is the state that it was given.
-        if not (read and own) and (target := self._set_aside(run, None if read else run.step or None)):
+        if not (read and own) and (
+            target := self._set_aside(run, None if read else run.step or None)
+        ):
             told = f"{root} held checkpoints that this run does not resume from: they are now in {target} now"
             warnings.warn(told, stacklevel=2)
         timers = read.commit.timers if read and own else {}
@@ -185,14 +197,21 @@ class Checkpointer:
     def save_checkpoint(self, run: fg.Run) -> None:
         """Saves; at the end of a run, and where it stops, returns when the checkpoint is complete."""
         if self._fit.saver is not None:
-            self._fit.saver.save(run, wait=run.stop_reason is not None or run.step == run.step_range.stop)
+            self._fit.saver.save(
+                run, wait=run.stop_reason is not None or run.step == run.step_range.stop
+            )
 
     @fg.hookimpl
     def on_fit_end(self, result: fg.FitResult) -> None:
         """Lets go of everything; says so if there is no best checkpoint after all."""
         saver = self._fit.saver
         self._close()
-        if saver is not None and self.monitor is not None and result.stop_reason is None and jax.process_index() == 0:
+        if (
+            saver is not None
+            and self.monitor is not None
+            and result.stop_reason is None
+            and jax.process_index() == 0
+        ):
             try:
                 restoring.find_checkpoint(saver.root, "best", (self.monitor, self.mode))
             except CheckpointError as error:
@@ -214,12 +233,16 @@ class Checkpointer:
         try:
             saver.save(run, wait=True)
         except StateError as error:
-            warnings.warn(f"nothing is saved after {type(exception).__name__}: {error}", stacklevel=2)
+            warnings.warn(
+                f"nothing is saved after {type(exception).__name__}: {error}", stacklevel=2
+            )
 
     def _root(self, engine: fg.Engine) -> Path | None:
         if self.directory is not None:
             root = resolve_root(self.directory)
-            return root.absolute() if isinstance(root, Path) else root  # the program may change its working directory
+            return (
+                root.absolute() if isinstance(root, Path) else root
+            )  # the program may change its working directory
         return None if engine.run_dir is None else engine.run_dir.path
 
     def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
@@ -231,7 +254,9 @@ class Checkpointer:
         try:
             return None if run.engine.fast_dev_run is not None else supersede(root, step)
         except OSError as error:
-            raise CheckpointError(f"later checkpoints in {root} cannot be moved to superseded/: {error}") from error
+            raise CheckpointError(
+                f"later checkpoints in {root} cannot be moved to superseded/: {error}"
+            ) from error
 
     def _check_data(self, run: fg.Run) -> None:
         if self.resume_data == "restart" or run.data_iterator.exact:
@@ -274,8 +299,14 @@ def _note_sinks(run: fg.Run, kept: Read) -> None:
     """Sinks may come and go; whose records have a gap is said."""
     now = {hook.plugin.name for hook in run.engine.plugins.implementations("flush_logger")}
     for name in sorted(now ^ kept.positions.keys()):
-        gap = "was not active when the checkpoint was saved: it may lack earlier records" if name in now else "is gone"
-        run.log_text("checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry")
+        gap = (
+            "was not active when the checkpoint was saved: it may lack earlier records"
+            if name in now
+            else "is gone"
+        )
+        run.log_text(
+            "checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry"
+        )
 
 
 def _check_entry(entry: Entry, verify: Verify) -> int:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
+from fulgurite.data.iterator import BatchIterator
 from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError, PathError
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.manifest import build_manifest
 from fulgurite.tree.paths import Path as TreePath
 
@@ -75,7 +75,11 @@ def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -
     found = format.list_entries(root)
     complete = [entry for entry in found if entry.commit]
     if step == "best":
-        metric, mode = best or (complete[-1].commit.best if complete and complete[-1].commit else None) or (None, "max")
+        metric, mode = (
+            best
+            or (complete[-1].commit.best if complete and complete[-1].commit else None)
+            or (None, "max")
+        )
         if metric is None:
             raise CheckpointError(
                 f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
@@ -92,7 +96,9 @@ def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -
             }
         )
         if metric in have:
-            raise CheckpointError(f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}")
+            raise CheckpointError(
+                f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}"
+            )
         raise CheckpointError(
             f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There is: "
             f"{', '.join(have) or 'none'}. Evaluate at the steps that are saved"
@@ -122,7 +128,9 @@ def read_checkpoint(entry: Entry, verify: Verify) -> Read:
     try:
         format.verify(path, commit, "size" if verify == "none" else verify, format.SMALL)
         own = f"host-{min(jax.process_index(), len(commit.hashes) - 1)}.json"
-        manifest, index, host = (format.read_json(path / name) for name in ("manifest.json", "index.json", own))
+        manifest, index, host = (
+            format.read_json(path / name) for name in ("manifest.json", "index.json", own)
+        )
         for one in manifest["plugins"]:
             _texts(one["name"], one["distribution"], one["version"])
         _texts(*manifest["model"], *index["arrays"], *index["pending"])
@@ -135,32 +143,51 @@ def read_checkpoint(entry: Entry, verify: Verify) -> Read:
             metrics=dict(index["metrics"]),
             requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
         )
-        saved = {name: (tuple(map(int, shape)), str(dtype)) for name, (shape, dtype) in index["arrays"].items()}
+        saved = {
+            name: (tuple(map(int, shape)), str(dtype))
+            for name, (shape, dtype) in index["arrays"].items()
+        }
         return Read(path, commit, manifest, index, saved, without_state)
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
-        raise Damaged(f"{path} holds what no checkpoint of ours does: {type(error).__name__}: {error}") from error
+        raise Damaged(
+            f"{path} holds what no checkpoint of ours does: {type(error).__name__}: {error}"
+        ) from error
 
 
-def restore_whole(kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str) -> fg.Snapshot:
+def restore_whole(
+    kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str
+) -> fg.Snapshot:
     """The snapshot in a checkpoint, for an engine whose states are like `like`."""
     slices = check_plugins(kept, build_manifest(engine, "")["plugins"], missing)
     wanted = {
-        name: leaf for name, leaf in arrays.flatten_state(like).items() if not name.startswith(tuple(slices.added))
+        name: leaf
+        for name, leaf in arrays.flatten_state(like).items()
+        if not name.startswith(tuple(slices.added))
     }
-    saved = {name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))}
+    saved = {
+        name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))
+    }
     arrays.compare(wanted, saved, kept.path)
     return kept.without_state(arrays.unflatten_state(like, _load_checked(kept, wanted, verify)))
 
 
-def restore_part(kept: Read, like: fg.TrainState, reference: fg.CheckpointRef, verify: Verify) -> fg.Snapshot:
+def restore_part(
+    kept: Read, like: fg.TrainState, reference: fg.CheckpointRef, verify: Verify
+) -> fg.Snapshot:
     """`like` with the arrays that the reference's map names."""
     wanted, saved = arrays.flatten_state(like), kept.saved
     taken = arrays.apply_mapping(wanted, saved, reference.map or {}, reference.strict, kept.path)
-    arrays.compare({new: wanted[new] for new in taken}, {new: saved[old] for new, old in taken.items()}, kept.path)
+    arrays.compare(
+        {new: wanted[new] for new in taken},
+        {new: saved[old] for new, old in taken.items()},
+        kept.path,
+    )
     loaded = _load_checked(kept, {old: wanted[new] for new, old in taken.items()}, verify)
-    return kept.without_state(arrays.unflatten_state(like, {new: loaded[old] for new, old in taken.items()}))
+    return kept.without_state(
+        arrays.unflatten_state(like, {new: loaded[old] for new, old in taken.items()})
+    )
 
 
 @dataclass(frozen=True)
@@ -205,7 +232,9 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Plu
 
 def _source(plugin: dict[str, Any]) -> str:
     """What to do first to have a plugin of a manifest; one of a program's own is in no distribution."""
-    return "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
+    return (
+        "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
+    )
 
 
 def describe_differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
@@ -219,7 +248,11 @@ def describe_differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list
             rows += [f"{one['name']}: {row}" for row in _changes(then["settings"], one["settings"])]
     lines = difflib.unified_diff(kept.get("model", []), manifest["model"], lineterm="", n=0)
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    return rows + ([f"the model: {' '.join(' '.join(line.split()) for line in changed[:8])}"] if changed else [])
+    return rows + (
+        [f"the model: {' '.join(' '.join(line.split()) for line in changed[:8])}"]
+        if changed
+        else []
+    )
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

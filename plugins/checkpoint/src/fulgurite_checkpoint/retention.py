@@ -10,11 +10,11 @@ from fulgurite_checkpoint.format import (
     STEP,
     Commit,
     Entry,
-    find_best,
     complete_saving,
-    list_entries,
+    find_best,
     get_checkpoint_folder,
     is_link,
+    list_entries,
     sync,
 )
 
@@ -41,7 +41,9 @@ class RetentionPolicy:
 
     def apply(self, root: Path) -> None:
         """Removes what need not stay of the run at `root`."""
-        for entry in () if self.keep is None else self.select_superfluous(list_entries(root)):  # each commit is read
+        for entry in (
+            () if self.keep is None else self.select_superfluous(list_entries(root))
+        ):  # each commit is read
             remove(entry.path)
 
 
@@ -90,11 +92,19 @@ def supersede(root: Path, step: int | None) -> Path | None:
         return None
     folder = root / "superseded"
     if is_link(folder):
-        raise CheckpointError(f"{folder} is a link, of which a run directory has none: put the folder itself there")
-    taken = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+        raise CheckpointError(
+            f"{folder} is a link, of which a run directory has none: put the folder itself there"
+        )
+    taken = (
+        [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        if folder.is_dir()
+        else []
+    )
     target = folder / str(max(taken, default=0) + 1)
     target.mkdir(parents=True)
-    if not isinstance(target, Path):  # a remote folder is there with its first file, and nothing moves into none
+    if not isinstance(
+        target, Path
+    ):  # a remote folder is there with its first file, and nothing moves into none
         (target / "LEFT").write_text(f"by a run that goes on from step {step}\n")
     for entry in later:
         entry.path.rename(target / entry.path.name)

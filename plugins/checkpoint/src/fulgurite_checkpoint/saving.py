@@ -58,7 +58,10 @@ class Saver:
     def note_metrics(self, record: fg.Record) -> None:
         """Notes metrics with the step at which they were measured."""
         at, values = self.metrics_by_source.get(record.source, (None, {}))
-        self.metrics_by_source[record.source] = record.step, (values if at == record.step else {}) | record.values
+        self.metrics_by_source[record.source] = (
+            record.step,
+            (values if at == record.step else {}) | record.values,
+        )
 
     def save(self, run: fg.Run, *, wait: bool) -> None:
         """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and if not in the
@@ -110,7 +113,9 @@ class Saver:
         timers = dict(self.timers)
         for name, seconds in run.timings.seconds.items():
             timers[name] = timers.get(name, 0.0) + seconds
-        measured = {source: values for source, (at, values) in self.metrics_by_source.items() if at == step}
+        measured = {
+            source: values for source, (at, values) in self.metrics_by_source.items() if at == step
+        }
         self._check_best(measured)
         found = arrays.flatten_state(snapshot.state)
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
@@ -143,7 +148,9 @@ class Saver:
             response.set_exception(error)
         held = (lambda: None) if run.run_dir is None else run.run_dir.assert_locked
         consensus = run.engine.consensus
-        job = self._thread.submit(_finish, path, texts, response, sinks, commit, self.policy, held, consensus)
+        job = self._thread.submit(
+            _finish, path, texts, response, sinks, commit, self.policy, held, consensus
+        )
         self._saving = (content, snapshot.state.step), job
 
     def _check_best(self, measured: dict[str, dict[str, Any]]) -> None:
@@ -165,7 +172,9 @@ class Saver:
                 "in this error's `result`",
                 _result(run, reason),
             ) from error
-        warnings.warn(f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2)
+        warnings.warn(
+            f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
+        )
         run.log_text("checkpoints", {"notice": reason}, stream="telemetry")
 
 
@@ -175,9 +184,21 @@ def _reason(step: int, error: BaseException) -> str:
 
 def _result(run: fg.Run, reason: str) -> fg.FitResult:
     """What was trained, also without a checkpoint of it."""
-    state, failed, stopped = run.state, {"checkpoints": reason}, run.stop_reason or "the checkpoints cannot be written"
+    state, failed, stopped = (
+        run.state,
+        {"checkpoints": reason},
+        run.stop_reason or "the checkpoints cannot be written",
+    )
     return fg.FitResult(
-        state.module, state.model_state, state, run.history, run.metrics, run.timings, stopped, failed, [reason]
+        state.module,
+        state.model_state,
+        state,
+        run.history,
+        run.metrics,
+        run.timings,
+        stopped,
+        failed,
+        [reason],
     )
 
 
@@ -190,7 +211,9 @@ def _format_host_state(host: dict[str, Any]) -> str:
             try:
                 dumps(kept)
             except ConfigurationError as cause:
-                raise ConfigurationError(f"plugin {name!r}, hook get_host_state: {cause}") from error
+                raise ConfigurationError(
+                    f"plugin {name!r}, hook get_host_state: {cause}"
+                ) from error
         raise
 
 
@@ -221,7 +244,9 @@ def _position(sink: Any, future: Any) -> Any:
         told = f"sink {sink.name!r} ({sink.distribution}) cannot say where its records end"
         if getattr(sink.plugin, "required", False):
             raise CheckpointError(f"{told}: {reason}") from error
-        warnings.warn(f"{told}, so that a resumed run may lose or repeat some: {reason}", stacklevel=1)
+        warnings.warn(
+            f"{told}, so that a resumed run may lose or repeat some: {reason}", stacklevel=1
+        )
         return {"failed": reason}
 
 
@@ -253,13 +278,17 @@ def _finish(
         if first:
             digests, positions = zip(*shared.values, strict=True)
             held()
-            format.write_commit(path, replace(commit, hashes=list(digests), positions=list(positions)))
+            format.write_commit(
+                path, replace(commit, hashes=list(digests), positions=list(positions))
+            )
             publish(path, commit)
     if first:
         try:
             policy.apply(path.parent.parent)
         except OSError as error:
-            warnings.warn(f"an old checkpoint in {path.parent} could not be removed: {error}", stacklevel=1)
+            warnings.warn(
+                f"an old checkpoint in {path.parent} could not be removed: {error}", stacklevel=1
+            )
 
 
 class _Shared:
@@ -273,10 +302,14 @@ class _Shared:
     def __enter__(self) -> "_Shared":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
         failure = None if error is None else f"{type(error).__name__}: {error}"
         parts = self._gather([failure, self.value])
         self.values = [value for _, value in parts]
-        failed = [f"process {process}: {failure}" for process, (failure, _) in enumerate(parts) if failure]
+        failed = [
+            f"process {process}: {failure}" for process, (failure, _) in enumerate(parts) if failure
+        ]
         if failed and error is None:
             raise CheckpointError("; ".join(failed))

@@ -6,12 +6,18 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, entry_points
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    entry_points,
+)
 from pathlib import Path
 
-from fulgurite.plugins.selection import find_installed
 from fulgurite.errors import FulguriteError, PluginError
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.selection import find_installed
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands", "fulgurite.distributed")
@@ -20,13 +26,19 @@ PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 def command(arguments: list[str]) -> int:
     """Runs the command; 1 if anything is wrong."""
-    parser = argparse.ArgumentParser("fulgurite doctor", description="Shows what is installed, and what is wrong.")
-    parser.add_argument("directory", nargs="*", type=Path, help="directories that runs will be written to")
+    parser = argparse.ArgumentParser(
+        "fulgurite doctor", description="Shows what is installed, and what is wrong."
+    )
+    parser.add_argument(
+        "directory", nargs="*", type=Path, help="directories that runs will be written to"
+    )
     options = parser.parse_args(arguments)
     for line in (*told(), *missing_extras()):
         print(line)
     wrong = list(problems(options.directory))
-    print("\n".join(["", *(f"wrong: {one}" for one in wrong)] if wrong else ["", "Nothing is wrong."]))
+    print(
+        "\n".join(["", *(f"wrong: {one}" for one in wrong)] if wrong else ["", "Nothing is wrong."])
+    )
     return 1 if wrong else 0
 
 
@@ -66,7 +78,9 @@ def problems(directories: list[Path]) -> Iterator[str]:
                 entry.load()
             except PluginError as error:
                 yield str(error)
-    for name in sorted({entry.name for entry in entry_points(group="fulgurite.autoload")} - find_installed().keys()):
+    for name in sorted(
+        {entry.name for entry in entry_points(group="fulgurite.autoload")} - find_installed().keys()
+    ):
         yield f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins: it is never loaded"
     yield from autoloading()
     for group in GROUPS:
@@ -89,7 +103,9 @@ def autoloading() -> Iterator[str]:
         try:
             notices = PluginManager().notices
         except FulguriteError as error:
-            notices = [f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"]
+            notices = [
+                f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"
+            ]
     yield from notices
 
 
@@ -97,7 +113,9 @@ def missing_extras() -> Iterator[str]:
     """What only a part of a distribution needs, and is not installed, by the extra that brings it."""
     for one in ours():
         for extra in one.metadata.get_all("Provides-Extra") or ():
-            if absent := [asked.name for asked in requirements(one, extra) if version(asked.name) is None]:
+            if absent := [
+                asked.name for asked in requirements(one, extra) if version(asked.name) is None
+            ]:
                 yield f"extra not installed: {', '.join(absent)}; pip install '{one.name}[{extra}]'"
 
 
@@ -121,7 +139,11 @@ def unmet(one: Distribution) -> Iterator[str]:
     for asked in requirements(one):
         if version(asked.name) is None:
             yield f"{one.name} {one.version} needs {asked.name}, which is not installed"
-    extras = [asked for extra in one.metadata.get_all("Provides-Extra") or () for asked in requirements(one, extra)]
+    extras = [
+        asked
+        for extra in one.metadata.get_all("Provides-Extra") or ()
+        for asked in requirements(one, extra)
+    ]
     for asked in [*requirements(one), *extras]:
         have = version(asked.name)
         if have is not None and not asked.specifier.contains(have, prereleases=True):
@@ -141,7 +163,9 @@ def requirements(one: Distribution, extra: str = "") -> list[Requirement]:
 
 def unwritable(directory: Path) -> str | None:
     """Why no file can be made in a directory, or in the one in which it would be made; None if one can."""
-    place = next(one for one in (directory.absolute(), *directory.absolute().parents) if one.exists())
+    place = next(
+        one for one in (directory.absolute(), *directory.absolute().parents) if one.exists()
+    )
     if not place.is_dir():
         return f"{place} is no directory"
     try:

@@ -7,8 +7,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from string import Template
 
-from fulgurite.plugins.selection import find_installed
 from fulgurite.errors import ConfigurationError
+from fulgurite.plugins.selection import find_installed
 
 KINDS = ("sink", "traced", "evaluator")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -19,9 +19,15 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 def command(arguments: list[str]) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser("fulgurite new-plugin", description="Writes the package of a new plugin.")
-    parser.add_argument("name", metavar="NAME", help="such as gradient-noise; the distribution is fulgurite-NAME")
-    parser.add_argument("--kind", choices=KINDS, default="traced", help="what to start from (default: traced)")
+    parser = argparse.ArgumentParser(
+        "fulgurite new-plugin", description="Writes the package of a new plugin."
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="such as gradient-noise; the distribution is fulgurite-NAME"
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, default="traced", help="what to start from (default: traced)"
+    )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
     options = parser.parse_args(arguments)
     try:
@@ -36,7 +42,9 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
     """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be there yet; gives the
     folder."""
     if name.startswith("fulgurite"):
-        raise ConfigurationError(f"the name {name!r} begins with fulgurite: leave that out, it is put before it")
+        raise ConfigurationError(
+            f"the name {name!r} begins with fulgurite: leave that out, it is put before it"
+        )
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"the name {name!r} must be small letters, digits and hyphens, and begin with a letter, such as "
@@ -51,9 +59,13 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
             f"of the name {name!r} the class {cls} would be made, which means something else: use a longer name"
         )
     for other in find_installed().get(module, ()):
-        raise ConfigurationError(f"a plugin {module!r} is installed by {other.distribution}: choose another name")
+        raise ConfigurationError(
+            f"a plugin {module!r} is installed by {other.distribution}: choose another name"
+        )
     if any(one.name == f"fulgurite-{name}" for one in distributions()):
-        raise ConfigurationError(f"fulgurite-{name} is installed and would be replaced: choose another name")
+        raise ConfigurationError(
+            f"fulgurite-{name} is installed and would be replaced: choose another name"
+        )
     values = {"name": name, "module": module, "cls": cls}
     for source in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(one for one in source.rglob("*") if one.is_file()):
@@ -62,7 +74,9 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
             target = folder / relative
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(Template(path.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
+                target.write_text(
+                    Template(path.read_text(encoding="utf-8")).substitute(values), encoding="utf-8"
+                )
             except OSError as error:
                 raise ConfigurationError(f"{target} cannot be written: {error}") from error
     return folder

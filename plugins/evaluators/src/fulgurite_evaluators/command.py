@@ -25,15 +25,26 @@ def main(arguments: Sequence[str]) -> int:
         description="Evaluates a checkpoint of a run (--step), or its checkpoints while it is training (--group). "
         "The program's arguments are those of the run.",
     )
-    parser.add_argument("program", metavar="PROGRAM", help="the Python file that defines `experiment`")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="arguments that the run does not record")
+    parser.add_argument(
+        "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="arguments that the run does not record"
+    )
     parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--step", default="latest", type=_step, help="latest (the default), best, or a number")
+    what.add_argument(
+        "--step", default="latest", type=_step, help="latest (the default), best, or a number"
+    )
     what.add_argument("--group", help="follow the run with the standalone evaluators of this group")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for the run to begin (600)")
     parser.add_argument(
-        "--idle-timeout", type=float, default=120.0, help="seconds without a sign of life of the trainer (120)"
+        "--timeout", type=float, default=600.0, help="seconds to wait for the run to begin (600)"
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=float,
+        default=120.0,
+        help="seconds without a sign of life of the trainer (120)",
     )
     parser.add_argument("--json", action="store_true", help="results as JSON, one line each")
     options = parser.parse_intermixed_args(arguments)
@@ -45,12 +56,16 @@ def main(arguments: Sequence[str]) -> int:
         experiment = build(program, options.overrides, kept, run=options.run)
         if options.group is None:
             return _once(experiment, run, options.step, options.json)
-        follower = Follower(experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell)
+        follower = Follower(
+            experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell
+        )
         try:
             return 0 if follower.follow() else 1
         except OSError as error:
             gap = f"the results of group {options.group!r} cannot be kept in {run.path}: {error}"
-            raise CheckpointError(f"{gap}. Those already in it are complete; start this again for the rest") from error
+            raise CheckpointError(
+                f"{gap}. Those already in it are complete; start this again for the rest"
+            ) from error
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,7 +95,9 @@ def _wait_for(run: fg.RunDirectory, timeout: float) -> None:
 def _once(experiment: fg.Experiment, run: fg.RunDirectory, step: int | str, as_json: bool) -> int:
     engine = experiment.engine
     if not engine.evaluators:
-        raise ConfigurationError("the program has no evaluator: add Evaluator('test', data) to its plugins")
+        raise ConfigurationError(
+            "the program has no evaluator: add Evaluator('test', data) to its plugins"
+        )
     state = engine.load_weights(experiment.model, fg.CheckpointRef(run.path, step))  # type: ignore[arg-type]
     at, failed = int(state.step), False
     for name in engine.evaluators:
@@ -90,7 +107,11 @@ def _once(experiment: fg.Experiment, run: fg.RunDirectory, step: int | str, as_j
             print(f"{name}  step {at}  failed:\n{traceback.format_exc()}", file=sys.stderr)
             failed = True
             continue
-        _tell(dumps({"evaluator": name, "step": at, "metrics": metrics}) if as_json else line(name, at, metrics))
+        _tell(
+            dumps({"evaluator": name, "step": at, "metrics": metrics})
+            if as_json
+            else line(name, at, metrics)
+        )
     return int(failed)
 
 

@@ -72,15 +72,25 @@ class Evaluator:
         elif self.group is None:
             self.group = "default"
         elif not isinstance(self.group, str) or not _NAME.fullmatch(self.group):
-            raise ConfigurationError(f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)")
+            raise ConfigurationError(
+                f"{where}: group {self.group!r} is not letters, digits and . _ - (it names files)"
+            )
         if self.data is None and self.fn is None and not self._custom:
             raise ConfigurationError(f"{where} has nothing to evaluate: give it data, or call=")
-        if self.num_batches is not None and (type(self.num_batches) is not int or self.num_batches < 1):
-            raise ConfigurationError(f"{where}: limit is {self.num_batches!r}; it is a number of batches, at least one")
+        if self.num_batches is not None and (
+            type(self.num_batches) is not int or self.num_batches < 1
+        ):
+            raise ConfigurationError(
+                f"{where}: limit is {self.num_batches!r}; it is a number of batches, at least one"
+            )
         if self.fn is not None and not callable(self.fn):
-            raise ConfigurationError(f"{where}: call is {self.fn!r}; give a function of the state and the step")
+            raise ConfigurationError(
+                f"{where}: call is {self.fn!r}; give a function of the state and the step"
+            )
         if not isinstance(self.module_view, str):
-            raise ConfigurationError(f"{where}: weights is {self.module_view!r}; it is 'current' or the name of others")
+            raise ConfigurationError(
+                f"{where}: weights is {self.module_view!r}; it is 'current' or the name of others"
+            )
 
     @property
     def instance(self) -> str:

@@ -37,7 +37,13 @@ class Follower:
     """
 
     def __init__(
-        self, experiment: fg.Experiment, run: fg.RunDirectory, group: str, *, idle_timeout: float, tell: Tell
+        self,
+        experiment: fg.Experiment,
+        run: fg.RunDirectory,
+        group: str,
+        *,
+        idle_timeout: float,
+        tell: Tell,
     ) -> None:
         self._experiment, self._run, self._group = experiment, run, group
         self._idle_timeout, self._tell = idle_timeout, tell
@@ -90,7 +96,9 @@ class Follower:
         engine = self._experiment.engine
         path = self._run.step_directory(step)
         try:
-            state = engine.load_weights(self._experiment.model, fg.CheckpointRef(self._run.path, step))
+            state = engine.load_weights(
+                self._experiment.model, fg.CheckpointRef(self._run.path, step)
+            )
         except Exception:
             if commit_of(path) == commit:
                 self._fail(step, commit, due, "cannot be restored")
@@ -115,7 +123,9 @@ class Follower:
         if owner is None:
             return
         who, beat = owner
-        os.utime(self._lock)  # the time by the clock of the file system, whose other times these are
+        os.utime(
+            self._lock
+        )  # the time by the clock of the file system, whose other times these are
         idle = self._lock.stat().st_mtime - beat
         if idle > self._idle_timeout:
             raise CheckpointError(
@@ -148,12 +158,20 @@ def standalone(engine: fg.Engine) -> dict[str, dict[str, Standalone]]:
     groups: dict[str, dict[str, Standalone]] = {}
     for registered in engine.plugins.plugins.values():
         one = registered.plugin
-        if isinstance(one, Evaluator) and isinstance(one.every, Standalone) and one.group is not None:
+        if (
+            isinstance(one, Evaluator)
+            and isinstance(one.every, Standalone)
+            and one.group is not None
+        ):
             groups.setdefault(one.group, {})[one.name] = one.every
     return groups
 
 
 def line(name: str, step: int, metrics: dict[str, Any]) -> str:
     """A result for people."""
-    numbers = [f"{key} {value:.6g}" for key, value in metrics.items() if isinstance(value, bool | int | float)]
+    numbers = [
+        f"{key} {value:.6g}"
+        for key, value in metrics.items()
+        if isinstance(value, bool | int | float)
+    ]
     return "  ".join([name, f"step {step}", *numbers])

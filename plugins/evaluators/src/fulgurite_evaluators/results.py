@@ -49,18 +49,29 @@ class Results:
         found, whole = _read(self._path)
         self.done = {one.key for one in found}
         # 0o644 like any file; no link is followed out of the run.
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        self._file = os.open(
+            self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
+        )
         os.ftruncate(self._file, whole)
         os.fsync(self._file)
         sync_folder(self._path.parent)
 
     def append(self, one: EvaluationRecord) -> None:
         """Writes a result down, durably; raises `OSError` if that fails."""
-        line = dumps({"evaluator": one.evaluator, "step": one.step, "commit": one.commit, "metrics": one.metrics})
+        line = dumps(
+            {
+                "evaluator": one.evaluator,
+                "step": one.step,
+                "commit": one.commit,
+                "metrics": one.metrics,
+            }
+        )
         data = f"{line}\n".encode()
         if (written := os.write(self._file, data)) != len(data):
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-            raise OSError(f"{self._path}: only {written} of {len(data)} bytes of a result could be written")
+            raise OSError(
+                f"{self._path}: only {written} of {len(data)} bytes of a result could be written"
+            )
         os.fsync(self._file)
         self.done.add(one.key)
 
@@ -103,6 +114,8 @@ def _read(path: Path) -> tuple[list[EvaluationRecord], int]:
         try:
             one = EvaluationRecord(**loads(line))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}, line {number} is no result of an evaluator: {error}; remove it") from error
+            raise CheckpointError(
+                f"{path}, line {number} is no result of an evaluator: {error}; remove it"
+            ) from error
         found.append(one)
     return found, whole

@@ -17,7 +17,9 @@ class Standalone:
 
     def __post_init__(self) -> None:
         if not isinstance(self.poll, int | float) or not 0 < self.poll < float("inf"):
-            raise ConfigurationError(f"{type(self).__name__}: poll is {self.poll!r}; it must be a positive number")
+            raise ConfigurationError(
+                f"{type(self).__name__}: poll is {self.poll!r}; it must be a positive number"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ from fulgurite_logging.compilations import CompilationMonitor as CompilationMoni
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
 from fulgurite_logging.jsonl import JSONLLogger as JSONLLogger
-from fulgurite_logging.norms import LearningRateMonitor as LearningRateMonitor, NormMonitor as NormMonitor
+from fulgurite_logging.norms import (
+    LearningRateMonitor as LearningRateMonitor,
+    NormMonitor as NormMonitor,
+)
 from fulgurite_logging.show import MediaLogger as MediaLogger
 from fulgurite_logging.table import CSVLogger as CSVLogger

@@ -16,9 +16,14 @@ class CompilationMonitor:
     _specs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     @fg.hookimpl
-    def on_compile(self, run: fg.Run | None, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
+    def on_compile(
+        self, run: fg.Run | None, name: str, batch_spec: Any, compiled: jax.stages.Compiled
+    ) -> None:
         """Emits the records."""
-        spec = {path or "batch": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_with_paths(batch_spec)}
+        spec = {
+            path or "batch": f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in leaves_with_paths(batch_spec)
+        }
         before = self._specs.get(name)
         self._specs[name] = spec
         if run is None:
@@ -30,8 +35,14 @@ class CompilationMonitor:
                 for path in dict.fromkeys((*before, *spec))
                 if before.get(path) != spec.get(path)
             ]
-            what = f"the batch changed: {'; '.join(changes)}" if changes else "for another program of the same batches"
-            run.log_text("compilations", {"notice": f"{name} was compiled again, {what}"}, stream="telemetry")
+            what = (
+                f"the batch changed: {'; '.join(changes)}"
+                if changes
+                else "for another program of the same batches"
+            )
+            run.log_text(
+                "compilations", {"notice": f"{name} was compiled again, {what}"}, stream="telemetry"
+            )
 
 
 def _cost(compiled: jax.stages.Compiled) -> dict[str, float]:

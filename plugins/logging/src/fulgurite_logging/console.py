@@ -26,7 +26,9 @@ class ConsoleLogger:
     def open_logger(self, run: fg.Run) -> None:
         """Begins a thread that prints, so that training does not wait for a terminal."""
         shown = sys.stdout is not None  # which it is where the process was started without one
-        self._writer = fg.BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
+        self._writer = (
+            fg.BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
+        )
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:

@@ -63,11 +63,19 @@ class EnvironmentLogger:
         allowed = (*VARIABLES, *self.variables)
         return {
             "argv": masked_arguments(sys.argv),
-            "devices": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+            "devices": {
+                "kind": devices[0].device_kind,
+                "platform": devices[0].platform,
+                "count": len(devices),
+            },
             "host": platform.node(),
             "machine": platform.platform(),
             "plugins": {name: one.distribution for name, one in run.engine.plugins.plugins.items()},
-            "process": {"index": jax.process_index(), "count": jax.process_count(), "pid": os.getpid()},
+            "process": {
+                "index": jax.process_index(),
+                "count": jax.process_count(),
+                "pid": os.getpid(),
+            },
             "python": platform.python_version(),
             "seed": run.engine.seed,
             "variables": {
@@ -95,7 +103,13 @@ def parameters(state: fg.TrainState) -> dict[str, Any]:
             module["bytes"] += size
     count, size = total_size(state.module)
     optimizer = total_size(state.opt_state)[1]
-    return {"count": count, "bytes": size, "optimizer_bytes": optimizer, "modules": dict(modules), "arrays": arrays}
+    return {
+        "count": count,
+        "bytes": size,
+        "optimizer_bytes": optimizer,
+        "modules": dict(modules),
+        "arrays": arrays,
+    }
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:

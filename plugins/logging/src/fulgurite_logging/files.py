@@ -55,7 +55,9 @@ class LineFile:
     def rewind(self, size: int) -> None:
         """Drops everything after the first `size` bytes, which were whole lines; otherwise a `CheckpointError`."""
         if type(size) is not int or size < 0:
-            raise CheckpointError(f"{self.path}: the checkpoint says it had {size!r} bytes, which is no size")
+            raise CheckpointError(
+                f"{self.path}: the checkpoint says it had {size!r} bytes, which is no size"
+            )
         if size > self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
             raise CheckpointError(
                 f"{self.path} is not the file that the checkpoint knows: it has {self.size} bytes, of which the first "
@@ -93,7 +95,9 @@ class LineFile:
 def entry(position: Any, name: str) -> Any:
     """What a position says of the file `name`."""
     if not isinstance(position, dict) or name not in position:
-        raise CheckpointError(f"the checkpoint's position of the log does not tell of {name}: {str(position)[:200]}")
+        raise CheckpointError(
+            f"the checkpoint's position of the log does not tell of {name}: {str(position)[:200]}"
+        )
     return position[name]
 
 

@@ -50,7 +50,12 @@ class Lines:
         self._telemetry.repair()
 
     def write(self, record: fg.Record) -> None:
-        line = {"kind": record.kind, "source": record.source, "step": record.step, "values": record.values}
+        line = {
+            "kind": record.kind,
+            "source": record.source,
+            "step": record.step,
+            "values": record.values,
+        }
         if record.stream == "telemetry":
             line |= {"attempt": record.attempt, "wall": record.wall_time}
         file = self._exact if record.stream == "exact" else self._telemetry

@@ -35,16 +35,24 @@ class NormMonitor:
 
     def __post_init__(self) -> None:
         if not self.of or not set(self.of) <= set(KINDS):
-            raise ConfigurationError(f"Norms: of is {self.of!r}; it is a tuple of some of {', '.join(KINDS)}")
+            raise ConfigurationError(
+                f"Norms: of is {self.of!r}; it is a tuple of some of {', '.join(KINDS)}"
+            )
 
     @fg.hookimpl
-    def step_metrics(self, state: fg.TrainState, grads: PyTree, updates: PyTree, ctx: fg.Context) -> dict[str, Any]:
+    def step_metrics(
+        self, state: fg.TrainState, grads: PyTree, updates: PyTree, ctx: fg.Context
+    ) -> dict[str, Any]:
         """The norms, behind a condition."""
         params = eqx.filter(state.module, eqx.is_inexact_array)
         trees = {"gradients": grads, "updates": updates, "parameters": params}
         if missing := [kind for kind in self.of if trees[kind] is None]:
-            fix = "have its output hold them, or choose others by {'norms': {'of': ('parameters',)}}"
-            raise ConfigurationError(f"Norms: the update rule gives no {' and no '.join(missing)}: {fix}")
+            fix = (
+                "have its output hold them, or choose others by {'norms': {'of': ('parameters',)}}"
+            )
+            raise ConfigurationError(
+                f"Norms: the update rule gives no {' and no '.join(missing)}: {fix}"
+            )
         chosen = {name: _select(one)(state.module) for name, one in self.groups.items()}
 
         def norms() -> dict[str, Array]:
@@ -57,7 +65,9 @@ class NormMonitor:
             return whole | parts
 
         like = jax.eval_shape(norms)
-        values = jax.lax.cond(ctx.is_due("log"), norms, lambda: {name: jnp.float32(jnp.nan) for name in like})
+        values = jax.lax.cond(
+            ctx.is_due("log"), norms, lambda: {name: jnp.float32(jnp.nan) for name in like}
+        )
         return {name: fg.metrics.LastValue.from_values(value) for name, value in values.items()}
 
 
@@ -70,16 +80,22 @@ class LearningRateMonitor:
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
         """The rates, as the optimizer state holds them."""
-        states = state.opt_state if isinstance(state.opt_state, dict) else {"default": state.opt_state}
+        states = (
+            state.opt_state if isinstance(state.opt_state, dict) else {"default": state.opt_state}
+        )
         rates = {}
         for name, one in states.items():
             # A schedule's own state has the same name, and is no number.
             named = [value for _, value in optax.tree.get_all_with_path(one, "learning_rate")]
             found = [
-                value for value in named if jnp.isscalar(value) or (isinstance(value, jax.Array) and value.ndim == 0)
+                value
+                for value in named
+                if jnp.isscalar(value) or (isinstance(value, jax.Array) and value.ndim == 0)
             ]
             for number, value in enumerate(found, 1):
-                rates[name if len(found) == 1 else f"{name}/{number}"] = fg.metrics.LastValue.from_values(value)
+                rates[name if len(found) == 1 else f"{name}/{number}"] = (
+                    fg.metrics.LastValue.from_values(value)
+                )
         if not rates:
             raise ConfigurationError(
                 "learning_rate: no optimizer exposes its learning rate. Write "
@@ -90,7 +106,9 @@ class LearningRateMonitor:
 
 def norm(tree: PyTree) -> Float[Array, ""]:
     """The Euclidean norm over all arrays of a tree, summed in float32; of none, 0."""
-    squares = [jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    squares = [
+        jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32))) for leaf in jax.tree.leaves(tree)
+    ]
     return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
 
 

@@ -20,15 +20,25 @@ Series = dict[str, tuple[list[int], list[float]]]
 
 def command(arguments: list[str]) -> int:
     """`fulgurite plot RUN [RUN ...] --metric loss --out loss.png`."""
-    parser = argparse.ArgumentParser("fulgurite plot", description="Draws metrics of runs over steps.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="directories of runs, or their records.jsonl")
+    parser = argparse.ArgumentParser(
+        "fulgurite plot", description="Draws metrics of runs over steps."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        type=Path,
+        help="directories of runs, or their records.jsonl",
+    )
     parser.add_argument(
         "--metric",
         action="append",
         metavar="NAME",
         help="such as train/loss, or loss for that of every source; may be given several times (default loss)",
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, required=True, help="a .png, .svg or .pdf file"
+    )
     parser.add_argument("--log", action="store_true", help="a logarithmic axis")
     options = parser.parse_args(arguments)
     try:
@@ -44,7 +54,9 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError("plots need matplotlib: pip install 'fulgurite-logging[plot]'") from error
+        raise ConfigurationError(
+            "plots need matplotlib: pip install 'fulgurite-logging[plot]'"
+        ) from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", yscale="log" if log else "linear")
     for run in runs:
@@ -53,11 +65,15 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
         for metric in metrics:
             names = [name for name in found if name == metric or name.partition("/")[2] == metric]
             if not names:
-                raise ConfigurationError(f"{run} has no metric {metric!r}. {did_you_mean(metric, known)}")
+                raise ConfigurationError(
+                    f"{run} has no metric {metric!r}. {did_you_mean(metric, known)}"
+                )
             for name in names:
                 steps, values = found[name]
                 label = name if len(runs) == 1 else f"{run.name} {name}"
-                axes.plot(steps, values, label=label, linewidth=1.2, marker="." if len(steps) < 30 else "")
+                axes.plot(
+                    steps, values, label=label, linewidth=1.2, marker="." if len(steps) < 30 else ""
+                )
     if len(metrics) == 1:
         axes.set_ylabel(metrics[0])
     axes.grid(alpha=0.3)
@@ -72,7 +88,11 @@ def series(run: Path) -> Series:
     """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values. What evaluators in
     processes of their own found is among them."""
     found: Series = {}
-    rows = ((one["source"], one["step"], one["values"]) for one in records(run) if one["kind"] == "scalars")
+    rows = (
+        (one["source"], one["step"], one["values"])
+        for one in records(run)
+        if one["kind"] == "scalars"
+    )
     for source, step, values in chain(rows, evaluations(run)):
         for name, value in values.items():
             if isinstance(value, int | float):
@@ -86,17 +106,23 @@ def records(run: Path) -> Iterator[dict[str, Any]]:
     """The records of a run, or of a file, one by one."""
     path = run / EXACT if run.is_dir() else run
     if not path.is_file():
-        raise ConfigurationError(f"there is no {path}: give the directory of a run that was logged with 'jsonl'")
+        raise ConfigurationError(
+            f"there is no {path}: give the directory of a run that was logged with 'jsonl'"
+        )
     return _lines(path, "record", {"kind": str, "source": str, "step": int, "values": dict})
 
 
 def evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
     """Evaluator, step and metrics of the results that `fulgurite evaluate --group` wrote into the directory of a run,
     the newest of each step, but those of checkpoints that a later attempt set aside."""
-    aside, there = ({_digest(path) for path in run.glob(f"{where}/step-*/COMMIT")} for where in FOLDERS)
+    aside, there = (
+        {_digest(path) for path in run.glob(f"{where}/step-*/COMMIT")} for where in FOLDERS
+    )
     found = {}
     for file in sorted(run.glob("evaluations/*.jsonl")):
-        for one in _lines(file, "result", {"evaluator": str, "step": int, "commit": str, "metrics": dict}):
+        for one in _lines(
+            file, "result", {"evaluator": str, "step": int, "commit": str, "metrics": dict}
+        ):
             if one["commit"] in there or one["commit"] not in aside:
                 found[one["evaluator"], one["step"]] = one["metrics"]
     return [(name, step, found[name, step]) for name, step in sorted(found)]

@@ -47,7 +47,9 @@ class Tables:
         cells: dict[str, Any] = {"step": record.step}
         if record.stream == "telemetry":
             cells |= {"attempt": record.attempt, "wall": record.wall_time}
-        cells |= {_flat(f"{record.source}/{name}"): record.values[name] for name in sorted(record.values)}
+        cells |= {
+            _flat(f"{record.source}/{name}"): record.values[name] for name in sorted(record.values)
+        }
         (self._exact if record.stream == "exact" else self._telemetry).append(cells)
 
     def sync(self) -> None:
@@ -73,7 +75,9 @@ class Table:
         rows = self._rows()
         self._columns, self._count = dict.fromkeys(next(rows, [])), sum(1 for _ in rows)
         if [*self._columns][: len(first)] != list(first):
-            raise CheckpointError(f"{path} is no table of this plugin: it should begin with {','.join(first)}. Move it")
+            raise CheckpointError(
+                f"{path} is no table of this plugin: it should begin with {','.join(first)}. Move it"
+            )
 
     @property
     def position(self) -> dict[str, int]:
@@ -84,7 +88,10 @@ class Table:
         """Adds a row, given by column."""
         if new := [name for name in cells if name not in self._columns]:
             columns = [*self._columns, *new]
-            self._rewrite([*row, *[""] * (len(columns) - len(row))] for row in _with_header(columns, self._rows()))
+            self._rewrite(
+                [*row, *[""] * (len(columns) - len(row))]
+                for row in _with_header(columns, self._rows())
+            )
             self._columns = dict.fromkeys(columns)
         self.file.append(_line([_cell(cells.get(name)) for name in self._columns]))
         self._count += 1
@@ -100,7 +107,10 @@ class Table:
             )
         if columns < len(self._columns):
             self._columns = dict.fromkeys([*self._columns][:columns])
-            self._rewrite(row[:columns] for row in _with_header([*self._columns], islice(self._rows(), rows + 1)))
+            self._rewrite(
+                row[:columns]
+                for row in _with_header([*self._columns], islice(self._rows(), rows + 1))
+            )
         self.file.rewind(size)
         self._count = rows
 
@@ -110,7 +120,9 @@ class Table:
             try:
                 yield from csv.reader(text, strict=True)
             except (csv.Error, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{self.file.path} cannot be read: {error}. Move it away") from error
+                raise CheckpointError(
+                    f"{self.file.path} cannot be read: {error}. Move it away"
+                ) from error
 
     def _rewrite(self, rows: Iterable[Sequence[str]]) -> None:
         path = self.file.path.with_suffix(".new")

@@ -3,10 +3,10 @@
 from fulgurite_optimizers.accumulate import GradientAccumulation as GradientAccumulation
 from fulgurite_optimizers.clip import GradientClip as GradientClip
 from fulgurite_optimizers.constraints import (
-    WeightClip as WeightClip,
     Constraint as Constraint,
     NonNegative as NonNegative,
     UnitNorm as UnitNorm,
+    WeightClip as WeightClip,
 )
 from fulgurite_optimizers.freeze import Freeze as Freeze, freeze as freeze
 from fulgurite_optimizers.phase import Phase as Phase, optimize_only as optimize_only

@@ -34,7 +34,9 @@ class GradientAccumulation(FinalizeMixin):
         if type(self.n) is not int or self.n < 1:
             raise ConfigurationError(f"Accumulate: n is {self.n!r}; it must be a positive integer")
         if self.mode not in ("microbatch", "steps"):
-            raise ConfigurationError(f"Accumulate: how is {self.mode!r}; choose 'microbatch' or 'steps'")
+            raise ConfigurationError(
+                f"Accumulate: how is {self.mode!r}; choose 'microbatch' or 'steps'"
+            )
 
     @fg.hookimpl
     def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
@@ -46,6 +48,9 @@ class GradientAccumulation(FinalizeMixin):
                 f"in its place and give it to each of them, Phase(..., accumulate=GradientAccumulation({self.n}))"
             )
         accumulating = Phase(
-            phase.optimizer, phase.params, gradient_transform=phase.gradient_transform, accumulate=self
+            phase.optimizer,
+            phase.params,
+            gradient_transform=phase.gradient_transform,
+            accumulate=self,
         )
         return PhasedUpdate({name: accumulating}, simultaneous=False, functions=False)

@@ -25,9 +25,13 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.max_norm, self.max_value) if limit is not None]
-        numbers = all(isinstance(limit, int | float) and type(limit) is not bool for limit in limits)
+        numbers = all(
+            isinstance(limit, int | float) and type(limit) is not bool for limit in limits
+        )
         if not limits or not numbers or not all(limit > 0 for limit in limits):
-            raise ConfigurationError(f"{self} clips nothing: give norm=1.0, or value=, a positive number")
+            raise ConfigurationError(
+                f"{self} clips nothing: give norm=1.0, or value=, a positive number"
+            )
 
     @fg.hookimpl
     def gradient_transform(self, optimizer: str) -> optax.GradientTransformation | None:
@@ -36,7 +40,10 @@ class GradientClip:
         if self.optimizer not in (None, optimizer):
             return None
         by_value = [] if self.max_value is None else [optax.clip(self.max_value)]
-        return optax.chain(*by_value, *([] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm)]))
+        return optax.chain(
+            *by_value,
+            *([] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm)]),
+        )
 
     @fg.hookimpl
     def wrap_update_rule(self, rule: Any) -> None:

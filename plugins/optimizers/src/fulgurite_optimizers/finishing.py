@@ -7,8 +7,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import NonFiniteError
-from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.placing import replicated_sharding
+from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.constraints import Constraint
@@ -21,7 +21,11 @@ class FinalizeMixin:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """At the end, before it is evaluated."""
-        return [fg.ScheduledAction("finish", fg.AtEnd(), finalize_updates, "evaluate", before=("evaluate",))]
+        return [
+            fg.ScheduledAction(
+                "finish", fg.AtEnd(), finalize_updates, "evaluate", before=("evaluate",)
+            )
+        ]
 
 
 def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
@@ -39,10 +43,14 @@ def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
         for constraint in [plugin for plugin in changing if isinstance(plugin, Constraint)]:
             module, _ = constraint.after_update(module, None)
         whole = eqx.combine(arrays, static).module
-        return eqx.filter(state.replace(module=module), eqx.is_array), _finite(module) | ~_finite(whole)
+        return eqx.filter(state.replace(module=module), eqx.is_array), _finite(module) | ~_finite(
+            whole
+        )
 
     places = jax.tree.map(lambda array: array.sharding, arrays)
-    made, fine = jax.jit(finished, out_shardings=(places, replicated_sharding(run.engine.mesh)))(arrays)
+    made, fine = jax.jit(finished, out_shardings=(places, replicated_sharding(run.engine.mesh)))(
+        arrays
+    )
     if run.engine.on_nonfinite != "ignore" and not fine.all():
         if run.engine.on_nonfinite == "skip":
             return None

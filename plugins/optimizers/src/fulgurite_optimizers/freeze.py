@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.paths import Selector, leaves_with_paths
-from fulgurite.triggers import UnboundedRange, Or
 from fulgurite.training.update import Forward
+from fulgurite.tree.paths import Selector, leaves_with_paths
+from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.wrapped import UpdateRuleWrapper
@@ -40,7 +40,11 @@ class Freeze:
             object.__setattr__(self, "where", fg.select(self.where))
         if isinstance(self.until, int):
             object.__setattr__(self, "until", fg.At(self.until))
-        timed = isinstance(self.until, fg.Trigger) and self.until.exact and not isinstance(self.until, fg.AtStart)
+        timed = (
+            isinstance(self.until, fg.Trigger)
+            and self.until.exact
+            and not isinstance(self.until, fg.AtStart)
+        )
         if self.until is not None and not timed:
             raise ConfigurationError(
                 f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or epochs, and not by "
@@ -130,7 +134,9 @@ class FrozenUpdate(UpdateRuleWrapper):
     def apply_gradients(
         self, state: fg.TrainState, grads: PyTree, output: fg.Output
     ) -> tuple[fg.TrainState, fg.Output]:
-        return self.update_trainable(state, lambda state: self.rule.apply_gradients(state, grads, output))
+        return self.update_trainable(
+            state, lambda state: self.rule.apply_gradients(state, grads, output)
+        )
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
         return self.update_trainable(state, lambda state: (self.rule.finalize(state), None))[0]
@@ -159,13 +165,19 @@ class UnfreezingUpdate(FrozenUpdate):
 
     def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
         thaws = self.freeze.unfreeze_step(span)
-        return super().for_step(step, span) if thaws is None or int(step) < thaws else self.rule.for_step(step, span)
+        return (
+            super().for_step(step, span)
+            if thaws is None or int(step) < thaws
+            else self.rule.for_step(step, span)
+        )
 
     def update_trainable(
         self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
     ) -> tuple[fg.TrainState, Any]:
         like = eqx.filter_eval_shape(self.rule.init, self.freeze.split_frozen(state.module)[0])
-        new, output = super().update_trainable(state.replace(opt_state=fill_missing(like, state.opt_state)), update)
+        new, output = super().update_trainable(
+            state.replace(opt_state=fill_missing(like, state.opt_state)), update
+        )
         return new.replace(opt_state=fill_missing(state.opt_state, new.opt_state)), output
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
 from fulgurite.model.module import get_loss_fns, prefix_output
-from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.training.step import count_examples
 from fulgurite.training.update import Forward
+from fulgurite.tree.paths import leaves_with_paths
 from jax.extend.core import Literal
 from jaxtyping import Array, Float, PyTree
 
@@ -76,7 +76,9 @@ class Gradients:
 
         return gradient
 
-    def compute_shared(self, forward: Forward, module: Any, batch: Any, ctx: fg.Context) -> Gradient:
+    def compute_shared(
+        self, forward: Forward, module: Any, batch: Any, ctx: fg.Context
+    ) -> Gradient:
         """One forward pass for all phases, with a pullback for each."""
         chosen = {name: phase.param_mask(module) for name, phase in self._phases.items()}
         params, rest = eqx.partition(module, jax.tree.map(lambda *yes: any(yes), *chosen.values()))
@@ -91,7 +93,9 @@ class Gradients:
         def gradient(name: str, *_: Any) -> PhaseGradients:
             def pullback(like: Any) -> Any:
                 # Of this loss alone: what only the others depend on is never transposed.
-                grads = jax.linear_transpose(lambda tangents: linear(tangents)[name], params)(like)[0]
+                grads = jax.linear_transpose(lambda tangents: linear(tangents)[name], params)(like)[
+                    0
+                ]
                 return eqx.filter(grads, chosen[name]), None
 
             self._warn(name, lambda _: pullback(jnp.ones_like(values[name])), params)
@@ -108,7 +112,9 @@ class Gradients:
         """Whether a module gives its losses as functions."""
         return self._functions and callable(getattr(module, "losses", None))
 
-    def _forward(self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context) -> PhaseGradients:
+    def _forward(
+        self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context
+    ) -> PhaseGradients:
         if not self.is_disjoint(module):
             return self._part(name, forward(module, batch, ctx), batch, ctx)
 
@@ -173,7 +179,11 @@ class Gradients:
         jaxpr, shapes = jax.make_jaxpr(gradient, return_shape=True)(params)
         made = {out: equation for equation in jaxpr.jaxpr.eqns for out in equation.outvars}
         paths = [path for path, _ in leaves_with_paths(shapes[0])]
-        zero = [path for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=False) if _is_zero(out, made)]
+        zero = [
+            path
+            for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=False)
+            if _is_zero(out, made)
+        ]
         if zero:
             warnings.warn(
                 f"the loss of the phase {name!r} does not depend on {', '.join(zero[:6])}"
@@ -195,4 +205,8 @@ def _is_zero(out: Any, made: dict[Any, Any]) -> bool:
         return not out.val.any() if hasattr(out.val, "any") else out.val == 0
     equation = made.get(out)
     copies = ("broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy")
-    return equation is not None and equation.primitive.name in copies and _is_zero(equation.invars[0], made)
+    return (
+        equation is not None
+        and equation.primitive.name in copies
+        and _is_zero(equation.invars[0], made)
+    )

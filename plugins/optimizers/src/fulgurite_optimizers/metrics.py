@@ -16,7 +16,9 @@ Metrics = dict[str, Any]
 def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
     """A bare scalar becomes a mean over the examples of its batch, so it weighs `weight`."""
     return {
-        name: value if isinstance(value, fg.metrics.RunningMetric) else as_metric(name, value, weight)
+        name: value
+        if isinstance(value, fg.metrics.RunningMetric)
+        else as_metric(name, value, weight)
         for name, value in values.items()
     }
 
@@ -33,14 +35,18 @@ def merge_disjoint(given: Metrics, own: Metrics) -> Metrics:
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     """Each metric over the examples of both, a running one after both."""
     return {
-        name: one.update(second[name]) if isinstance(one, fg.metrics.RunningMetric) else one.merge(second[name])
+        name: one.update(second[name])
+        if isinstance(one, fg.metrics.RunningMetric)
+        else one.merge(second[name])
         for name, one in first.items()
     }
 
 
 def empty_metrics(metrics: Metrics, phase: str) -> Metrics:
     """The metrics, made from specs, over no examples."""
-    if running := [name for name, one in metrics.items() if isinstance(one, fg.metrics.RunningMetric)]:
+    if running := [
+        name for name, one in metrics.items() if isinstance(one, fg.metrics.RunningMetric)
+    ]:
         raise ModelError(
             f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does not run at every "
             "step: give a scalar or an fg.metrics.Metric, such as Mean.from_values(value)"

@@ -28,25 +28,35 @@ def run_microbatches(
         turn = ctx.fork("microbatch", index, model_state=model_state, mask=mask)
         means, metrics, model_state, arrays = compute(batch, turn)
         running = {
-            name: metrics.pop(name) for name in [*metrics] if isinstance(metrics[name], fg.metrics.RunningMetric)
+            name: metrics.pop(name)
+            for name in [*metrics]
+            if isinstance(metrics[name], fg.metrics.RunningMetric)
         }
         return count_examples(batch, mask), ((means, running), metrics, model_state, arrays)
 
     def body(index: Any, carry: Any) -> Any:
         total, sums, merged, model_state, first = carry
         weight, (means, metrics, new_state, arrays) = one(index, model_state)
-        model_state = jax.tree.map(lambda old, new: jnp.where(weight > 0, new, old), model_state, new_state)
+        model_state = jax.tree.map(
+            lambda old, new: jnp.where(weight > 0, new, old), model_state, new_state
+        )
         sums = jax.tree.map(lambda sum, x: _add_weighted(sum, x, weight), sums, means)
         both = merge_metrics(merged, metrics)
-        merged, first = jax.tree.map(lambda new, old: jnp.where(index == 0, new, old), (metrics, arrays), (both, first))
+        merged, first = jax.tree.map(
+            lambda new, old: jnp.where(index == 0, new, old), (metrics, arrays), (both, first)
+        )
         return total + weight, sums, merged, model_state, first
 
     like = jax.eval_shape(one, jnp.int32(0), ctx.model_state)[1]
-    sums = jax.tree.map(lambda spec: jnp.zeros(spec.shape, _accumulation_dtype(spec.dtype)), like[0])
+    sums = jax.tree.map(
+        lambda spec: jnp.zeros(spec.shape, _accumulation_dtype(spec.dtype)), like[0]
+    )
     merged, first = jax.tree.map(zeros_like_spec, (like[1], like[3]))
     carry = (jnp.float32(0), sums, merged, ctx.model_state, first)
     total, sums, merged, model_state, first = jax.lax.fori_loop(0, n, body, carry)
-    means, running = jax.tree.map(lambda sum, spec: _divide(sum, total).astype(spec.dtype), sums, like[0])
+    means, running = jax.tree.map(
+        lambda sum, spec: _divide(sum, total).astype(spec.dtype), sums, like[0]
+    )
     return means, {**merged, **running}, model_state, first
 
 

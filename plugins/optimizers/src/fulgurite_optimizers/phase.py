@@ -38,9 +38,13 @@ class Phase(fg.OptimizerSpec):
             )
         for name, value in (("every", self.every), ("repeat", self.repeat)):
             if type(value) is not int or value < 1:
-                raise ConfigurationError(f"Phase: {name} is {value!r}; it must be a positive integer")
+                raise ConfigurationError(
+                    f"Phase: {name} is {value!r}; it must be a positive integer"
+                )
         if self.split and self.repeat == 1:
-            raise ConfigurationError("Phase: split=True is for repeat=2 and more, which then share the batch")
+            raise ConfigurationError(
+                "Phase: split=True is for repeat=2 and more, which then share the batch"
+            )
 
     @staticmethod
     def from_spec(phase: fg.OptimizerSpec) -> "Phase":
@@ -52,7 +56,9 @@ class Phase(fg.OptimizerSpec):
         )
 
 
-def optimize_only(optimizer: optax.GradientTransformation, params: Any) -> dict[str, fg.OptimizerSpec]:
+def optimize_only(
+    optimizer: optax.GradientTransformation, params: Any
+) -> dict[str, fg.OptimizerSpec]:
     """For `configure_optimizers`: an optimizer that updates only the arrays that `params` selects. All others get no
     gradient, no optimizer state and no weight decay. Needs no plugin."""
     return {"default": fg.OptimizerSpec(optimizer, params)}

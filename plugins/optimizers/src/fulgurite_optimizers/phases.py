@@ -38,10 +38,14 @@ class MultiOptimizer(FinalizeMixin):
         **phases: fg.OptimizerSpec,
     ) -> None:
         if order not in ("alternating", "simultaneous"):
-            raise ConfigurationError(f"Phases: order is {order!r}; choose 'alternating' or 'simultaneous'")
+            raise ConfigurationError(
+                f"Phases: order is {order!r}; choose 'alternating' or 'simultaneous'"
+            )
         for name, phase in phases.items():
             if not isinstance(phase, fg.OptimizerSpec):
-                raise ConfigurationError(f"Phases: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)")
+                raise ConfigurationError(
+                    f"Phases: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)"
+                )
         self.simultaneous, self.overlap, self.phases = order == "simultaneous", overlap, phases
 
     @fg.hookimpl
@@ -50,7 +54,9 @@ class MultiOptimizer(FinalizeMixin):
         return dict(self.phases) or None
 
     @fg.hookimpl
-    def make_update_rule(self, module: Any, optimizers: dict[str, fg.OptimizerSpec]) -> PhasedUpdate:
+    def make_update_rule(
+        self, module: Any, optimizers: dict[str, fg.OptimizerSpec]
+    ) -> PhasedUpdate:
         """The rule, after a look at what the phases select."""
         made = {name: Phase.from_spec(phase) for name, phase in optimizers.items()}
         if all(phase.every > 1 for phase in made.values()):
@@ -58,7 +64,9 @@ class MultiOptimizer(FinalizeMixin):
                 f"of the phases {', '.join(made)} one must run at every step, with every=1: a step is an update"
             )
         for name, phase in made.items() if self.simultaneous else ():
-            if phase.repeat > 1 or (phase.accumulate is not None and phase.accumulate.mode == "microbatch"):
+            if phase.repeat > 1 or (
+                phase.accumulate is not None and phase.accumulate.mode == "microbatch"
+            ):
                 raise ConfigurationError(
                     f"the phase {name!r} repeats or takes microbatches, but simultaneous phases take one gradient of "
                     "the whole batch each, at the same parameters: use order='alternating'"

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.triggers import as_trigger, is_exact
 from fulgurite.training.update import Forward
+from fulgurite.triggers import as_trigger, is_exact
 from optax.contrib import reduce_on_plateau
 
 from fulgurite_optimizers.wrapped import UpdateRuleWrapper
@@ -50,7 +50,9 @@ class ReduceOnPlateau:
                 f"ReduceOnPlateau: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
             )
         if self.mode not in ("min", "max"):
-            raise ConfigurationError(f"ReduceOnPlateau: mode is {self.mode!r}; choose 'min' or 'max'")
+            raise ConfigurationError(
+                f"ReduceOnPlateau: mode is {self.mode!r}; choose 'min' or 'max'"
+            )
         if not is_exact(as_trigger(self.every)):
             raise ConfigurationError(
                 f"ReduceOnPlateau: every is {self.every!r}; give steps or a trigger that goes by steps or epochs, not "
@@ -84,19 +86,29 @@ class ReduceOnPlateau:
     def check_metric(self, run: fg.Run) -> fg.ReplaceState:
         """Takes the newest value of the metric into account."""
         source, _, name = self.monitor.partition("/")
-        known = {f"{one}/{key}": value for one, values in run.metrics.items() for key, value in values.items()}
+        known = {
+            f"{one}/{key}": value
+            for one, values in run.metrics.items()
+            for key, value in values.items()
+        }
         if self.monitor not in known:
             raise ConfigurationError(
                 f"ReduceOnPlateau: nothing is called {self.monitor!r} at step {run.step}. "
                 f"{did_you_mean(self.monitor, known)} An evaluator must run at the same steps"
             )
         if np.ndim(value := run.metrics[source][name]):
-            raise ConfigurationError(f"ReduceOnPlateau: {self.monitor!r} is an array {np.shape(value)}; take a number")
+            raise ConfigurationError(
+                f"ReduceOnPlateau: {self.monitor!r} is an array {np.shape(value)}; take a number"
+            )
         value = value if self.mode == "min" else -value
         state, key = run.state, f"{self.plugin_name}:{self.instance}"
         _, new = self._rule().update({}, state.plugin_states[key], value=value)
-        placed = jax.tree.map(lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugin_states[key], new)
-        alone = sum(name.startswith(f"{self.plugin_name}:") for name in run.engine.plugins.plugins) == 1
+        placed = jax.tree.map(
+            lambda old, leaf: jax.device_put(leaf, old.sharding), state.plugin_states[key], new
+        )
+        alone = (
+            sum(name.startswith(f"{self.plugin_name}:") for name in run.engine.plugins.plugins) == 1
+        )
         name = "scale" if alone else f"{self.monitor}/scale"
         run.log_scalars(self.plugin_name, {name: float(placed.scale)})
         return fg.ReplaceState(state.replace(plugin_states={**state.plugin_states, key: placed}))
@@ -125,7 +137,9 @@ class ScaledUpdate(UpdateRuleWrapper):
         new, output = self.rule(forward, state, batch, ctx)
         return self._scale_update(state, new), output
 
-    def apply_gradients(self, state: fg.TrainState, grads: Any, output: fg.Output) -> tuple[fg.TrainState, fg.Output]:
+    def apply_gradients(
+        self, state: fg.TrainState, grads: Any, output: fg.Output
+    ) -> tuple[fg.TrainState, fg.Output]:
         new, output = self.rule.apply_gradients(state, grads, output)
         return self._scale_update(state, new), output
 

@@ -16,7 +16,9 @@ class StepsState(NamedTuple):
     inner: PyTree
 
 
-def accumulate_over_steps(optimizer: optax.GradientTransformation, n: int) -> optax.GradientTransformationExtraArgs:
+def accumulate_over_steps(
+    optimizer: optax.GradientTransformation, n: int
+) -> optax.GradientTransformationExtraArgs:
     """Gives updates of zero but for every `n`-th, which is the optimizer's for the mean of the last `n` gradients.
 
     `update(None, state, params, finish=True)` gives the one for the mean of those that are left, if there are any.
@@ -25,16 +27,26 @@ def accumulate_over_steps(optimizer: optax.GradientTransformation, n: int) -> op
     """
 
     def init(params: Any) -> StepsState:
-        return StepsState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), optimizer.init(params))
+        return StepsState(
+            jnp.int32(0), jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+        )
 
-    def update(updates: Any, state: Any, params: Any = None, *, finish: bool = False) -> tuple[Any, StepsState]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, finish: bool = False
+    ) -> tuple[Any, StepsState]:
         if not finish:
-            state = state._replace(num_accumulated=state.held + 1, grads=jax.tree.map(jnp.add, state.grads, updates))
+            state = state._replace(
+                num_accumulated=state.held + 1, grads=jax.tree.map(jnp.add, state.grads, updates)
+            )
 
         def apply(state: StepsState) -> tuple[Any, StepsState]:
-            mean = jax.tree.map(lambda sum: sum / state.num_accumulated.astype(sum.dtype), state.grads)
+            mean = jax.tree.map(
+                lambda sum: sum / state.num_accumulated.astype(sum.dtype), state.grads
+            )
             updates, inner = optimizer.update(mean, state.inner, params)
-            return updates, StepsState(jnp.int32(0), jax.tree.map(jnp.zeros_like, state.grads), inner)
+            return updates, StepsState(
+                jnp.int32(0), jax.tree.map(jnp.zeros_like, state.grads), inner
+            )
 
         def wait(state: StepsState) -> tuple[Any, StepsState]:
             return jax.tree.map(jnp.zeros_like, state.grads), state

@@ -1,5 +1,8 @@
 """Shows in the terminal what a run is doing: `Engine(plugins=["progress"])`, or active once it is installed."""
 
 from fulgurite_progress.plugin import ProgressBar as ProgressBar
-from fulgurite_progress.summary import parameter_table as parameter_table, model_summary as model_summary
+from fulgurite_progress.summary import (
+    model_summary as model_summary,
+    parameter_table as parameter_table,
+)
 from fulgurite_progress.times import timing_table as timing_table

@@ -31,7 +31,12 @@ class Display:
         if console.is_interactive:
             # What is printed goes above the line, through rich, unless it goes somewhere else, such as into a file.
             above, line = sys.stdout.isatty(), self.line
-            self._live = Live(get_renderable=line, console=console, refresh_per_second=refresh, redirect_stdout=above)
+            self._live = Live(
+                get_renderable=line,
+                console=console,
+                refresh_per_second=refresh,
+                redirect_stdout=above,
+            )
 
     def start(self) -> None:
         """Begins to show the run."""
@@ -40,7 +45,9 @@ class Display:
             # A second signal ends the process on the spot, and the cursor would stay hidden.
             self.console.show_cursor(True)
         else:
-            self._thread = threading.Thread(target=self._print_at_times, name="fulgurite progress", daemon=True)
+            self._thread = threading.Thread(
+                target=self._print_at_times, name="fulgurite progress", daemon=True
+            )
             self._thread.start()
 
     def stop(self, how: str) -> None:
@@ -66,7 +73,9 @@ class Display:
         """What is known at this moment; nothing is read from the device."""
         step, end, accounts = self._run.step, self._run.step_range.stop, self._run.timings
         if "compile" not in accounts.open:
-            now = monotonic() - accounts.seconds.get("compile", 0.0)  # how fast steps are tells nothing of it
+            now = monotonic() - accounts.seconds.get(
+                "compile", 0.0
+            )  # how fast steps are tells nothing of it
             self._seen.append((now, step))
             while len(self._seen) > 2 and now - self._seen[0][0] > RATE_OVER:
                 self._seen.popleft()

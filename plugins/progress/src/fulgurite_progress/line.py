@@ -43,7 +43,9 @@ class Line:
             used = sum(len(one) + 2 for _, one, _ in chosen)
             if width is None or used + len(text) <= width:
                 chosen.append((place, text, style))
-        line = Text("  ").join(Text(text, style) for _, text, style in sorted(chosen, key=itemgetter(0)))
+        line = Text("  ").join(
+            Text(text, style) for _, text, style in sorted(chosen, key=itemgetter(0))
+        )
         if width is not None:
             line.truncate(width)
         line.no_wrap = True

@@ -32,7 +32,9 @@ class ProgressBar:
 
     def __post_init__(self) -> None:
         if not isinstance(self.refresh, int | float) or not 0 < self.refresh <= 60:
-            raise ConfigurationError(f"Progress: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second")
+            raise ConfigurationError(
+                f"Progress: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second"
+            )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -45,7 +47,9 @@ class ProgressBar:
 
         console = Screen(file=sys.stderr)
         if self.summary:
-            console.print(model_summary(run.state, rule=run.update_rule.for_step(run.step, run.step_range)))
+            console.print(
+                model_summary(run.state, rule=run.update_rule.for_step(run.step, run.step_range))
+            )
         display = Display(run, console, self.refresh)
         self._shown.append(display)
         display.start()

@@ -13,7 +13,9 @@ from rich.text import Text
 ROWS = 24
 
 
-def model_summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None) -> RenderableType:
+def model_summary(
+    state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None
+) -> RenderableType:
     """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer, and whether they
     are frozen (never updated by `rule`), with totals below. Modules are listed as deep as fits into `rows` rows. Only
     shapes are read."""
@@ -22,17 +24,33 @@ def model_summary(state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | 
     sharded = any(_spec(leaf) != "-" for _, leaf in arrays)
     frozen = set() if rule is None else _frozen(state.module, rule)
     owned = _optimizer_bytes(kept, {path for path, _ in arrays})
-    columns = ["parameters", "bytes", "optimizer", "dtype", *["sharding"] * sharded, *["frozen"] * bool(frozen)]
+    columns = [
+        "parameters",
+        "bytes",
+        "optimizer",
+        "dtype",
+        *["sharding"] * sharded,
+        *["frozen"] * bool(frozen),
+    ]
     table = Table("module", box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in ("parameters", "bytes", "optimizer") else "left")
+        table.add_column(
+            name, justify="right" if name in ("parameters", "bytes", "optimizer") else "left"
+        )
     for name, members in groups.items():
         leaves, optimizer = [leaf for _, leaf in members], sum(owned[path] for path, _ in members)
-        cells = [name, f"{sum(leaf.size for leaf in leaves):,}", _size(sum(map(_bytes, leaves))), _size(optimizer)]
+        cells = [
+            name,
+            f"{sum(leaf.size for leaf in leaves):,}",
+            _size(sum(map(_bytes, leaves))),
+            _size(optimizer),
+        ]
         cells.append(_join_names(str(leaf.dtype) for leaf in leaves))
         cells += [_join_names(map(_spec, leaves))] * sharded
         still = [path in frozen for path, _ in members]
-        table.add_row(*cells, *["yes" if all(still) else "partly" if any(still) else ""] * bool(frozen))
+        table.add_row(
+            *cells, *["yes" if all(still) else "partly" if any(still) else ""] * bool(frozen)
+        )
     parameters, size = sum(leaf.size for _, leaf in arrays), sum(_bytes(leaf) for _, leaf in arrays)
     optimizer = sum(_bytes(leaf) for _, leaf in kept)
     plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugin_states) if _is_array(leaf))
@@ -51,7 +69,9 @@ def parameter_table(module: Any) -> Table:
         table.add_column(name, justify="right")
     for path, leaf in _arrays(module):
         shape = "×".join(map(str, leaf.shape))
-        table.add_row(path, shape, str(leaf.dtype), _spec(leaf), f"{leaf.size:,}", _size(_bytes(leaf)))
+        table.add_row(
+            path, shape, str(leaf.dtype), _spec(leaf), f"{leaf.size:,}", _size(_bytes(leaf))
+        )
     return table
 
 
@@ -63,7 +83,9 @@ def costs(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
     if cost and cost.get("flops", 0) > 0:
         parts.append(f"{_count(cost['flops'])}FLOP")
     if memory is not None:
-        parts.append(f"{_size(memory.argument_size_in_bytes)} in, {_size(memory.temp_size_in_bytes)} besides")
+        parts.append(
+            f"{_size(memory.argument_size_in_bytes)} in, {_size(memory.temp_size_in_bytes)} besides"
+        )
     return Text(", ".join([*parts, f"{seconds:.2f} s"]), "dim")
 
 
@@ -74,7 +96,9 @@ def _group_rows(arrays: list[tuple[str, Any]], rows: int) -> dict[str, list[tupl
         groups: dict[str, list[tuple[str, Any]]] = {}
         for path, leaf in arrays:
             keys = paths[path]
-            groups.setdefault(str(type(keys)(keys[: min(depth, len(keys) - 1)])) or path, []).append((path, leaf))
+            groups.setdefault(
+                str(type(keys)(keys[: min(depth, len(keys) - 1)])) or path, []
+            ).append((path, leaf))
         if len(groups) <= rows or depth == 1:
             return groups
     return {path: [(path, leaf)] for path, leaf in arrays}
@@ -86,7 +110,11 @@ def _arrays(tree: Any) -> list[tuple[str, Any]]:
 
 def _frozen(module: Any, rule: fg.UpdateRule) -> set[str]:
     """The paths of the floating-point arrays that a rule leaves alone."""
-    floating = {path for path, leaf in _arrays(module) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)}
+    floating = {
+        path
+        for path, leaf in _arrays(module)
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    }
     return floating - {path for path, yes in leaves_with_paths(rule.trainable_mask(module)) if yes}
 
 

@@ -10,9 +10,9 @@ from fulgurite_sharding.inspection import (
     visualize_sharding as visualize_sharding,
 )
 from fulgurite_sharding.plugin import (
-    DataParallel as DataParallel,
     FSDP as FSDP,
+    DataParallel as DataParallel,
     Sharding as Sharding,
     TensorParallel as TensorParallel,
 )
-from fulgurite_sharding.rules import ShardBySize as ShardBySize, Rule as Rule
+from fulgurite_sharding.rules import Rule as Rule, ShardBySize as ShardBySize

@@ -58,7 +58,10 @@ class CoordinatedSync(fg.ProcessSync):
         # Counted by polls instead of steps, because evaluations poll as well; every process does so equally often.
         _said.polls += 1
         preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(_said.polls) else ())
-        if self._met is None or not self._met <= step < self._met - self._met % self._every + self._every:
+        if (
+            self._met is None
+            or not self._met <= step < self._met - self._met % self._every + self._every
+        ):
             self._met = step
             return preempted | self._meet(requests)
         return preempted
@@ -93,7 +96,9 @@ class CoordinatedSync(fg.ProcessSync):
         # All have come here, and so have read what was gathered before.
         self._drop(f"fulgurite/gather/{name}/{number - 1}/all")
         if name == FIT:
-            _said.honoured = _said.meetings  # a vote that came too late for a fit must not end the next one
+            _said.honoured = (
+                _said.meetings
+            )  # a vote that came too late for a fit must not end the next one
         self._write(f"{key}/all", values)
         return values
 
@@ -115,7 +120,9 @@ class CoordinatedSync(fg.ProcessSync):
             return frozenset(self._read(key))
         votes = [json.loads(text) for _, text in client().key_value_dir_get("fulgurite/votes/")]
         # A vote counts once: what a fit ended for must not end the next one in this process.
-        agreed = {stop for vote in votes if vote["meeting"] > _said.honoured for stop in vote["stops"]} | requests
+        agreed = {
+            stop for vote in votes if vote["meeting"] > _said.honoured for stop in vote["stops"]
+        } | requests
         if any(wish.startswith("stop:") for wish in agreed):
             _said.honoured = _said.meetings
         self._write(key, sorted(agreed))
@@ -130,7 +137,9 @@ class CoordinatedSync(fg.ProcessSync):
         except jax.errors.JaxRuntimeError as error:
             late = "DEADLINE_EXCEEDED" in str(error)
             how = (
-                f"waited {self._timeout:.0f} s for another one, in vain" if late else "lost process 0, which has ended"
+                f"waited {self._timeout:.0f} s for another one, in vain"
+                if late
+                else "lost process 0, which has ended"
             )
             raise ProcessError(
                 f"process {jax.process_index()} {how} ({key}): look at the output of the others"

@@ -43,7 +43,9 @@ class Group:
         given = (self.coordinator, self.processes, self.process)
         if None in given and given != (None, None, None):
             missing = [
-                name for name, one in zip(("coordinator", "processes", "process"), given, strict=True) if one is None
+                name
+                for name, one in zip(("coordinator", "processes", "process"), given, strict=True)
+                if one is None
             ]
             raise ConfigurationError(
                 f"distributed: {' and '.join(missing)} missing. Give coordinator, processes and process, or none of "
@@ -51,7 +53,9 @@ class Group:
             )
         host, _, port = (self.coordinator or "HOST:1").rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ConfigurationError(f"distributed: coordinator is {self.coordinator!r}; write HOST:PORT of process 0")
+            raise ConfigurationError(
+                f"distributed: coordinator is {self.coordinator!r}; write HOST:PORT of process 0"
+            )
         if self.processes is not None and not 0 <= (self.process or 0) < self.processes:
             raise ConfigurationError(
                 f"distributed: there is no process {self.process} of {self.processes}; they count from 0"
@@ -66,7 +70,10 @@ class Group:
         place = [word for word in text.split() if "=" not in word]
         options = dict(word.split("=", 1) for word in text.split() if "=" in word)
         try:
-            timeout, heartbeat = int(options.pop("timeout", 300)), int(options.pop("heartbeat", 100))
+            timeout, heartbeat = (
+                int(options.pop("timeout", 300)),
+                int(options.pop("heartbeat", 100)),
+            )
             if options:
                 raise ValueError(f"unknown {', '.join(options)}")
             if place == ["auto"]:
@@ -81,7 +88,11 @@ class Group:
         return cls(coordinator, processes, process, timeout, heartbeat)
 
     def __str__(self) -> str:
-        place = "auto" if self.coordinator is None else f"{self.coordinator} {self.process}/{self.processes}"
+        place = (
+            "auto"
+            if self.coordinator is None
+            else f"{self.coordinator} {self.process}/{self.processes}"
+        )
         return f"{place} timeout={self.timeout} heartbeat={self.heartbeat}"
 
 
@@ -201,7 +212,9 @@ def _bind_address(coordinator: str | None) -> str | None:
     """On loopback the coordinator listens there alone; else JAX chooses."""
     host = (coordinator or "").rpartition(":")[0].strip("[]")
     try:
-        return coordinator if host == "localhost" or ipaddress.ip_address(host).is_loopback else None
+        return (
+            coordinator if host == "localhost" or ipaddress.ip_address(host).is_loopback else None
+        )
     except ValueError:
         return None
 

@@ -34,13 +34,19 @@ def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
             rows.append((path, str(list(leaf.shape)), str(spec), f"{_part_bytes(leaf):,}"))
     rows.append(("total", "", "", f"{bytes_per_device(tree):,}"))
     a, b, c, d = (max(map(len, column)) for column in zip(*rows, strict=True))
-    print("\n".join(f"{path:{a}}  {shape:{b}}  {spec:{c}}  {size:>{d}}" for path, shape, spec, size in rows))
+    print(
+        "\n".join(
+            f"{path:{a}}  {shape:{b}}  {spec:{c}}  {size:>{d}}" for path, shape, spec, size in rows
+        )
+    )
     if visualize is not None:
         leaf = resolve(tree, visualize)
         if getattr(leaf, "ndim", 0) not in (1, 2):
             raise ConfigurationError(f"show: {visualize} is no array with one or two dimensions")
         if importlib.util.find_spec("rich") is None:
-            raise ConfigurationError("show(visualize=) needs rich: pip install 'fulgurite-sharding[visualize]'")
+            raise ConfigurationError(
+                "show(visualize=) needs rich: pip install 'fulgurite-sharding[visualize]'"
+            )
         jax.debug.visualize_array_sharding(leaf)
 
 
@@ -87,7 +93,13 @@ def _check_processes(path: str, parts: dict[tuple[int, ...], np.ndarray], tolera
     first: dict[tuple[int, ...], np.ndarray] = {}
     for process, (keys, values) in enumerate(zip(all_starts, all_parts, strict=True)):
         for key, value in zip(keys, values, strict=True):
-            _compare(path, f"process {process}", first.setdefault(tuple(map(int, key)), value), value, tolerance)
+            _compare(
+                path,
+                f"process {process}",
+                first.setdefault(tuple(map(int, key)), value),
+                value,
+                tolerance,
+            )
 
 
 def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> None:
@@ -95,7 +107,9 @@ def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: flo
         return
     wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b)]
     if np.array_equal(*wide, equal_nan=True):
-        wide = [x.astype(np.longdouble) for x in (a, b)]  # integers that float64 does not tell apart
+        wide = [
+            x.astype(np.longdouble) for x in (a, b)
+        ]  # integers that float64 does not tell apart
     same = (wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(wide[0] - wide[1]))

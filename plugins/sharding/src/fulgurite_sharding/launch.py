@@ -37,7 +37,9 @@ def launch(arguments: list[str]) -> int:
         "others are ended.",
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
-    parser.add_argument("--timeout", type=int, default=300, metavar="SECONDS", help="wait for all (default: 300)")
+    parser.add_argument(
+        "--timeout", type=int, default=300, metavar="SECONDS", help="wait for all (default: 300)"
+    )
     parser.add_argument(
         "--heartbeat",
         type=int,
@@ -46,10 +48,15 @@ def launch(arguments: list[str]) -> int:
         help="without a sign of life a process counts as dead (default: 10)",
     )
     parser.add_argument(
-        "--logs", type=Path, metavar="DIR", help="the output of process N also goes to DIR/process-N.log"
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="the output of process N also goes to DIR/process-N.log",
     )
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="for the program")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="for the program"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.processes < 1 or options.timeout < 1 or options.heartbeat < 1:
@@ -62,13 +69,28 @@ def launch(arguments: list[str]) -> int:
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
     except OSError as error:
-        parser.exit(2, f"error: --logs {options.logs} is no folder that can be written to: {error}\n")
-    command = [sys.executable, "-m", "fulgurite_sharding.launched", options.program, *options.arguments]
+        parser.exit(
+            2, f"error: --logs {options.logs} is no folder that can be written to: {error}\n"
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "fulgurite_sharding.launched",
+        options.program,
+        *options.arguments,
+    ]
     with _reserved_port() as port, _noted_signals() as received, ExitStack() as stack:
         members, ended = [], SimpleQueue[_Member]()
         for number in range(options.processes):
-            group = Group(f"127.0.0.1:{port}", options.processes, number, options.timeout, options.heartbeat)
-            environment = {**os.environ, **devices[number], VARIABLE: str(group), "PYTHONUNBUFFERED": "1"}
+            group = Group(
+                f"127.0.0.1:{port}", options.processes, number, options.timeout, options.heartbeat
+            )
+            environment = {
+                **os.environ,
+                **devices[number],
+                VARIABLE: str(group),
+                "PYTHONUNBUFFERED": "1",
+            }
             log = options.logs / f"process-{number}.log" if options.logs else None
             members.append(_Member(number, options.processes, command, environment, log, ended))
             stack.callback(members[-1].kill)
@@ -103,9 +125,19 @@ class _Member:
         )
         self._prefix = f"[{number}] " if number else ""
         self._log = log.open("w") if log else None
-        streams = zip((self.process.stdout, self.process.stderr), (sys.stdout, sys.stderr), self._tails, strict=True)
-        self._readers = [threading.Thread(target=self._pass_on, args=stream, daemon=True) for stream in streams]
-        for thread in (*self._readers, threading.Thread(target=self._wait, args=(ended,), daemon=True)):
+        streams = zip(
+            (self.process.stdout, self.process.stderr),
+            (sys.stdout, sys.stderr),
+            self._tails,
+            strict=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._pass_on, args=stream, daemon=True) for stream in streams
+        ]
+        for thread in (
+            *self._readers,
+            threading.Thread(target=self._wait, args=(ended,), daemon=True),
+        ):
             thread.start()
 
     def signal(self, number: int) -> None:
@@ -145,7 +177,11 @@ class _Member:
                     places.remove(place)
                     with suppress(OSError):
                         what = "its log" if place[0] is self._log else "what it prints"
-                        print(f"{self.name}: {what} can no longer be passed on: {error}", file=sys.stderr, flush=True)
+                        print(
+                            f"{self.name}: {what} can no longer be passed on: {error}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
 
 
 def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: list[int]) -> int:
@@ -179,7 +215,11 @@ def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: l
         return 0
     code = first.process.returncode
     if failed:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
         print(f"{first.name} {how}. Its last lines:", file=sys.stderr)
         print("".join(f"    {line}" for line in first.tail), end="", file=sys.stderr)
     return 128 - code if code < 0 else code
@@ -199,7 +239,8 @@ def _noted_signals() -> Iterator[list[int]]:
     """A list to which SIGINT and SIGTERM are added as they come."""
     received: list[int] = []
     former = {
-        one: signal.signal(one, lambda number, _: received.append(number)) for one in (signal.SIGINT, signal.SIGTERM)
+        one: signal.signal(one, lambda number, _: received.append(number))
+        for one in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield received
@@ -230,4 +271,8 @@ def _gpus() -> list[str]:
     if not shutil.which("nvidia-smi"):
         return []
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
-    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+    return [
+        str(number)
+        for number, line in enumerate(listed.stdout.splitlines())
+        if line.startswith("GPU")
+    ]

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from fulgurite_sharding.consensus import CoordinatedSync, check_every
-from fulgurite_sharding.rules import ShardBySize, Rule, Rules, axes_of
+from fulgurite_sharding.rules import Rule, Rules, ShardBySize, axes_of
 
 _RULE = "such as (('**.weight', P('model', None)),)"
 _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
@@ -74,23 +74,33 @@ class Sharding:
                     self, name, tuple(given)
                 )  # an iterator, such as zip(patterns, specs), gives them once
             else:
-                raise ConfigurationError(f"Sharding: {name} is {given!r}; it must be a tuple, {_EXAMPLES[name]}")
+                raise ConfigurationError(
+                    f"Sharding: {name} is {given!r}; it must be a tuple, {_EXAMPLES[name]}"
+                )
         if not all(isinstance(axis, str) for axis in self.batch):
             raise ConfigurationError(
                 f"Sharding: batch is {self.batch!r}; it must be a tuple of axes, such as ('data',)"
             )
         for name in ("parameters", "optimizer"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, ShardBySize) and (name == "parameters" or _is_plain(value)):
+            if (
+                value is not None
+                and not isinstance(value, ShardBySize)
+                and (name == "parameters" or _is_plain(value))
+            ):
                 raise ConfigurationError(
                     f"Sharding: {name} is {value!r}; it must be ShardBySize(axis, min_size) or None"
                 )
         check_every(self.agree_every)
-        names = self.mesh.axis_names if isinstance(self.mesh, Mesh) else _check_mesh_sizes(self.mesh)
+        names = (
+            self.mesh.axis_names if isinstance(self.mesh, Mesh) else _check_mesh_sizes(self.mesh)
+        )
         for what, axes in self._axes_by_use().items():
             if unknown := sorted(set(axes) - set(names)):
                 known = did_you_mean(unknown[0], names)
-                raise ConfigurationError(f"Sharding: {what} names the axis {unknown[0]!r} of the mesh. {known}")
+                raise ConfigurationError(
+                    f"Sharding: {what} names the axis {unknown[0]!r} of the mesh. {known}"
+                )
 
     @cached_property
     def devices(self) -> Mesh:
@@ -111,7 +121,9 @@ class Sharding:
                 f"{count}, or to a divisor of it beside one axis of size -1. For some of the devices give a "
                 "jax.sharding.Mesh"
             )
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        return jax.make_mesh(
+            tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+        )
 
     @fg.hookimpl(specname="mesh")
     def give_mesh(self) -> Mesh:
@@ -127,7 +139,9 @@ class Sharding:
     def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
         """Every array of a batch, divided along its first dimension."""
         spec = PartitionSpec(tuple(self.batch)) if self.batch else PartitionSpec()
-        return jax.tree.map(lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch)
+        return jax.tree.map(
+            lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch
+        )
 
     @fg.hookimpl
     def state_sharding(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
@@ -143,7 +157,9 @@ class Sharding:
                 return self._on_mesh(known[path].kept)
             if part == "opt_state":
                 return self._on_mesh(self._optimizer_spec(path, leaf.shape, known))
-            return self._on_mesh(self._following(path, leaf.shape, known) if part == "plugins" else PartitionSpec())
+            return self._on_mesh(
+                self._following(path, leaf.shape, known) if part == "plugins" else PartitionSpec()
+            )
 
         shardings = jax.tree_util.tree_map_with_path(place, state)
         self._optimizer_rules.check_used(_paths(state.opt_state))
@@ -170,14 +186,22 @@ class Sharding:
 
         def place(keys: Any, leaf: Any) -> NamedSharding | None:
             # Among the media there are functions, and a metric may be a number of Python.
-            spec = rules.spec(from_keys(keys), leaf.shape, self.devices) if hasattr(leaf, "shape") else None
+            spec = (
+                rules.spec(from_keys(keys), leaf.shape, self.devices)
+                if hasattr(leaf, "shape")
+                else None
+            )
             return None if spec is None else self._on_mesh(spec)
 
         return jax.tree_util.tree_map_with_path(place, output) if rules else None
 
     @property
     def _optimizer_rules(self) -> Rules:
-        rules = () if self.optimizer is None or isinstance(self.optimizer, ShardBySize) else self.optimizer
+        rules = (
+            ()
+            if self.optimizer is None or isinstance(self.optimizer, ShardBySize)
+            else self.optimizer
+        )
         return Rules(rules, "Sharding(optimizer=)")
 
     def _axes_by_use(self) -> dict[str, list[str]]:
@@ -219,7 +243,11 @@ class Sharding:
             found = known.get(Path(path[start:]))
             if found and found.shape == shape:
                 return found.kept
-        return self.parameters.extend(PartitionSpec(), shape, self.devices) if self.parameters else PartitionSpec()
+        return (
+            self.parameters.extend(PartitionSpec(), shape, self.devices)
+            if self.parameters
+            else PartitionSpec()
+        )
 
     def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.devices, spec)
@@ -249,7 +277,13 @@ class FSDP(Sharding):
         rules: Sequence[Rule] = (),
         agree_every: int = 50,
     ) -> None:
-        super().__init__(mesh or {axis: -1}, (axis,), ShardBySize(axis, min_size), rules=rules, agree_every=agree_every)
+        super().__init__(
+            mesh or {axis: -1},
+            (axis,),
+            ShardBySize(axis, min_size),
+            rules=rules,
+            agree_every=agree_every,
+        )
 
 
 class TensorParallel(Sharding):
@@ -265,7 +299,11 @@ def _check_mesh_sizes(mesh: Any) -> list[str]:
     """The names of a mesh given by sizes."""
     good = isinstance(mesh, Mapping) and mesh and all(isinstance(name, str) for name in mesh)
     sizes = list(mesh.values()) if good else []
-    good = good and all(type(size) is int and (size > 0 or size == -1) for size in sizes) and sizes.count(-1) <= 1
+    good = (
+        good
+        and all(type(size) is int and (size > 0 or size == -1) for size in sizes)
+        and sizes.count(-1) <= 1
+    )
     if not good:
         raise ConfigurationError(
             f"Sharding: mesh is {mesh!r}; it must be a jax.sharding.Mesh or sizes by name, such as {{'data': -1, "

@@ -25,12 +25,18 @@ class ShardBySize:
 
     def __post_init__(self) -> None:
         if not isinstance(self.axis, str) or type(self.min_size) is not int:
-            raise ConfigurationError(f"{self!r}: axis is the name of one, and min_size a number of elements")
+            raise ConfigurationError(
+                f"{self!r}: axis is the name of one, and min_size a number of elements"
+            )
 
     def extend(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """`spec` with the axis added, where it can be."""
         names: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
-        fitting = [i for i, size in enumerate(shape) if names[i] is None and size % mesh.shape[self.axis] == 0]
+        fitting = [
+            i
+            for i, size in enumerate(shape)
+            if names[i] is None and size % mesh.shape[self.axis] == 0
+        ]
         if prod(shape) < self.min_size or not fitting or self.axis in axes_of(spec):
             return spec
         names[max(fitting, key=lambda i: shape[i])] = self.axis
@@ -42,7 +48,11 @@ class Rules:
     whose dimensions do not divide as that says is left alone."""
 
     def __init__(self, rules: Iterable[Rule], what: str, *, strict: bool = True) -> None:
-        self._what, self._strict, self._rules = what, strict, [_parse_rule(rule, what) for rule in rules]
+        self._what, self._strict, self._rules = (
+            what,
+            strict,
+            [_parse_rule(rule, what) for rule in rules],
+        )
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -64,9 +74,13 @@ class Rules:
         for pattern, spec in self._rules:
             if not any(map(pattern.matches, paths)):
                 near = did_you_mean(pattern.text, map(str, paths))
-                raise PathError(f"{self._what}: the rule {(pattern.text, spec)} matches no array. {near}")
+                raise PathError(
+                    f"{self._what}: the rule {(pattern.text, spec)} matches no array. {near}"
+                )
 
-    def _fits(self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    def _fits(
+        self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh
+    ) -> bool:
         where = f"{self._what}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
         if len(spec) > len(shape):
             raise ConfigurationError(f"{where}, which has {len(shape)} dimensions")
@@ -84,13 +98,21 @@ class Rules:
 
 def axes_of(spec: Iterable[Any]) -> list[str]:
     """The axes that a spec names, in order."""
-    return [axis for names in spec if names for axis in ((names,) if isinstance(names, str) else names)]
+    return [
+        axis for names in spec if names for axis in ((names,) if isinstance(names, str) else names)
+    ]
 
 
 def _parse_rule(rule: Any, what: str) -> tuple[Pattern, PartitionSpec]:
     well_formed = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
-    if not well_formed or isinstance(rule[1], str) or not isinstance(rule[1], PartitionSpec | Sequence):
-        raise ConfigurationError(f"{what}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}")
+    if (
+        not well_formed
+        or isinstance(rule[1], str)
+        or not isinstance(rule[1], PartitionSpec | Sequence)
+    ):
+        raise ConfigurationError(
+            f"{what}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}"
+        )
     names = [tuple(name) if isinstance(name, list) else name for name in rule[1]]
     for name in names:
         parts = name if isinstance(name, tuple) else (name,)

@@ -39,7 +39,9 @@ class EventFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
         sync_folder(path.parent)
         self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 

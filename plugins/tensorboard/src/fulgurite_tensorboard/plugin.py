@@ -45,7 +45,9 @@ class TensorBoardLogger(fg.FileLogger):
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER
         whole = _checked(position)
-        if run.step == run.step_range.start > 0 and position is None:  # from the state that the former fit left
+        if (
+            run.step == run.step_range.start > 0 and position is None
+        ):  # from the state that the former fit left
             whole = {split: _up_to(run.step, folder / split) for split in _exact_splits(folder)}
         return _Backend(folder, whole, run.step)
 
@@ -111,7 +113,10 @@ class _Backend:
         if where not in self._refused:
             self._refused.add(where)
             why = f"{type(error).__name__}: {error}"
-            warnings.warn(f"tensorboard leaves {where!r} out, of step {record.step} first: {why}", stacklevel=2)
+            warnings.warn(
+                f"tensorboard leaves {where!r} out, of step {record.step} first: {why}",
+                stacklevel=2,
+            )
 
     def _file(self, split: str) -> "EventFile":
         """This attempt's file of a split."""
@@ -122,7 +127,9 @@ class _Backend:
             folder.mkdir(exist_ok=True)
             names = [path.name for path in folder.iterdir()]
             numbers = [
-                int(match[1]) for name in names if (match := _FILE.fullmatch(name) or _SET_ASIDE.fullmatch(name))
+                int(match[1])
+                for name in names
+                if (match := _FILE.fullmatch(name) or _SET_ASIDE.fullmatch(name))
             ]
             name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
             self._open[split] = EventFile(folder / name)
@@ -150,11 +157,18 @@ def _checked(position: Any) -> dict[str, dict[str, int]]:
         return {}
     if isinstance(position, dict):
         splits = {split: files for split, files in position.items() if isinstance(files, dict)}
-        names = all(_SPLIT.fullmatch(split) and all(map(_FILE.fullmatch, files)) for split, files in splits.items())
-        sizes = all(type(size) is int and size >= 0 for files in splits.values() for size in files.values())
+        names = all(
+            _SPLIT.fullmatch(split) and all(map(_FILE.fullmatch, files))
+            for split, files in splits.items()
+        )
+        sizes = all(
+            type(size) is int and size >= 0 for files in splits.values() for size in files.values()
+        )
         if len(splits) == len(position) and names and sizes:
             return splits
-    raise CheckpointError(f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}")
+    raise CheckpointError(
+        f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}"
+    )
 
 
 def _is_exact(split: str) -> bool:
@@ -172,7 +186,9 @@ def _up_to(step: int, folder: Path) -> dict[str, int]:
     from fulgurite_tensorboard.events import read_events
 
     sizes = dict[str, int]()
-    for path in sorted(path for path in folder.iterdir() if _FILE.fullmatch(path.name) and not path.is_symlink()):
+    for path in sorted(
+        path for path in folder.iterdir() if _FILE.fullmatch(path.name) and not path.is_symlink()
+    ):
         whole = takewhile(lambda read: read[1].step <= step, read_events(path))
         sizes[path.name] = max((end for end, _ in whole), default=0)
     return sizes

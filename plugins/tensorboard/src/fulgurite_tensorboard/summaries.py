@@ -21,8 +21,14 @@ def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> A
         return whole
     for name, value in record.values.items():
         try:
-            parts = list(_text(name, fg.media.Text(str(value))) if record.kind == "text" else _shown(name, value))
-        except Exception as error:  # of a figure's own code, too: the rest of the record does not depend on it
+            parts = list(
+                _text(name, fg.media.Text(str(value)))
+                if record.kind == "text"
+                else _shown(name, value)
+            )
+        except (
+            Exception
+        ) as error:  # of a figure's own code, too: the rest of the record does not depend on it
             refuse(name, error)
         else:
             for part in parts:
@@ -63,7 +69,8 @@ def hyperparameters(record: fg.Record) -> Any:
     if not arguments:
         return None
     plain = {
-        name: one if isinstance(one, bool | int | float) else _encodable(str(one)) for name, one in arguments.items()
+        name: one if isinstance(one, bool | int | float) else _encodable(str(one))
+        for name, one in arguments.items()
     }
     # Which metrics there are to compare TensorBoard finds out by itself if it is told of none.
     _, start, _ = summary.hparams(plain, {})
@@ -81,12 +88,21 @@ def _images(name: str, images: fg.media.Images) -> Iterator[Any]:
 
 
 def _histogram(name: str, histogram: fg.media.Histogram) -> Iterator[Any]:
-    counts, edges = np.asarray(histogram.counts, np.float64), np.asarray(histogram.edges, np.float64)
+    counts, edges = (
+        np.asarray(histogram.counts, np.float64),
+        np.asarray(histogram.edges, np.float64),
+    )
     # The sums are those of numbers in the middle of their bins.
     middle = (edges[1:] + edges[:-1]) / 2
     sums = float(counts @ middle), float(counts @ middle**2)
     yield summary.histogram_raw(
-        name, edges[0], edges[-1], counts.sum(), *sums, bucket_limits=edges[1:].tolist(), bucket_counts=counts.tolist()
+        name,
+        edges[0],
+        edges[-1],
+        counts.sum(),
+        *sums,
+        bucket_limits=edges[1:].tolist(),
+        bucket_counts=counts.tolist(),
     )
 
 

@@ -28,7 +28,9 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 def about_same(a: Any, b: Any) -> str | None:
     """None if both trees have the same arrays but for rounding, else where the first difference is."""
-    return _difference(a, b, lambda one, other: np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True))
+    return _difference(
+        a, b, lambda one, other: np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+    )
 
 
 def _difference(a: Any, b: Any, same: Any) -> str | None:

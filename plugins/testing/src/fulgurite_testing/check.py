@@ -8,7 +8,17 @@ from typing import Any
 from fulgurite_testing.host import closes, no_sync
 from fulgurite_testing.processes import processes
 from fulgurite_testing.programs import compiled_once
-from fulgurite_testing.runs import arguments, deterministic, fuse, hooks, host_state, results, resume, streams, trains
+from fulgurite_testing.runs import (
+    arguments,
+    deterministic,
+    fuse,
+    hooks,
+    host_state,
+    results,
+    resume,
+    streams,
+    trains,
+)
 from fulgurite_testing.subject import Broken, Subject, said
 from fulgurite_testing.tiny import TinyModel, tiny_data
 from fulgurite_testing.traces import no_captured_arrays, no_effects, same_trace
@@ -45,7 +55,11 @@ class PluginFailure(AssertionError):
 
     def __init__(self, plugin: Any, failures: dict[str, str]) -> None:
         name = getattr(plugin, "__name__", type(plugin).__name__)
-        super().__init__("\n".join([f"{name} does not pass:", *(f"  {one}: {why}" for one, why in failures.items())]))
+        super().__init__(
+            "\n".join(
+                [f"{name} does not pass:", *(f"  {one}: {why}" for one, why in failures.items())]
+            )
+        )
         self.failures = failures
 
 
@@ -81,10 +95,16 @@ def check_plugin(
     """
     if unknown := {*skip, *(only or ())} - CHECKS.keys():
         raise ValueError(f"there is no check {sorted(unknown)[0]!r}; there are {', '.join(CHECKS)}")
-    left_out = {*skip, *(() if distributed else ("processes",))} if only is None else CHECKS.keys() - {*only}
+    left_out = (
+        {*skip, *(() if distributed else ("processes",))}
+        if only is None
+        else CHECKS.keys() - {*only}
+    )
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder, compiled_once():
-        subject = Subject(plugin, beside, model, data, bad_arguments, timeout, Path(folder), content)
+        subject = Subject(
+            plugin, beside, model, data, bad_arguments, timeout, Path(folder), content
+        )
         for name, check in CHECKS.items():
             if name in left_out:
                 continue

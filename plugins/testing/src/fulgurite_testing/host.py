@@ -38,7 +38,9 @@ def no_sync(subject: Subject) -> None:
     plugin = watch(subject.make(), FREE, around, phases=("log", "act"))
     subject.fit(plugin, others=[_Slow()], log_every=1, steps=8)
     # One that waits finds the device idle, and one that does not finds it busy; on a busy machine not each time.
-    if waited := [name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)]:
+    if waited := [
+        name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)
+    ]:
         raise Broken(
             f"{', '.join(waited)} waits for the device: after each call the newest step was done. Emit device arrays "
             "by run.emit, which copies them in the background, and read metrics in the phase `decide`, where those of "
@@ -50,7 +52,9 @@ def closes(subject: Subject) -> None:
     """At the end of a run it lets go of everything in bounded time, and leaves no thread behind."""
     again = subject.again
     if again.late:
-        raise Broken(f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside with a limit")
+        raise Broken(
+            f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside with a limit"
+        )
     if again.left:
         raise Broken(
             f"the run is over and the thread {again.left[0]!r} still runs: end it in close_logger or on_fit_end"
@@ -81,9 +85,13 @@ class _Slow:
     @fg.hookimpl
     def transform_batch(self, batch: Any) -> Any:
         leaves, tree = jax.tree.flatten(batch)
-        place = next((i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)), None)
+        place = next(
+            (i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)), None
+        )
         if place is None:
-            raise ConfigurationError("the check no_sync needs a batch with an array of floating-point numbers")
+            raise ConfigurationError(
+                "the check no_sync needs a batch with an array of floating-point numbers"
+            )
         start = jnp.full((384, 384), 1e-3) * (1 + 0 * leaves[place].ravel()[0].astype(jnp.float32))
         made = jax.lax.fori_loop(0, SLOW, lambda _, one: jnp.tanh(one @ start), start)
         leaves[place] = leaves[place] + (0 * made.sum()).astype(leaves[place].dtype)

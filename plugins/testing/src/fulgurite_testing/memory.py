@@ -53,13 +53,19 @@ class Memory:
         self.kept[run.step] = held, json.dumps(rest)
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, reference: fg.CheckpointRef, template: fg.TrainState
+    ) -> fg.Snapshot | None:
         """The snapshot of the newest step, or of the one that is asked for."""
         if not self.kept:
             return None
-        held, text = self.kept[reference.step if isinstance(reference.step, int) else max(self.kept)]
+        held, text = self.kept[
+            reference.step if isinstance(reference.step, int) else max(self.kept)
+        ]
         rest = json.loads(text)
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: _placed(held, path, leaf), template)
+        state = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: _placed(held, path, leaf), template
+        )
         span = fg.StepRange.from_json(rest["span"])
         rest = {name: rest[name] for name in ("position", "host", "metrics", "pending", "asked")}
         rest |= {"pending": tuple(rest["pending"]), "asked": tuple(rest["asked"])}

@@ -26,14 +26,27 @@ def processes(subject: Subject) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "fulgurite_testing.together", str(port), str(subject.directory())]
+    command = [
+        sys.executable,
+        "-m",
+        "fulgurite_testing.together",
+        str(port),
+        str(subject.directory()),
+    ]
     command += [inspect.getsourcefile(made) or "", made.__qualname__]
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": " ".join(flags)}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "XLA_FLAGS": " ".join(flags),
+    }
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
         both = [
-            subprocess.Popen([*command, str(number)], env=environment, stdout=output, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                [*command, str(number)], env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
             for number, output in enumerate(outputs)
         ]
         deadline = time.monotonic() + WAIT
@@ -48,7 +61,11 @@ def processes(subject: Subject) -> None:
             one.wait()
         said = [(output.seek(0), output.read())[1] for output in outputs]
     # One that fails takes the other with it: what both said is told.
-    told = [f"process {one} of 2 ended with code {ended[one]}: {said[one][-1500:]}" for one in range(2) if ended[one]]
+    told = [
+        f"process {one} of 2 ended with code {ended[one]}: {said[one][-1500:]}"
+        for one in range(2)
+        if ended[one]
+    ]
     if told:
         raise Broken("; ".join(told))
     if None in ended:

@@ -31,7 +31,9 @@ def hooks(subject: Subject) -> None:
     except FulguriteError as error:
         raise Broken(said(error)) from error
     if not names:
-        raise Broken(f"{type(plugin).__name__} implements no hook: mark its methods with @fg.hookimpl")
+        raise Broken(
+            f"{type(plugin).__name__} implements no hook: mark its methods with @fg.hookimpl"
+        )
 
 
 def arguments(subject: Subject) -> None:
@@ -45,18 +47,28 @@ def arguments(subject: Subject) -> None:
             except (FulguriteError, TypeError):
                 pass
             else:
-                raise Broken(f"{cls.__name__}(no_such_argument=...) is accepted silently: reject unknown arguments")
+                raise Broken(
+                    f"{cls.__name__}(no_such_argument=...) is accepted silently: reject unknown arguments"
+                )
     for bad in subject.bad_arguments:
         shown = f"{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in bad.items())})"
         try:
             cls(**bad)
         except FulguriteError as error:
-            if not any(name in str(error) or repr(value) in str(error) for name, value in bad.items()):
-                raise Broken(f"{shown} is refused, but the message does not say which argument: {error}") from error
+            if not any(
+                name in str(error) or repr(value) in str(error) for name, value in bad.items()
+            ):
+                raise Broken(
+                    f"{shown} is refused, but the message does not say which argument: {error}"
+                ) from error
         except Exception as error:
-            raise Broken(f"{shown} fails by {said(error)}: raise fulgurite.errors.ConfigurationError") from error
+            raise Broken(
+                f"{shown} fails by {said(error)}: raise fulgurite.errors.ConfigurationError"
+            ) from error
         else:
-            raise Broken(f"{shown} is taken: check arguments where the plugin is made, in __post_init__")
+            raise Broken(
+                f"{shown} is taken: check arguments where the plugin is made, in __post_init__"
+            )
 
 
 def trains(subject: Subject) -> None:
@@ -76,7 +88,9 @@ def streams(subject: Subject) -> None:
         for phase in ("init", "train", "eval"):
             keys = [one.key(name, phase, 3) for one in (plain.make_rng_streams(root), mine)]
             if same_bits(*keys):
-                raise Broken(f"it changes the random stream {name!r} ({stream}): give its own a name of its own")
+                raise Broken(
+                    f"it changes the random stream {name!r} ({stream}): give its own a name of its own"
+                )
 
 
 def results(subject: Subject) -> None:
@@ -84,7 +98,10 @@ def results(subject: Subject) -> None:
     attribute `changes_results = True`."""
     if subject.changes_results:
         return
-    parts = [(ran.result.module, ran.result.model_state, ran.result.history["train/loss"]) for ran in _pair(subject)]
+    parts = [
+        (ran.result.module, ran.result.model_state, ran.result.history["train/loss"])
+        for ran in _pair(subject)
+    ]
     if difference := about_same(*parts):
         raise Broken(
             f"a run ends differently with it: {difference}. If that is what it is for, say so: a class attribute "
@@ -113,12 +130,19 @@ def resume(subject: Subject) -> None:
     files = _files(subject, ran.run)
     # Those with clocks in them differ between any two runs.
     exact = (
-        [name for name, held in files.items() if _files(subject, subject.again.ran.run).get(name) == held]
+        [
+            name
+            for name, held in files.items()
+            if _files(subject, subject.again.ran.run).get(name) == held
+        ]
         if files
         else []
     )
     # A sink is saved once more before it was given anything, and gone on with from there as well.
-    steps = [HALF, *[HALF + 1] * ("rewind_logger" in subject.hooks and "save_checkpoint" not in subject.hooks)]
+    steps = [
+        HALF,
+        *[HALF + 1] * ("rewind_logger" in subject.hooks and "save_checkpoint" not in subject.hooks),
+    ]
     memory = ran.memory
     for step in steps:
         memory = Memory({at: held for at, held in memory.kept.items() if at == step})
@@ -146,9 +170,14 @@ def host_state(subject: Subject) -> None:
     """What it keeps on the host is JSON, and comes back."""
     if missing := {"get_host_state", "set_host_state"} - subject.hooks:
         if len(missing) == 1:
-            raise Broken(f"it implements one of get_host_state and set_host_state, and not {missing.pop()}")
+            raise Broken(
+                f"it implements one of get_host_state and set_host_state, and not {missing.pop()}"
+            )
         return
-    state, version = subject.ran.plugin.get_host_state(), getattr(subject.ran.plugin, "state_version", 1)
+    state, version = (
+        subject.ran.plugin.get_host_state(),
+        getattr(subject.ran.plugin, "state_version", 1),
+    )
     text = json.dumps(state)
     new = subject.make()
     engine = tiny_engine(new, *subject.beside())
@@ -156,14 +185,18 @@ def host_state(subject: Subject) -> None:
         if hook.plugin.plugin is new:
             hook(None, state=json.loads(text), version=version)
     if (back := json.dumps(new.get_host_state())) != text:
-        raise Broken(f"get_host_state gave {text}; after set_host_state into a new instance it gives {back}")
+        raise Broken(
+            f"get_host_state gave {text}; after set_host_state into a new instance it gives {back}"
+        )
 
 
 def fuse(subject: Subject) -> None:
     """With up to eight steps in a dispatch the run is the same, but for rounding."""
     fused = subject.fit(subject.make(), steps_per_execution=8)
     if difference := about_same(_whole(subject.ran), _whole(fused)):
-        raise Broken(f"with steps_per_execution=8 the run is not the one with steps_per_execution=1: {difference}")
+        raise Broken(
+            f"with steps_per_execution=8 the run is not the one with steps_per_execution=1: {difference}"
+        )
 
 
 def _size(content: Any) -> str:
@@ -185,4 +218,8 @@ def _records(records: list[fg.Record]) -> list[Any]:
 def _files(subject: Subject, run: Path) -> dict[str, Any]:
     """What plugins wrote into a run's directory, by path."""
     paths = {path.relative_to(run): path for path in run.rglob("*") if path.is_file()}
-    return {str(name): subject.content(path) for name, path in paths.items() if name.parts[0] not in OF_THE_RUN}
+    return {
+        str(name): subject.content(path)
+        for name, path in paths.items()
+        if name.parts[0] not in OF_THE_RUN
+    }

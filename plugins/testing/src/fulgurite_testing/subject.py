@@ -95,14 +95,18 @@ class Subject:
         try:
             return copy.deepcopy(self.given)
         except TypeError as error:
-            raise Broken(f"{self.given!r} cannot be copied: give its class, or a function that makes one") from error
+            raise Broken(
+                f"{self.given!r} cannot be copied: give its class, or a function that makes one"
+            ) from error
 
     @functools.cached_property
     def hooks(self) -> set[str]:
         """The names of the hooks that it implements."""
         plugin = self.make()
         if isinstance(plugin, str | dict):
-            raise Broken(f"{plugin!r} is a name: give the class of the plugin, or a function that makes one")
+            raise Broken(
+                f"{plugin!r} is a name: give the class of the plugin, or a function that makes one"
+            )
         engine = tiny_engine(plugin, *self.beside())
         registered = next(one for one in engine.plugins.plugins.values() if one.plugin is plugin)
         return engine.plugins.hooks_of(registered)
@@ -110,12 +114,16 @@ class Subject:
     @functools.cached_property
     def traced(self) -> bool:
         """Whether anything of it is part of the compiled step."""
-        return not self.hooks <= {name for name, kind in _kinds().items() if kind in HOST} | {"register_actions"}
+        return not self.hooks <= {name for name, kind in _kinds().items() if kind in HOST} | {
+            "register_actions"
+        }
 
     @property
     def changes_results(self) -> bool:
         """Whether it says that it changes the numbers of a run."""
-        return bool(self.hooks & CHANGES_BY_NATURE) or getattr(self.make(), "changes_results", False)
+        return bool(self.hooks & CHANGES_BY_NATURE) or getattr(
+            self.make(), "changes_results", False
+        )
 
     @functools.cached_property
     def ran(self) -> Ran:
@@ -167,7 +175,9 @@ class Subject:
         events, memory = Events(), memory or Memory()
         keeps = not self.hooks & {"save_checkpoint", "restore_checkpoint"}
         companions = [*self.beside(), *others, Saving(HALF), events, *([memory] if keeps else [])]
-        engine = tiny_engine(*([] if plugin is None else [plugin]), *companions, run=run, **settings)
+        engine = tiny_engine(
+            *([] if plugin is None else [plugin]), *companions, run=run, **settings
+        )
         with warnings.catch_warnings():
             # A sink that fails warns; `result.failures` says so as well, and that is looked at.
             warnings.filterwarnings("ignore", category=UserWarning)
@@ -228,7 +238,9 @@ class Saving:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """One save."""
-        return [fg.ScheduledAction("save", fg.At(self.instance), lambda run: run.save(), stage="save")]
+        return [
+            fg.ScheduledAction("save", fg.At(self.instance), lambda run: run.save(), stage="save")
+        ]
 
 
 def said(error: BaseException) -> str:

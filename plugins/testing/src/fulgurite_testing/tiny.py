@@ -26,7 +26,9 @@ class TinyModel(fg.Module):
         logits = jax.vmap(self.linear)(batch["x"] + noise)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         accuracy = fg.metrics.Accuracy.from_logits(logits, batch["label"], ctx.mask)
-        return fg.Output(jnp.mean(losses, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits)
+        return fg.Output(
+            jnp.mean(losses, where=ctx.mask), metrics={"accuracy": accuracy}, preds=logits
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         """Gradient descent whose learning rate can be read."""
@@ -36,9 +38,13 @@ class TinyModel(fg.Module):
 def tiny_data() -> fg.ArrayData:
     """Five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label` int32 (batch,)."""
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    return fg.ArrayData({"x": x, "label": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, 4, shuffle=True)
+    return fg.ArrayData(
+        {"x": x, "label": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, 4, shuffle=True
+    )
 
 
 def tiny_engine(*plugins: Any, **settings: Any) -> fg.Engine:
     """An engine for 8 steps that logs every second one; nothing is autoloaded."""
-    return fg.Engine(plugins=plugins, **{"steps": STEPS, "log_every": 2, "autoload": False, **settings})
+    return fg.Engine(
+        plugins=plugins, **{"steps": STEPS, "log_every": 2, "autoload": False, **settings}
+    )

@@ -28,7 +28,9 @@ class Together(fg.ProcessSync):
     """Agrees by collectives, one message a process."""
 
     def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
-        return frozenset(wish for one in self.all_gather("requests", sorted(requests)) for wish in one)
+        return frozenset(
+            wish for one in self.all_gather("requests", sorted(requests)) for wish in one
+        )
 
     def broadcast(self, fn: Callable[[], Any]) -> Any:
         return self.all_gather("decided", fn() if jax.process_index() == 0 else None)[0]
@@ -49,7 +51,9 @@ class Both:
     @fg.hookimpl
     def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
         whole = NamedSharding(mesh, PartitionSpec())
-        return jax.tree.map(lambda leaf: whole if isinstance(leaf, jax.ShapeDtypeStruct) else None, state)
+        return jax.tree.map(
+            lambda leaf: whole if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
+        )
 
     @fg.hookimpl
     def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
@@ -69,7 +73,11 @@ def main(port: str, run: str, file: str, function: str, process: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process), initialization_timeout=120)
     plugin = load(file, function)()
-    marked = {name for name in dir(type(plugin)) if hasattr(getattr(type(plugin), name, None), "fulgurite_impl")}
+    marked = {
+        name
+        for name in dir(type(plugin))
+        if hasattr(getattr(type(plugin), name, None), "fulgurite_impl")
+    }
     beside = [] if "mesh" in marked else [Both()]
     beside += [] if "consensus" in marked else [Agreeing()]
     result = tiny_engine(plugin, *beside, run=run).fit(TinyModel, tiny_data())
@@ -100,7 +108,11 @@ def _whole(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
-    whole = leaf if mesh is None else jax.jit(lambda one: one, out_shardings=NamedSharding(mesh, PartitionSpec()))(leaf)
+    whole = (
+        leaf
+        if mesh is None
+        else jax.jit(lambda one: one, out_shardings=NamedSharding(mesh, PartitionSpec()))(leaf)
+    )
     return np.asarray(whole.addressable_data(0))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from fulgurite.placing import use_mesh
 from fulgurite.execution.program import Program
+from fulgurite.placing import use_mesh
 from fulgurite.training.state import as_model_init
 from fulgurite.triggers import StepRange
 from jax.core import Tracer
@@ -29,13 +29,21 @@ def same_trace(subject: Subject) -> None:
         return
     plugin, (first, again) = _with(subject)
     if (one := _text(first)) != (two := _text(again)):
-        lines = [pair for pair in zip(one.splitlines(), two.splitlines(), strict=False) if pair[0] != pair[1]]
+        lines = [
+            pair
+            for pair in zip(one.splitlines(), two.splitlines(), strict=False)
+            if pair[0] != pair[1]
+        ]
         where = f": {lines[0][0].strip()!r}, then {lines[0][1].strip()!r}" if lines else ""
         raise Broken(
             f"traced twice, the step is not the same program{where}. A traced hook is a pure function of its "
             "arguments: keep what changes in plugin_state, take random keys from ctx"
         )
-    kept = [name for name, value in vars(plugin).items() if _holds_tracer(value)] if hasattr(plugin, "__dict__") else []
+    kept = (
+        [name for name, value in vars(plugin).items() if _holds_tracer(value)]
+        if hasattr(plugin, "__dict__")
+        else []
+    )
     if kept:
         raise Broken(
             f"a traced hook keeps a tracer in self.{kept[0]}: it stands for a value in one trace only. Return it by "
@@ -97,7 +105,9 @@ def _traced(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxp
 
 
 def _text(jaxpr: ClosedJaxpr) -> str:
-    constants = [_ADDRESS.sub("", repr(np.asarray(one))) for one in jaxpr.consts if not _is_key(one)]
+    constants = [
+        _ADDRESS.sub("", repr(np.asarray(one))) for one in jaxpr.consts if not _is_key(one)
+    ]
     return _ADDRESS.sub("", str(jaxpr)) + "\n" + "\n".join(constants)
 
 
@@ -106,7 +116,9 @@ def _callbacks(jaxpr: ClosedJaxpr) -> set[str]:
 
 
 def _captured(jaxpr: ClosedJaxpr) -> list[Any]:
-    found = [one for one in jaxpr.consts if not _is_key(one) and getattr(one, "nbytes", 0) > CAPTURED]
+    found = [
+        one for one in jaxpr.consts if not _is_key(one) and getattr(one, "nbytes", 0) > CAPTURED
+    ]
     return found + [one for inner in _within(jaxpr.jaxpr) for one in inner]
 
 
@@ -115,7 +127,9 @@ def _within(jaxpr: Jaxpr) -> list[list[Any]]:
     found: list[list[Any]] = []
     for equation in jaxpr.eqns:
         values = [getattr(one, "val", None) for one in equation.invars]
-        found.append([one for one in values if not _is_key(one) and getattr(one, "nbytes", 0) > CAPTURED])
+        found.append(
+            [one for one in values if not _is_key(one) and getattr(one, "nbytes", 0) > CAPTURED]
+        )
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
             if isinstance(inner, ClosedJaxpr):
                 found.append(_captured(inner))

@@ -23,13 +23,24 @@ def watch(plugin: Any, hooks: Collection[str], around: Around, phases: Collectio
         for name, member in members.items()
         if inspect.isfunction(member) and hasattr(member, "fulgurite_impl")
     }
-    wrapped = {name: _around(hook, method, around) for name, (hook, method) in marked.items() if hook in hooks}
+    wrapped = {
+        name: _around(hook, method, around)
+        for name, (hook, method) in marked.items()
+        if hook in hooks
+    }
     for name, (hook, method) in marked.items():
         if hook == "register_actions":
             wrapped[name] = _scheduled(method, around, phases)
-    members = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, **wrapped}
+    members = {
+        "__slots__": (),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        **wrapped,
+    }
     object.__setattr__(
-        plugin, "__class__", types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(members))
+        plugin,
+        "__class__",
+        types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(members)),
     )
     return plugin
 
@@ -42,7 +53,9 @@ def _around(hook: str, method: Callable[..., Any], around: Around) -> Callable[.
     return call
 
 
-def _scheduled(method: Callable[..., Any], around: Around, phases: Collection[str]) -> Callable[..., Any]:
+def _scheduled(
+    method: Callable[..., Any], around: Around, phases: Collection[str]
+) -> Callable[..., Any]:
     @functools.wraps(method)
     def schedule(*given: Any, **named: Any) -> Any:
         return [

@@ -37,7 +37,12 @@ class Backend:
     """
 
     def __init__(
-        self, settings: dict[str, Any], mode: Any, folder: Path, timeout: float, resumed: Resumed | None
+        self,
+        settings: dict[str, Any],
+        mode: Any,
+        folder: Path,
+        timeout: float,
+        resumed: Resumed | None,
     ) -> None:
         self._settings, self._mode, self._folder, self._timeout = settings, mode, folder, timeout
         self._resumed, self._run, self._arrived, self._step = resumed, None, -1, -1
@@ -88,7 +93,11 @@ class Backend:
         from wandb.errors import CommError, UsageError
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = sorted(self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb")) if self._resumed else []
+        files = (
+            sorted(self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb"))
+            if self._resumed
+            else []
+        )
         quiet = wandb.Settings(
             disable_git=True,
             save_code=False,
@@ -100,7 +109,12 @@ class Backend:
             x_disable_machine_info=True,
             x_save_requirements=False,
         )
-        arguments = {"dir": str(self._folder), "resume": "allow", "settings": quiet, **self._settings}
+        arguments = {
+            "dir": str(self._folder),
+            "resume": "allow",
+            "settings": quiet,
+            **self._settings,
+        }
         try:
             with _unasked(quiet):
                 mode: Any = self._mode
@@ -118,9 +132,15 @@ class Backend:
             self._run = wandb.init(mode="offline", **arguments)
         if self._resumed is not None:
             # What an attempt that was online had here may be at the server or not, which that one knows.
-            known = [one for one in files if self._mode == "offline" or one.parent.name.startswith("offline-")]
+            known = [
+                one
+                for one in files
+                if self._mode == "offline" or one.parent.name.startswith("offline-")
+            ]
             arrived = max(map(last_step, known), default=-1)
-            self._arrived = max(arrived, self._run.starting_step - 1) if self._mode == "online" else arrived
+            self._arrived = (
+                max(arrived, self._run.starting_step - 1) if self._mode == "online" else arrived
+            )
             self._fill(self._resumed)
         return self._run
 
@@ -146,11 +166,16 @@ class Backend:
             where = f"{record.source}/{name}"
             try:
                 self._values.update(_shown(where, value))
-            except Exception as error:  # of a figure's own code, too: the rest of the row does not depend on it
+            except (
+                Exception
+            ) as error:  # of a figure's own code, too: the rest of the row does not depend on it
                 if where not in self._refused:
                     self._refused.add(where)
                     why = f"{type(error).__name__}: {error}"
-                    warnings.warn(f"wandb leaves {where!r} out, of step {record.step} first: {why}", stacklevel=2)
+                    warnings.warn(
+                        f"wandb leaves {where!r} out, of step {record.step} first: {why}",
+                        stacklevel=2,
+                    )
 
     def _hand_over(self) -> None:
         if self._values and self._run is not None:
@@ -183,7 +208,11 @@ def _unasked(quiet: Any) -> Iterator[None]:
 def _thrifty() -> Iterator[None]:
     """wandb's own process, which is written in Go and starts within, leaves the processors to training: a row costs it
     less with one thread at work and rarer collections of garbage."""
-    added = {name: value for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items() if name not in os.environ}
+    added = {
+        name: value
+        for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items()
+        if name not in os.environ
+    }
     os.environ.update(added)
     try:
         yield
@@ -221,7 +250,9 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
 
         columns: list[Any] = [str(column) for column in range(array.shape[1])]
         return {name: wandb.Table(columns=columns, data=array.tolist())}
-    return {"/".join([name, *map(str, index)]): array[index].item() for index in np.ndindex(array.shape)}
+    return {
+        "/".join([name, *map(str, index)]): array[index].item() for index in np.ndindex(array.shape)
+    }
 
 
 def _image(image: fg.media.Image) -> Any:
@@ -243,7 +274,9 @@ def _histogram(histogram: fg.media.Histogram) -> Any:
     counts, edges = np.asarray(histogram.counts), np.asarray(histogram.edges)
     # More bins than wandb takes are put together, so many each.
     begins = np.arange(0, len(counts), -(-len(counts) // wandb.Histogram.MAX_LENGTH))
-    return wandb.Histogram(np_histogram=(np.add.reduceat(counts, begins), np.append(edges[begins], edges[-1])))
+    return wandb.Histogram(
+        np_histogram=(np.add.reduceat(counts, begins), np.append(edges[begins], edges[-1]))
+    )
 
 
 def _text(text: fg.media.Text) -> Any:

@@ -57,16 +57,28 @@ class WandbLogger:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
-            raise ConfigurationError(f"WandbLogger: mode is {self.mode!r}; choose one of {', '.join(get_args(Mode))}")
+            raise ConfigurationError(
+                f"WandbLogger: mode is {self.mode!r}; choose one of {', '.join(get_args(Mode))}"
+            )
         if not isinstance(self.best, Mapping):
             example = 'WandbLogger(best={"test/accuracy": "max"})'
-            raise ConfigurationError(f"WandbLogger: best is {self.best!r}; give 'min' or 'max' by name: {example}")
+            raise ConfigurationError(
+                f"WandbLogger: best is {self.best!r}; give 'min' or 'max' by name: {example}"
+            )
         if not (type(self.timeout) in (int, float) and 0 < self.timeout < math.inf):
-            raise ConfigurationError(f"WandbLogger: timeout is {self.timeout!r}; give a positive number of seconds")
+            raise ConfigurationError(
+                f"WandbLogger: timeout is {self.timeout!r}; give a positive number of seconds"
+            )
         if bad := [name for name, how in self.best.items() if how not in ("min", "max")]:
-            raise ConfigurationError(f"WandbLogger: best[{bad[0]!r}] is {self.best[bad[0]]!r}; it is 'min' or 'max'")
-        if ours := sorted({"project", "mode", "dir", "id", "resume", "config"} & self.settings.keys()):
-            raise ConfigurationError(f"WandbLogger sets {ours[0]!r} by itself: leave it out of settings")
+            raise ConfigurationError(
+                f"WandbLogger: best[{bad[0]!r}] is {self.best[bad[0]]!r}; it is 'min' or 'max'"
+            )
+        if ours := sorted(
+            {"project", "mode", "dir", "id", "resume", "config"} & self.settings.keys()
+        ):
+            raise ConfigurationError(
+                f"WandbLogger sets {ours[0]!r} by itself: leave it out of settings"
+            )
 
     @property
     def id(self) -> str | None:
@@ -80,14 +92,18 @@ class WandbLogger:
         if self.mode == "disabled":
             return
         # It goes on where its checkpoint was, or from the state that its former fit left.
-        from_state = run.step == run.step_range.start > 0 and self._id is not None and not self._restored
+        from_state = (
+            run.step == run.step_range.start > 0 and self._id is not None and not self._restored
+        )
         goes_on = self._resumed or from_state
         if not goes_on:
             self._id, self._best = secrets.token_hex(4), {}
         place = run.run_dir.path if run.run_dir is not None else Path()
         folder = Path(self.directory) if self.directory is not None else place
         records = place / "records.jsonl" if goes_on and run.run_dir is not None else None
-        resumed = Resumed(run.step, records, records.stat().st_size if records and records.is_file() else 0)
+        resumed = Resumed(
+            run.step, records, records.stat().st_size if records and records.is_file() else 0
+        )
         settings = {"project": self.project, "id": self._id, **self.settings}
         backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
         self._writer, self._backend = fg.BackgroundWriter(self.plugin_name, backend), backend
@@ -157,7 +173,9 @@ class WandbLogger:
         """Takes them back."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
-            raise ConfigurationError(f"the checkpoint's id of the wandb run is none: {str(identity)[:100]!r}")
+            raise ConfigurationError(
+                f"the checkpoint's id of the wandb run is none: {str(identity)[:100]!r}"
+            )
         self._id, self._best, self._restored = identity, dict(state.get("best", {})), True
 
     def _put(self, record: fg.Record) -> None:

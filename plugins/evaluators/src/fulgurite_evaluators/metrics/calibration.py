@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Mean, Metric, Sum, Value, Values, to_float, as_class_indices, apply_mask
+from fulgurite.metrics import (
+    Mask,
+    Mean,
+    Metric,
+    Sum,
+    Value,
+    Values,
+    apply_mask,
+    as_class_indices,
+    to_float,
+)
 
 from fulgurite_evaluators.metrics.arrays import get_array_namespace
 
@@ -49,14 +59,17 @@ class ExpectedCalibrationError(Metric):
         logits: Values, labels: Values, mask: Mask | None = None, bins: int = 15
     ) -> "ExpectedCalibrationError":
         if bins < 1:
-            raise ConfigurationError(f"ExpectedCalibrationError with bins={bins}; there must be at least one")
+            raise ConfigurationError(
+                f"ExpectedCalibrationError with bins={bins}; there must be at least one"
+            )
         logits = to_float(logits)
         label = as_class_indices(logits, labels, "ExpectedCalibrationError")
         confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
         excess = confidence - (jnp.argmax(logits, axis=-1) == label).astype(confidence.dtype)
         place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
         inside = (
-            jax.nn.one_hot(place, bins, dtype=bool) & apply_mask(jnp.ones_like(place, bool), mask, False)[..., None]
+            jax.nn.one_hot(place, bins, dtype=bool)
+            & apply_mask(jnp.ones_like(place, bool), mask, False)[..., None]
         )
         return ExpectedCalibrationError(
             jax.vmap(lambda one: Sum.from_values(excess, one), in_axes=-1)(inside),

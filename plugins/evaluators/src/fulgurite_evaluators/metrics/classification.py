@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Metric, Sum, Value, Values, to_float, as_class_indices, apply_mask
+from fulgurite.metrics import (
+    Mask,
+    Metric,
+    Sum,
+    Value,
+    Values,
+    apply_mask,
+    as_class_indices,
+    to_float,
+)
 from jaxtyping import Array, Int
 
 from fulgurite_evaluators.metrics.arrays import count_indices, get_array_namespace
@@ -27,7 +36,9 @@ class ConfusionMatrix(Metric):
     counts: Sum
 
     @staticmethod
-    def from_predictions(preds: Values, labels: Values, mask: Mask | None = None) -> "ConfusionMatrix":
+    def from_predictions(
+        preds: Values, labels: Values, mask: Mask | None = None
+    ) -> "ConfusionMatrix":
         predicted, label, classes = _as_predictions(preds, labels, mask, "ConfusionMatrix")
         both = jnp.where((predicted < 0) | (label < 0), -1, label * classes + predicted)
         counts = count_indices(both, classes**2)
@@ -60,20 +71,30 @@ class _Ratio(Metric):
         """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers, booleans or one-hot;
         `average` is "macro" (over the classes that occur), "micro" (of all counts), or None (one for each class)."""
         if average not in ("macro", "micro", None):
-            raise ConfigurationError(f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None")
+            raise ConfigurationError(
+                f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None"
+            )
         predicted, label, classes = _as_predictions(preds, labels, mask, cls.__name__)
         hit = jnp.where(predicted == label, label, -1)
-        hits, predicted, actual = (count_indices(index, classes) for index in (hit, predicted, label))
+        hits, predicted, actual = (
+            count_indices(index, classes) for index in (hit, predicted, label)
+        )
         if jnp.asarray(preds).dtype == jnp.bool_:
-            hits, predicted, actual = jax.tree.map(lambda count: count[1], (hits, predicted, actual))
+            hits, predicted, actual = jax.tree.map(
+                lambda count: count[1], (hits, predicted, actual)
+            )
         return cls(hits, predicted, actual, average)
 
     def compute(self) -> Value:
         counts: list[Any] = [count.compute() for count in (self.hits, self.predicted, self.actual)]
         numpy = get_array_namespace(*counts)
-        hits, predicted, actual = [count.sum() for count in counts] if self.average == "micro" else counts
+        hits, predicted, actual = (
+            [count.sum() for count in counts] if self.average == "micro" else counts
+        )
         occurs, among = predicted + actual > 0, self._denominator(predicted, actual)
-        ratio = numpy.where(occurs, hits / numpy.where(among > 0, among, 1), np.nan).astype(hits.dtype)
+        ratio = numpy.where(occurs, hits / numpy.where(among > 0, among, 1), np.nan).astype(
+            hits.dtype
+        )
         if self.average != "macro" or ratio.ndim == 0:
             return ratio
         with np.errstate(invalid="ignore"):  # of nothing it is NaN, and meant to be
@@ -105,7 +126,9 @@ class F1(_Ratio):
         return (predicted + actual) / 2
 
 
-def _as_predictions(preds: Any, labels: Any, mask: Any, what: str) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
+def _as_predictions(
+    preds: Any, labels: Any, mask: Any, what: str
+) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
     """Predicted and right classes, -1 for masked and for none, and how many classes there are."""
     preds = jnp.asarray(preds)
     logits = to_float(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)

@@ -40,7 +40,9 @@ class _Ranking(CollectingMetric):
         for what, given in (("scores", scores), ("labels", labels)):
             if given.ndim != 1:
                 wanted = "one number for each example; of several classes, take one metric for each"
-                raise ConfigurationError(f"{cls.__name__} of {what} {list(given.shape)}; they must be {wanted}")
+                raise ConfigurationError(
+                    f"{cls.__name__} of {what} {list(given.shape)}; they must be {wanted}"
+                )
         return cls(example_mask((scores, labels), mask), scores, labels)
 
     def _by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +51,9 @@ class _Ranking(CollectingMetric):
         scores, labels = np.asarray(self.scores)[mask], np.asarray(self.labels)[mask]
         if not np.isin(labels, (0, 1)).all():
             found = np.unique(labels)[:5].tolist()
-            raise ConfigurationError(f"{type(self).__name__} of labels {found}; they must be 0 or 1")
+            raise ConfigurationError(
+                f"{type(self).__name__} of labels {found}; they must be 0 or 1"
+            )
         if np.isnan(scores).any():
             return np.zeros(0), np.zeros(0)
         _, threshold, size = np.unique(-scores, return_inverse=True, return_counts=True)

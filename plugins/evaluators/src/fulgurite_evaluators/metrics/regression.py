@@ -17,7 +17,9 @@ class MeanSquaredError(Metric):
     mean: Mean
 
     @staticmethod
-    def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanSquaredError":
+    def from_predictions(
+        preds: Values, targets: Values, mask: Mask | None = None
+    ) -> "MeanSquaredError":
         preds, targets = _check_same_shape(preds, targets, "MeanSquaredError")
         return MeanSquaredError(Mean.from_values((preds - targets) ** 2, mask))
 
@@ -31,7 +33,9 @@ class MeanAbsoluteError(Metric):
     mean: Mean
 
     @staticmethod
-    def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "MeanAbsoluteError":
+    def from_predictions(
+        preds: Values, targets: Values, mask: Mask | None = None
+    ) -> "MeanAbsoluteError":
         preds, targets = _check_same_shape(preds, targets, "MeanAbsoluteError")
         return MeanAbsoluteError(Mean.from_values(jnp.abs(preds - targets), mask))
 
@@ -64,5 +68,7 @@ def _check_same_shape(preds: Any, targets: Any, what: str) -> tuple[Array, Array
     preds, targets = to_float(preds), to_float(targets)
     if preds.shape != targets.shape:
         shapes = f"{what} of predictions {list(preds.shape)} and targets {list(targets.shape)}"
-        raise ConfigurationError(f"{shapes}; they must have the same shape, so that none is broadcast by mistake")
+        raise ConfigurationError(
+            f"{shapes}; they must have the same shape, so that none is broadcast by mistake"
+        )
     return preds, targets

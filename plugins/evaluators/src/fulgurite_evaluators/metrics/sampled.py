@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Metric, Value, Values, to_float, apply_mask
+from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
 from fulgurite_evaluators.metrics.arrays import example_mask, get_array_namespace
@@ -45,16 +45,21 @@ class SampledSet(Metric):
         same for all batches, and if none is given for all sets."""
         values, ids = jax.tree.map(jnp.asarray, values), jnp.asarray(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
-            raise ConfigurationError(f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example")
+            raise ConfigurationError(
+                f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example"
+            )
         present = example_mask((values, ids), mask)
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(0) if key is None else key))(ids)
         return _take_smallest(jax.vmap(jax.random.bits)(keys), ids, values, present, size)
 
     def merge(self, other: Any) -> "SampledSet":
         mine, theirs = (
-            (jnp.arange(len(one.ids)) < one.count, one.priorities, one.ids, one.values) for one in (self, other)
+            (jnp.arange(len(one.ids)) < one.count, one.priorities, one.ids, one.values)
+            for one in (self, other)
         )
-        present, priorities, ids, values = jax.tree.map(lambda *parts: jnp.concatenate(parts), mine, theirs)
+        present, priorities, ids, values = jax.tree.map(
+            lambda *parts: jnp.concatenate(parts), mine, theirs
+        )
         return _take_smallest(priorities, ids, values, present, len(self.ids))
 
     def empty(self) -> "SampledSet":
@@ -73,7 +78,9 @@ class Median(Metric):
     sample: SampledSet
 
     @staticmethod
-    def from_values(values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256) -> "Median":
+    def from_values(
+        values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256
+    ) -> "Median":
         """`key` draws the sample and must be different for each batch, such as `ctx.key()`."""
         numbers = to_float(values)
         priorities, ids = jax.random.bits(key, (2, numbers.size))
@@ -114,6 +121,8 @@ def _take_smallest(
     count = jnp.minimum(jnp.sum(new, dtype=jnp.int32), size)
 
     def kept(leaf: Array) -> Array:
-        return jnp.zeros((size, *leaf.shape[1:]), leaf.dtype).at[slots].set(leaf[order], mode="drop")
+        return (
+            jnp.zeros((size, *leaf.shape[1:]), leaf.dtype).at[slots].set(leaf[order], mode="drop")
+        )
 
     return SampledSet(count, kept(priorities), kept(ids), jax.tree.map(kept, values))
