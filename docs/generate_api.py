@@ -1,4 +1,5 @@
-"""Writes `api.md`, the reference of all public names, from their docstrings. It reads the sources and imports none.
+"""Writes `api.md`, the reference of all public names, from their docstrings. It reads the sources
+and imports none.
 
 python docs/generate_api.py
 """

@@ -50,7 +50,8 @@ class DataParallel:
 
 
 class Alone:
-    """For a cluster: a subclass of `fg.ProcessSync` that asks the other processes. This one is for a single process."""
+    """For a cluster: a subclass of `fg.ProcessSync` that asks the other processes. This one is for
+    a single process."""
 
     @fg.hookimpl
     def consensus(self):
@@ -188,7 +189,8 @@ class Diary:
 
 
 class Patience:
-    """Evaluates, and stops when the loss has not improved three times. What it remembers is in checkpoints."""
+    """Evaluates, and stops when the loss has not improved three times. What it remembers is in
+    checkpoints."""
 
     def __init__(self, data, every):
         self.data, self.every = data, every
@@ -222,7 +224,8 @@ class Patience:
 
 
 class Lines:
-    """Writes exact records to a file, each once. (`fg.FileLogger` does this on a thread of its own.)"""
+    """Writes exact records to a file, each once. (`fg.FileLogger` does this on a thread of its
+    own.)"""
 
     def __init__(self, path):
         self.path, self.position = Path(path), 0
@@ -269,7 +272,8 @@ class Lines:
 
 
 class InMemory:
-    """A checkpointer that keeps the newest snapshot of this process. (`fulgurite-checkpoint` writes to disk.)"""
+    """A checkpointer that keeps the newest snapshot of this process. (`fulgurite-checkpoint` writes
+    to disk.)"""
 
     def __init__(self):
         self.kept = None

@@ -2,7 +2,8 @@
 
 python examples/digits.py                      # a few seconds on two cores
 python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
-python examples/digits.py --run runs/a         # saves and logs to runs/a, and resumes there when started again
+python examples/digits.py --run runs/a         # saves and logs to runs/a, and resumes there when
+started again
 """
 
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Report:
 
 
 def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """1,437 images to train on and 360 to test: `image` float32 (n, 64) from 0 to 1, `label` int32 (n,)."""
+    """1,437 images to train on and 360 to test: `image` float32 (n, 64) from 0 to 1, `label` int32
+    (n,)."""
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     arrays: dict[str, Float[np.ndarray, "n 64"] | Int[np.ndarray, " n"]] = {
@@ -79,7 +81,8 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 def experiment(
     width: int = 128, lr: float = 1e-3, steps: int = 2_000, seed: int = 0, run: str | None = None
 ) -> fg.Experiment:
-    """Trains a perceptron on scikit-learn's handwritten digits. With a run directory it saves and logs there."""
+    """Trains a perceptron on scikit-learn's handwritten digits. With a run directory it saves and
+    logs there."""
     train, test = digits()
     report = Report(fg.ArrayData(test, batch_size=120))
     plugins = ["rng", report]

@@ -1,9 +1,11 @@
 """Handwritten digits, evaluated by a second process while the first one trains.
 
-python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores; draws accuracy.png there
+python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores; draws
+accuracy.png there
 
-The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It evaluates new checkpoints as they come; if
-it falls behind it skips some, but never the last one. Kill either process and start this again: it continues.
+The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It evaluates new
+checkpoints as they come; if it falls behind it skips some, but never the last one. Kill either
+process and start this again: it continues.
 """
 
 import subprocess
@@ -32,7 +34,8 @@ def shifted(images: np.ndarray) -> np.ndarray:
 def experiment(
     width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0
 ) -> fg.Experiment:
-    """Trains a perceptron; two evaluators of the group `slow` share a process and each restored checkpoint."""
+    """Trains a perceptron; two evaluators of the group `slow` share a process and each restored
+    checkpoint."""
     train, test = digits()
     every = EveryCheckpoint(poll=0.2)
     moved = test | {"image": shifted(test["image"])}

@@ -1,10 +1,11 @@
 """A convolutional GAN that draws handwritten digits, with two optimizers in one step.
 
-python examples/gan.py                 # about a minute on two cores; pictures of samples go to the folder `samples`
-python examples/gan.py steps=500       # a first impression
+python examples/gan.py                 # about a minute on two cores; pictures of samples go to the
+folder `samples` python examples/gan.py steps=500       # a first impression
 
-A classifier trained on the real digits judges the samples: how sure it is of its answers, how many of the ten classes
-it finds, and how far the samples are from the real digits, by the Fréchet distance of its features.
+A classifier trained on the real digits judges the samples: how sure it is of its answers, how many
+of the ten classes it finds, and how far the samples are from the real digits, by the Fréchet
+distance of its features.
 """
 
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ class GAN(fg.Module):
                 jax.nn.softplus(-on_real).mean()
                 + jax.nn.softplus(jax.vmap(self.discriminator)(fake)).mean()
             )
-            # Slopes at real images keep the game from going round in circles (Mescheder et al., 2018).
+            # Slopes at real images keep the game from going round in circles (Mescheder et al.,
+            # 2018).
             return told_apart + self.penalty / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
 
         def generator() -> Float[Array, ""]:
@@ -179,9 +181,10 @@ class Judge(fg.Module):
 def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
     """How a classifier of the real digits judges samples.
 
-    `classes`: how many classes it finds in more than a hundredth of them; `confidence`: the mean probability of the
-    class that it chooses; `distance`: the Fréchet distance of its features (Heusel et al., 2017) between samples
-    and real digits; `relative`: that distance divided by that of an untrained generator.
+    `classes`: how many classes it finds in more than a hundredth of them; `confidence`: the mean
+    probability of the class that it chooses; `distance`: the Fréchet distance of its features
+    (Heusel et al., 2017) between samples and real digits; `relative`: that distance divided by that
+    of an untrained generator.
     """
     images, labels = digits()
     data = fg.ArrayData(

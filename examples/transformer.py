@@ -1,11 +1,14 @@
-"""A language model over bytes, trained on the source text of Python's standard library, on one device or on many.
+"""A language model over bytes, trained on the source text of Python's standard library, on one
+device or on many.
 
-python examples/transformer.py                                  # on all devices of this machine, a minute on two cores
-python examples/transformer.py layout=fsdp devices=8            # on eight simulated ones
-python examples/transformer.py layout=both devices=8 width=256  # fully sharded and tensor parallel
+python examples/transformer.py                                  # on all devices of this machine, a
+minute on two cores python examples/transformer.py layout=fsdp devices=8            # on eight
+simulated ones python examples/transformer.py layout=both devices=8 width=256  # fully sharded and
+tensor parallel
 
-`layout` is `data` (batches divided), `fsdp` (parameters and optimizer state as well), `tensor` (attention heads and
-hidden units divided) or `both` of the last two. The model does not depend on it.
+`layout` is `data` (batches divided), `fsdp` (parameters and optimizer state as well), `tensor`
+(attention heads and hidden units divided) or `both` of the last two. The model does not depend on
+it.
 """
 
 import sysconfig
@@ -27,7 +30,8 @@ from jaxtyping import Array, Float, Int, Key, UInt8
 Batch = UInt8[Array, "batch length"]
 Hidden = Float[Array, "time width"]
 
-# Attention is divided by heads and the hidden layer by units; the products that come back add up over "model".
+# Attention is divided by heads and the hidden layer by units; the products that come back add up
+# over "model".
 RULES = [
     ("blocks[*].attention.output.weight", P(None, "model")),
     ("blocks[*].attention.*.weight", P("model", None)),
@@ -123,7 +127,8 @@ class Transformer(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: prints the size of the state, a line at every log step, and how well the model does on other text."""
+    """A plugin: prints the size of the state, a line at every log step, and how well the model does
+    on other text."""
 
     test: fg.ArrayData
     tokens: int
@@ -158,7 +163,8 @@ class Report:
 
 
 def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The source text of Python's own modules in pieces of `length` bytes, to train on and to test on."""
+    """The source text of Python's own modules in pieces of `length` bytes, to train on and to test
+    on."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     pieces: UInt8[np.ndarray, "pieces length"] = text[: len(text) // length * length].reshape(

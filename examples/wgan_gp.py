@@ -1,10 +1,11 @@
-"""A Wasserstein GAN with gradient penalty on a ring of eight Gaussians: five updates of the critic to one.
+"""A Wasserstein GAN with gradient penalty on a ring of eight Gaussians: five updates of the critic
+to one.
 
 python examples/wgan_gp.py              # about a minute on two cores
 python examples/wgan_gp.py critic=1     # what happens with equally many updates of both
 
-The method is that of Gulrajani et al. (2017). At the end it counts how many of the eight modes the samples are near,
-and how many samples are near any mode.
+The method is that of Gulrajani et al. (2017). At the end it counts how many of the eight modes the
+samples are near, and how many samples are near any mode.
 """
 
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ class Report:
 
 
 def counted(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
-    """`modes`: how many of the eight have at least 3 % of the samples within four standard deviations; `near`: the
-    share of the samples within that distance of any."""
+    """`modes`: how many of the eight have at least 3 % of the samples within four standard
+    deviations; `near`: the share of the samples within that distance of any."""
     points = np.asarray(
         eqx.filter_jit(gan.drawn)(jax.random.normal(jax.random.key(1), (samples, LATENT)))
     )
@@ -99,7 +100,8 @@ def experiment(
     steps: int = 4_000,
     seed: int = 0,
 ) -> fg.Experiment:
-    """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of its own."""
+    """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of
+    its own."""
     repeat = {"repeat": critic, "split": True} if critic > 1 else {}
     phases = MultiOptimizer(
         critic=Phase(optax.adam(lr, b1=0.5, b2=0.9), "critic", **repeat),

@@ -1,4 +1,5 @@
-"""What holds for every test: the CPU, compiled programs kept between runs, and types checked while the tests run."""
+"""What holds for every test: the CPU, compiled programs kept between runs, and types checked while
+the tests run."""
 
 import gc
 import os
@@ -23,20 +24,25 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fulg
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Where each operation comes from is written into every program, for profilers: a twentieth of the time.
+# Where each operation comes from is written into every program, for profilers: a twentieth of the
+# time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# A table and a live line for each of thousands of fits took a fifteenth of the time; tests that are about them ask.
+# A table and a live line for each of thousands of fits took a fifteenth of the time; tests that are
+# about them ask.
 os.environ.setdefault("FULGURITE_AUTOLOAD", "rng")
-# XLA compiles in a fifth of the time if it may make slow code. Where XLA_FLAGS is set, empty or not, it obeys that.
-# A flag that XLA does not know ends the process: these are known to that of jax 0.10, which Python 3.11 has.
+# XLA compiles in a fifth of the time if it may make slow code. Where XLA_FLAGS is set, empty or
+# not, it obeys that. A flag that XLA does not know ends the process: these are known to that of jax
+# 0.10, which Python 3.11 has.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK if version("jaxlib").startswith("0.10.") else "")
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and with them the programs that they start.
+# A shell that runs the tests in the background has them ignore Ctrl-C, and with them the programs
+# that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tracing makes millions of short-lived objects: with the usual threshold, a seventh of the time goes into collections.
+# Tracing makes millions of short-lived objects: with the usual threshold, a seventh of the time
+# goes into collections.
 gc.set_threshold(50_000)
 
 MEMBERS = ("core", "plugins/*", "contrib/*")
@@ -49,9 +55,9 @@ whole_jaxtyped = jaxtyping.jaxtyped
 
 
 def jaxtyped(*arguments: Any, **options: Any) -> Any:
-    """As the import hook puts it on every function and class: it stays away where no array is annotated, for binding
-    the arguments of every call takes a tenth of the time of the tests. Fields are left out: in a tree of shapes or of
-    shardings they hold those in place of arrays."""
+    """As the import hook puts it on every function and class: it stays away where no array is
+    annotated, for binding the arguments of every call takes a tenth of the time of the tests.
+    Fields are left out: in a tree of shapes or of shardings they hold those in place of arrays."""
     if arguments:
         return whole_jaxtyped(*arguments, **options)
 
@@ -65,7 +71,8 @@ def jaxtyped(*arguments: Any, **options: Any) -> Any:
 
 
 def checked(function: FunctionType) -> Callable[..., Any]:
-    """Checks the arrays that a function takes and gives for shape and dtype; all other types are for the type checker.
+    """Checks the arrays that a function takes and gives for shape and dtype; all other types are
+    for the type checker.
 
     jaxtyping hands over a stand-in with the signature of the function that it checks.
     """
@@ -123,7 +130,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs what is marked `optimized`, slow or not, in a process where XLA makes of it what it makes for users."""
+    """Runs what is marked `optimized`, slow or not, in a process where XLA makes of it what it
+    makes for users."""
     if not os.environ["XLA_FLAGS"] or pyfuncitem.get_closest_marker("optimized") is None:
         return None
     command = [

@@ -1,7 +1,9 @@
-"""What a checkpoint costs the training, against Orbax's own asynchronous checkpointer in the same loop.
+"""What a checkpoint costs the training, against Orbax's own asynchronous checkpointer in the same
+loop.
 
-A state of 200 MB in 50 arrays is trained by one engine. At every so many steps it is saved, in turns by `Checkpointer`
-and by `ocp.training.Checkpointer`, which keeps neither hashes nor commits; before each save the former one is complete.
+A state of 200 MB in 50 arrays is trained by one engine. At every so many steps it is saved, in
+turns by `Checkpointer` and by `ocp.training.Checkpointer`, which keeps neither hashes nor commits;
+before each save the former one is complete.
 
     save_blocking        seconds for which one save blocks the loop
     steps_while_saving   seconds that the steps take that follow it while it is being written

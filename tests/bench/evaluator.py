@@ -1,8 +1,8 @@
 """What an evaluator due every 100 steps costs the steps between its evaluations.
 
-Both arms train the same small perceptron on the same batches. `evaluator` evaluates it every 100 steps on 1,024
-further examples. The time that the accounts book to the evaluation itself is taken off; everything else counts: what is
-due, the wait for the steps in flight, the records.
+Both arms train the same small perceptron on the same batches. `evaluator` evaluates it every 100
+steps on 1,024 further examples. The time that the accounts book to the evaluation itself is taken
+off; everything else counts: what is due, the wait for the steps in flight, the records.
 
     steps_between    the steps of a fit with an evaluator over those of a fit without
     whole            the same with the time of the evaluations

@@ -1,18 +1,21 @@
 """What several optimizers cost, against the alternating loop that one would write by hand.
 
-All arms train the same GAN by the same losses with two Adams, on the same arrays, shuffled and gathered by NumPy in the
-timed region, and are compiled before it. None of them reads from the device before the end, except the engine at its
-log steps. The noise of a step is the same for both phases, as in PyTorch's DCGAN tutorial. In one program XLA makes the
-images from it once; two calls make them twice.
+All arms train the same GAN by the same losses with two Adams, on the same arrays, shuffled and
+gathered by NumPy in the timed region, and are compiled before it. None of them reads from the
+device before the end, except the engine at its log steps. The noise of a step is the same for both
+phases, as in PyTorch's DCGAN tutorial. In one program XLA makes the images from it once; two calls
+make them twice.
 
-    b          two jit calls a step, one for the discriminator and one for the generator, over the partitioned Equinox
+    b          two jit calls a step, one for the discriminator and one for the generator, over the
+    partitioned Equinox
                trees, donated
-    fit        `engine.fit` with Phases and the noise: health on, losses and gradient norms in the window, logged every
+    fit        `engine.fit` with Phases and the noise: health on, losses and gradient norms in the
+    window, logged every
                50 steps
     fused      the same with steps_per_execution=8
 
-The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on images of 8 × 8,
-and `conv`, that of examples/gan.py without its penalty.
+The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on
+images of 8 × 8, and `conv`, that of examples/gan.py without its penalty.
 """
 
 import sys

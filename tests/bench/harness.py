@@ -1,6 +1,7 @@
 """Timing things against each other.
 
-The arms of a benchmark take turns in one process, so that whatever slows the machine down slows all of them, and are
+The arms of a benchmark take turns in one process, so that whatever slows the machine down slows all
+of them, and are
 compared round by round: a ratio is a median over rounds, not a quotient of medians.
 """
 
@@ -35,8 +36,9 @@ class Spread:
 
 
 def interleaved(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each arm measured, a value a round. The order is another in each round, drawn from a fixed seed: what an arm
-    leaves behind, such as a process that still writes, would else slow down the same neighbours every time."""
+    """What each arm measured, a value a round. The order is another in each round, drawn from a
+    fixed seed: what an arm leaves behind, such as a process that still writes, would else slow down
+        the same neighbours every time."""
     measured: dict[str, list[float]] = {name: [] for name in arms}
     order = np.random.default_rng(0)
     for _ in range(rounds):

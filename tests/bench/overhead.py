@@ -1,7 +1,8 @@
 """What the engine costs, against the loops that one would write by hand.
 
-All arms train the same model on the same arrays, shuffled and gathered by NumPy in the timed region, and are compiled
-before it. None of them reads from the device before the end, except the engine at its log steps.
+All arms train the same model on the same arrays, shuffled and gathered by NumPy in the timed
+region, and are compiled before it. None of them reads from the device before the end, except the
+engine at its log steps.
 
     b          jax.jit over the partitioned Equinox tree, donated; returns the loss
     a          the same with eqx.filter_jit, not donated
@@ -10,7 +11,8 @@ before it. None of them reads from the device before the end, except the engine 
     fused      the same with steps_per_execution=16
     ondevice   `fit` on arrays that stay on the device, where batches are gathered by index
 
-The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a, and `over_flat` for fit over e.
+The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a, and `over_flat`
+for fit over e.
 """
 
 import importlib.util
@@ -42,7 +44,8 @@ IN_FLIGHT = 4
 RATIOS = {"fit": "b", "fused": "b", "ondevice": "b", "filter_jit": "a", "over_flat": "e"}
 
 
-# --- what is trained ------------------------------------------------------------------------------------------------
+# --- what is trained
+# ------------------------------------------------------------------------------------------------
 
 
 class Block(eqx.Module):
@@ -82,7 +85,8 @@ class ResidualNetwork(eqx.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data, and the number of steps in a timed region: about a few tenths of a second and more."""
+    """A model, its data, and the number of steps in a timed region: about a few tenths of a second
+    and more."""
 
     model: Callable[..., eqx.Module]
     features: int
@@ -125,7 +129,8 @@ def loss_of(model: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "b
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
 
 
-# --- the arms -------------------------------------------------------------------------------------------------------
+# --- the arms
+# -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ class Arm:
 
     Attributes:
         start: a fresh initial state; not timed.
-        train: `train(state, steps, shuffle)` consumes the state and gives the loss of the last step.
+        train: `train(state, steps, shuffle)` consumes the state and gives the loss of the last
+            step.
     """
 
     start: Callable[[], Any]
@@ -284,7 +290,8 @@ def copied(tree: Any) -> Any:
     )
 
 
-# --- other systems --------------------------------------------------------------------------------------------------
+# --- other systems
+# --------------------------------------------------------------------------------------------------
 
 
 def peer_arms(workload: Workload) -> dict[str, Arm]:
@@ -299,7 +306,8 @@ def peer_arms(workload: Workload) -> dict[str, Arm]:
 
 
 def keras_arm(workload: Workload, arrays: Batch) -> Arm:
-    """`Model.fit` with the JAX backend. Its unit is the epoch: `steps` are rounded up to whole ones."""
+    """`Model.fit` with the JAX backend. Its unit is the epoch: `steps` are rounded up to whole
+    ones."""
     os.environ["KERAS_BACKEND"] = "jax"
     import keras  # pyright: ignore[reportMissingImports]
 
@@ -373,15 +381,17 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
     return Arm(Classifier, train)
 
 
-# --- fresh processes ------------------------------------------------------------------------------------------------
+# --- fresh processes
+# ------------------------------------------------------------------------------------------------
 
 
 def processes(repeats: int) -> dict[str, Spread]:
-    """What a fresh process needs until it has imported and until it has trained one step, and its peak memory.
+    """What a fresh process needs until it has imported and until it has trained one step, and its
+    peak memory.
 
-    `import` is that of jax, equinox and optax; `import fulgurite` what comes on top, with a name used, because the
-    package loads its parts when the first one is. `first step` begins after the imports and holds making the model and
-    compiling.
+    `import` is that of jax, equinox and optax; `import fulgurite` what comes on top, with a name
+    used, because the package loads its parts when the first one is. `first step` begins after the
+    imports and holds making the model and compiling.
     """
     script = (
         "from time import perf_counter as now; a = now(); import jax, equinox, optax; b = now(); "
@@ -407,7 +417,8 @@ def output_of(*arguments: str) -> list[float]:
 
 
 def first(name: str) -> None:
-    """Prints the seconds to the first step of an arm on the small perceptron, and the peak memory of 500 steps."""
+    """Prints the seconds to the first step of an arm on the small perceptron, and the peak memory
+    of 500 steps."""
     workload, before = WORKLOADS["mlp_small"], perf_counter()
     arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
     if name == "b":
@@ -420,7 +431,8 @@ def first(name: str) -> None:
     print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
 
 
-# --- the program ----------------------------------------------------------------------------------------------------
+# --- the program
+# ----------------------------------------------------------------------------------------------------
 
 
 def measured(workload: Workload, arms: dict[str, Arm], repeats: int) -> dict[str, list[float]]:

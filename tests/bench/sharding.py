@@ -1,10 +1,12 @@
-"""What the engine costs on eight simulated devices, against a loop written by hand with the same shardings.
+"""What the engine costs on eight simulated devices, against a loop written by hand with the same
+shardings.
 
-The loop by hand is `jax.jit` over the partitioned Equinox tree, donated, with `in_shardings` and `out_shardings`;
-batches are NumPy arrays, with which that is fastest. It computes the loss and the accuracy that the engine does, and
-reads those of a finished step every 50 steps; whether anything is finite it does not look at. Otherwise everything is
-as in `overhead.py`, whose arms these are. The ratios are those of `engine.fit` over it, for data parallel and fully
-sharded training; `unchecked` does not look at it either, which leaves what the host does.
+The loop by hand is `jax.jit` over the partitioned Equinox tree, donated, with `in_shardings` and
+`out_shardings`; batches are NumPy arrays, with which that is fastest. It computes the loss and the
+accuracy that the engine does, and reads those of a finished step every 50 steps; whether anything
+is finite it does not look at. Otherwise everything is as in `overhead.py`, whose arms these are.
+The ratios are those of `engine.fit` over it, for data parallel and fully sharded training;
+`unchecked` does not look at it either, which leaves what the host does.
 """
 
 from collections import deque

@@ -1,17 +1,19 @@
-"""What sinks cost training: the same small fit with each sink, logging every 10 steps, against one with none.
+"""What sinks cost training: the same small fit with each sink, logging every 10 steps, against one
+with none.
 
     none       the default Engine, autoload off
-    jsonl, csv, console, ...    the same with one sink; console lines go to /dev/null, the progress line is drawn
-    all        with all of them
+    jsonl, csv, console, ...    the same with one sink; console lines go to /dev/null, the progress
+    line is drawn all        with all of them
 
-Timed are the steps from `OPENED` on until the last one is done and all that was logged is written, as `durable` of a
-writer tells. What sinks do once a run, however long it is, is left out of the ratios: opening files, `wandb.init`, the
-tables of the progress display, closing. It is told apart, as the seconds by which a whole fit takes longer than one
-without sinks, its timed steps not counted. What else a machine does only adds to a time, often by more than is looked
-for here, so the fastest fit of each arm is compared as well.
+Timed are the steps from `OPENED` on until the last one is done and all that was logged is written,
+as `durable` of a writer tells. What sinks do once a run, however long it is, is left out of the
+ratios: opening files, `wandb.init`, the tables of the progress display, closing. It is told apart,
+as the seconds by which a whole fit takes longer than one without sinks, its timed steps not
+counted. What else a machine does only adds to a time, often by more than is looked for here, so the
+fastest fit of each arm is compared as well.
 
-Arms whose plugin is not installed are left out. `slow` is a sink whose disk takes a second a record: its fit may take
-no longer until training has ended, so its records are not waited for.
+Arms whose plugin is not installed are left out. `slow` is a sink whose disk takes a second a
+record: its fit may take no longer until training has ended, so its records are not waited for.
 
 python tests/bench/sinks.py --json sinks.json
 """
@@ -71,7 +73,8 @@ class _Waiting:
 
 @dataclass
 class Timed:
-    """Notes when the sinks are open and when all is trained and written; then lets slow sinks go."""
+    """Notes when the sinks are open and when all is trained and written; then lets slow sinks
+    go."""
 
     at: list[float] = field(default_factory=list)
 
@@ -135,7 +138,8 @@ def main() -> None:
 
 
 class Arm:
-    """Gives the seconds of the timed steps of a fit; those of the rest of it, compiling not included, go to `once`."""
+    """Gives the seconds of the timed steps of a fit; those of the rest of it, compiling not
+    included, go to `once`."""
 
     def __init__(self, plugins: list[Any], run: Path) -> None:
         workload, self._timed = WORKLOADS["mlp_small"], Timed()
@@ -163,8 +167,8 @@ class Arm:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe. The progress display
-    takes standard error for a terminal, where it costs more."""
+    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe.
+    The progress display takes standard error for a terminal, where it costs more."""
     os.environ["FORCE_COLOR"] = "1"
     with (
         open(os.devnull, "w") as nowhere,

@@ -1,4 +1,5 @@
-"""Small models, data and plugins that the tests of the core share, and what compares their results."""
+"""Small models, data and plugins that the tests of the core share, and what compares their
+results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ class Kept(fg.metrics.CollectingMetric):
 
 
 class Counting(fg.Module):
-    """One weight that every update makes smaller by exactly 1, whatever the batch: it counts updates."""
+    """One weight that every update makes smaller by exactly 1, whatever the batch: it counts
+    updates."""
 
     weight: jax.Array
 
@@ -176,7 +178,8 @@ def numbers(*batches: Sequence[float]) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Epochs:
-    """A source without a length whose epochs differ: batches of one zero, as many as `lengths` says for each."""
+    """A source without a length whose epochs differ: batches of one zero, as many as `lengths` says
+    for each."""
 
     lengths: tuple[int, ...]
     begun: list[int] = field(default_factory=list)

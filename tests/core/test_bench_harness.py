@@ -26,7 +26,8 @@ def test_spread_is_median_and_interpolated_quartiles(harness: ModuleType) -> Non
 
 
 def test_a_ratio_is_taken_round_by_round(harness: ModuleType) -> None:
-    # The machine was 10 times slower in the second round. The quotient of the medians would be 3 / 2.
+    # The machine was 10 times slower in the second round. The quotient of the medians would be 3 /
+    # 2.
     measured = {"fast": [1.0, 30.0, 3.0], "base": [2.0, 60.0, 1.0]}
     assert harness.ratio(measured, "fast", "base") == harness.Spread(median=0.5, p25=0.5, p75=1.75)
 

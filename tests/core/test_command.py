@@ -65,7 +65,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def packages(tmp_path: Path) -> dict[str, str]:
-    """Variables under which a distribution offers a plugin and commands; its modules show that they are imported."""
+    """Variables under which a distribution offers a plugin and commands; its modules show that they
+    are imported."""
     info = tmp_path / "demo_dist-1.5.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-dist\nVersion: 1.5\n")
@@ -93,7 +94,8 @@ def exit_code(*arguments: str) -> int | str | None:
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own; the last line of stderr tells its exit code and what it imported."""
+    """The command in a process of its own; the last line of stderr tells its exit code and what it
+    imported."""
     environment = os.environ | variables
     command = [sys.executable, "-c", RUN, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

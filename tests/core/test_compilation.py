@@ -363,7 +363,8 @@ def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_el
 
 
 def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
-    """A model with a function that is written in a loop is another kind each time, as are other shapes of batches."""
+    """A model with a function that is written in a loop is another kind each time, as are other
+    shapes of batches."""
     engine, made = fg.Engine(steps=1), list[weakref.ref[Any]]()
 
     class Counted(Counting):

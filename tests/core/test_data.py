@@ -19,13 +19,15 @@ def lists(batches: Any) -> list[Any]:
 
 
 def bits(item: BatchItem) -> Any:
-    """An item as values that compare exactly: dtype, shape and bytes of each leaf, in the batch's structure."""
+    """An item as values that compare exactly: dtype, shape and bytes of each leaf, in the batch's
+    structure."""
     leaves, structure = jax.tree.flatten(item.batch)
     found = [(np.asarray(leaf).dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in leaves]
     return found, structure, item.epoch_end, item.position
 
 
-# --- arrays in memory -------------------------------------------------------------------------------------------------
+# --- arrays in memory
+# -------------------------------------------------------------------------------------------------
 
 
 def test_case_29_remainder() -> None:
@@ -234,7 +236,8 @@ def test_masked_is_a_pytree_for_every_transformation() -> None:
     assert jax.vmap(lambda one: jnp.where(one.mask, one.value["x"], 9))(batch).tolist() == [0, 1, 9]
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+# --- streams
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Again:
@@ -250,8 +253,8 @@ class Again:
 class Deck:
     """A stateful source of `size` batches, with other numbers in each epoch.
 
-    Asked to go on after an epoch's last batch, it gives the rest of that epoch, which is empty. It changes the state
-    that it once returned, as a careless source may.
+    Asked to go on after an epoch's last batch, it gives the rest of that epoch, which is empty. It
+    changes the state that it once returned, as a careless source may.
     """
 
     def __init__(self, size: int = 4) -> None:
@@ -586,7 +589,8 @@ def test_a_state_that_is_not_json() -> None:
         next(BatchIterator(DataSource(Numpy(), prefetch=0), seed=0))
 
 
-# --- the thread -------------------------------------------------------------------------------------------------------
+# --- the thread
+# -------------------------------------------------------------------------------------------------------
 
 
 def threads() -> list[threading.Thread]:

@@ -40,7 +40,8 @@ def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch
         )
     assert str(caught.value) == f"batch {at}"
     assert caught.value.__notes__ == [f"while the data source made the batch for step {at}"]
-    # Every step before it was taken; the first batch is looked at before a run exists that plugins could be told of.
+    # Every step before it was taken; the first batch is looked at before a run exists that plugins
+    # could be told of.
     assert done == list(range(1, at))
     assert events.exceptions == [caught.value] * (at > 1)
 

@@ -1,4 +1,5 @@
-"""Installed plugins: found by name, autoloaded within limits, switched off, and named when they are broken."""
+"""Installed plugins: found by name, autoloaded within limits, switched off, and named when they are
+broken."""
 
 import importlib
 import sys
@@ -38,7 +39,8 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts distributions on the path that exist for one test; plugins that are really installed are hidden."""
+    """Puts distributions on the path that exist for one test; plugins that are really installed are
+    hidden."""
     made: list[str] = []
 
     def install(
@@ -68,7 +70,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for name in {
         entry.dist.name for group in GROUPS for entry in entry_points(group=group) if entry.dist
     }:
-        # The first distribution of a name on the path is the one that counts, and this one offers nothing.
+        # The first distribution of a name on the path is the one that counts, and this one offers
+        # nothing.
         install(name)
     made.clear()
     monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
@@ -82,7 +85,8 @@ def active(engine: fg.Engine) -> dict[str, str]:
     return {name: registered.activation for name, registered in engine.plugins.plugins.items()}
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
+# --- by name
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_installed_plugin_is_active_when_it_is_named_and_not_before(install: Install):
@@ -196,7 +200,8 @@ def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: In
         fg.Engine(plugins=["-amce"])
 
 
-# --- autoload ---------------------------------------------------------------------------------------------------------
+# --- autoload
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
@@ -307,7 +312,8 @@ def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPat
     assert active(fg.Engine()) == {"rng": "autoload"}
 
 
-# --- two distributions, one name --------------------------------------------------------------------------------------
+# --- two distributions, one name
+# --------------------------------------------------------------------------------------
 
 
 def test_one_name_from_two_distributions_is_an_error_once_it_is_asked_for(install: Install):
@@ -345,7 +351,8 @@ def test_such_a_name_can_be_decided_by_an_instance(torn: None):
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
 
-# --- broken distributions ---------------------------------------------------------------------------------------------
+# --- broken distributions
+# ---------------------------------------------------------------------------------------------
 
 BROKEN = "raise RuntimeError('needs a newer thing')"
 

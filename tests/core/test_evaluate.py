@@ -262,7 +262,8 @@ def test_metrics_of_the_caller() -> None:
 
 
 def test_metrics_of_the_caller_are_let_go_of() -> None:
-    """A function that is written in a loop is another one each time; what is compiled for it is kept a while."""
+    """A function that is written in a loop is another one each time; what is compiled for it is
+    kept a while."""
     engine, model, data = fg.Engine(), Linear(), regression(8, 4)
 
     def evaluated() -> weakref.ref[Any]:
@@ -476,7 +477,8 @@ def test_limits() -> None:
     assert fg.Engine(fast_dev_run=1).predict(Counting(), data).tolist() == [1]
 
 
-# --- whose weights ----------------------------------------------------------------------------------------------------
+# --- whose weights
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_weights_of_everything_that_holds_a_module() -> None:
@@ -536,7 +538,8 @@ def test_a_task_is_evaluated_with_its_mask() -> None:
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 
 
-# --- data modules and evaluations of a fit ----------------------------------------------------------------------------
+# --- data modules and evaluations of a fit
+# ----------------------------------------------------------------------------
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""`engine.explain()` tells the order of plugins and hooks, who owns which slot, and what is due when."""
+"""`engine.explain()` tells the order of plugins and hooks, who owns which slot, and what is due
+when."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Training: the numbers against loops written by hand, how long it lasts, what comes back, and how it is stopped."""
+"""Training: the numbers against loops written by hand, how long it lasts, what comes back, and how
+it is stopped."""
 
 import signal
 import subprocess
@@ -32,7 +33,8 @@ from models import (
     trained,
 )
 
-# --- the same numbers as loops written by hand ------------------------------------------------------------------------
+# --- the same numbers as loops written by hand
+# ------------------------------------------------------------------------
 
 
 def test_gradient_descent_by_hand_in_numpy() -> None:
@@ -181,7 +183,8 @@ def test_the_seed_decides_parameters_and_order() -> None:
     assert not np.array_equal(first.module.mlp.layers[0].weight, other.module.mlp.layers[0].weight)
 
 
-# --- how long it lasts ------------------------------------------------------------------------------------------------
+# --- how long it lasts
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -382,11 +385,13 @@ def test_an_action_replaces_the_state(fuse: int) -> None:
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
-# --- metrics over windows ---------------------------------------------------------------------------------------------
+# --- metrics over windows
+# ---------------------------------------------------------------------------------------------
 
 
 class Measured(Counting):
-    """A `Counting` with metrics of its batches, which are rows of numbers, and of whether these are positive."""
+    """A `Counting` with metrics of its batches, which are rows of numbers, and of whether these are
+    positive."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         logits = jnp.stack([jnp.zeros(len(batch)), batch], axis=-1)
@@ -478,7 +483,8 @@ def test_a_metric_with_a_name_of_the_engine_s() -> None:
     assert result.metrics["train"] == {"loss": 7, "batch_loss": 8, "loss_average": 9}
 
 
-# --- fg.Task ----------------------------------------------------------------------------------------------------------
+# --- fg.Task
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Scale(eqx.Module):
@@ -554,7 +560,8 @@ def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
         )
 
 
-# --- what is no model -------------------------------------------------------------------------------------------------
+# --- what is no model
+# -------------------------------------------------------------------------------------------------
 
 
 def test_models_without_a_contract_are_told_what_is_missing() -> None:
@@ -622,7 +629,8 @@ def test_an_action_may_evaluate_predict_and_train_with_other_engines() -> None:
     assert seen == [{"updates": 2}, [5], -3] and float(result.module.weight) == -3
 
 
-# --- stopped from outside ---------------------------------------------------------------------------------------------
+# --- stopped from outside
+# ---------------------------------------------------------------------------------------------
 
 STOPPED = """
 import os, signal, sys, time
@@ -672,11 +680,13 @@ def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
     assert lines[2:] == ["at once 1 0", "True True"]
 
 
-# --- nothing is waited for --------------------------------------------------------------------------------------------
+# --- nothing is waited for
+# --------------------------------------------------------------------------------------------
 
 
 def test_no_host_hook_waits_for_the_device() -> None:
-    """Every step takes long: had anything waited for the newest one, all arrays would be computed by then."""
+    """Every step takes long: had anything waited for the newest one, all arrays would be computed
+    by then."""
     x = np.random.default_rng(0).normal(size=(600, 600)).astype(np.float32)
     computed: list[tuple[str, int, bool]] = []
 
@@ -724,7 +734,8 @@ def test_no_host_hook_waits_for_the_device() -> None:
 
 
 def test_the_steps_in_flight_are_bounded() -> None:
-    """A step that is not yet computed keeps its batch alive, which is used in place if it is aligned."""
+    """A step that is not yet computed keeps its batch alive, which is used in place if it is
+    aligned."""
     batches: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
 

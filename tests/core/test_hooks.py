@@ -82,14 +82,16 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 
 
 def plugin(name: str, /, **members: Any) -> Any:
-    """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
+    """A plugin of a class made on the spot; functions among its members become implementations of
+    hooks."""
     marked = {
         key: fg.hookimpl(value) if callable(value) else value for key, value in members.items()
     }
     return type(name, (), {"plugin_name": name, **marked})()
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
+# --- the reference
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_every_hook_has_a_test() -> None:
@@ -193,7 +195,8 @@ def test_rng_streams_are_there_by_name() -> None:
 
 
 def by_hand(seed: int, stream: str, step: int, phase: str) -> Any:
-    """A key as row K9 of spec/parity.md says: the root folded with the stream's name, the step and the phase."""
+    """A key as row K9 of spec/parity.md says: the root folded with the stream's name, the step and
+    the phase."""
 
     def word(name: str) -> int:
         return int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big")
@@ -230,7 +233,8 @@ def test_update_rule_is_the_inside_of_a_step() -> None:
 
 
 class Scaling(fg.UpdateRule):
-    """Updates as another rule does, times a factor; from the update after step `until` on just as that rule."""
+    """Updates as another rule does, times a factor; from the update after step `until` on just as
+    that rule."""
 
     def __init__(self, rule: fg.UpdateRule, factor: float, until: int) -> None:
         self.rule, self.factor, self.until = rule, factor, until
@@ -276,7 +280,8 @@ def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
 
 
 def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
-    """An executable knows its rule by identity, so that no later rule may get the place of an earlier one in memory."""
+    """An executable knows its rule by identity, so that no later rule may get the place of an
+    earlier one in memory."""
     made: list[weakref.ref[fg.UpdateRule]] = []
 
     class Growing(Scaling):
@@ -415,7 +420,8 @@ def test_gradient_transforms_are_chained_before_the_optimizer(
 
 
 def test_gradient_transforms_have_keys_of_their_own() -> None:
-    """The noise of one is that of optax with its key: another one for each plugin and seed, the same in each run."""
+    """The noise of one is that of optax with its key: another one for each plugin and seed, the
+    same in each run."""
     keys: dict[tuple[int, str], Any] = {}
 
     def weight(seed: int) -> float:
@@ -442,7 +448,8 @@ def test_gradient_transforms_have_keys_of_their_own() -> None:
     assert weights[0] == pytest.approx(expected, rel=1e-5)
 
 
-# --- traced, with state of their own ----------------------------------------------------------------------------------
+# --- traced, with state of their own
+# ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -701,7 +708,8 @@ def test_traced_hooks_do_the_same_in_fused_steps() -> None:
         np.testing.assert_allclose(single.history[name], fused.history[name], rtol=1e-5)
 
 
-# --- traced -----------------------------------------------------------------------------------------------------------
+# --- traced
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Seeing(Counting):
@@ -910,7 +918,8 @@ def test_step_metrics_see_no_slice_of_another_plugin() -> None:
     assert seen[:2] == [["a"], ["b"]]
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:

@@ -1,4 +1,5 @@
-"""Who may import whom: the core imports no plugin, a plugin no other plugin, and the core little else."""
+"""Who may import whom: the core imports no plugin, a plugin no other plugin, and the core little
+else."""
 
 import ast
 import subprocess

@@ -1,4 +1,5 @@
-"""`fulgurite plugins --all` and `fulgurite plugins NAME`: what is in a plugin, and its configuration."""
+"""`fulgurite plugins --all` and `fulgurite plugins NAME`: what is in a plugin, and its
+configuration."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Who may write to a run: one fit at a time, found out by the kernel's lock, or else by the heartbeat."""
+"""Who may write to a run: one fit at a time, found out by the kernel's lock, or else by the
+heartbeat."""
 
 import json
 import os
@@ -79,7 +80,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "DEAD", 1.0)
 
 
-# --- one machine ------------------------------------------------------------------------------------------------------
+# --- one machine
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
@@ -147,7 +149,8 @@ def test_a_dev_run_takes_no_lock(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-# --- other machines ---------------------------------------------------------------------------------------------------
+# --- other machines
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,8 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
     assert not (tmp_path / "lock").exists()
 
 
-# --- files that are not ours ------------------------------------------------------------------------------------------
+# --- files that are not ours
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""States of many small arrays, which cross `jax.jit` end to end: nothing of it is to be seen from outside."""
+"""States of many small arrays, which cross `jax.jit` end to end: nothing of it is to be seen from
+outside."""
 
 from typing import Any
 

@@ -220,7 +220,8 @@ def test_a_mask_that_does_not_fit_is_an_error_that_names_both_shapes():
 
 
 def test_the_mean_of_many_values_stays_exact():
-    """51 million times 0.1, where plain float32 sums are 5e-4 off; whole batches, and values one by one."""
+    """51 million times 0.1, where plain float32 sums are 5e-4 off; whole batches, and values one by
+    one."""
 
     def total(batch: int, batches: int) -> Any:
         def add(_: Any, mean: Mean) -> Mean:

@@ -1,4 +1,5 @@
-"""What the code in a step knows and can do: training or evaluation, keys, further losses, what is due, annotations."""
+"""What the code in a step knows and can do: training or evaluation, keys, further losses, what is
+due, annotations."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginEr
 from jaxtyping import Array, Float, Int
 from models import Act, Counting, Evaluating, Kept, made, numbers
 
-# --- training or evaluation -------------------------------------------------------------------------------------------
+# --- training or evaluation
+# -------------------------------------------------------------------------------------------
 
 
 def mode(x: Any) -> Any:
@@ -156,7 +158,8 @@ def test_the_mode_is_restored_after_an_exception() -> None:
 
 
 class Drawing(Counting):
-    """Its metrics are draws from keys; the draw of an evaluation from the same places are its other metrics."""
+    """Its metrics are draws from keys; the draw of an evaluation from the same places are its other
+    metrics."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         fresh = ctx.fork("second pass")
@@ -269,7 +272,8 @@ def test_a_stream_that_nobody_declared() -> None:
         fg.Engine(steps=1, autoload=False).fit(Wanting, numbers([0]))
 
 
-# --- further losses ---------------------------------------------------------------------------------------------------
+# --- further losses
+# ---------------------------------------------------------------------------------------------------
 
 
 class Penalized(eqx.Module):
@@ -547,7 +551,8 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
     assert fg.Engine().evaluate(made(Evaluated), numbers([1, 2], [6])) == {"loss": 3, "size": 3}
 
 
-# --- what is due ------------------------------------------------------------------------------------------------------
+# --- what is due
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -587,7 +592,8 @@ def test_an_action_that_nobody_scheduled() -> None:
         fg.Engine(steps=1).fit(step_of(body), numbers([0]))
 
 
-# --- annotations ------------------------------------------------------------------------------------------------------
+# --- annotations
+# ------------------------------------------------------------------------------------------------------
 
 
 class Images(TypedDict):

@@ -1,4 +1,5 @@
-"""A loss, gradient or update that is not finite: who is named, and that nothing acts on that state."""
+"""A loss, gradient or update that is not finite: who is named, and that nothing acts on that
+state."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +19,8 @@ BAD = 4
 
 
 class Root(fg.Module):
-    """Of where(x > 0, sqrt(x + shift), 0) the value at x = 0 is finite, and the gradient by `shift` is not."""
+    """Of where(x > 0, sqrt(x + shift), 0) the value at x = 0 is finite, and the gradient by `shift`
+    is not."""
 
     weight: jax.Array
     shift: jax.Array
@@ -243,7 +245,8 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
     shapes = [(), (3,), (256,), (257,), (1, 300), (300, 1), (17, 19), (4, 5, 20), (2, 3, 4, 15)]
 
     class Arrays(fg.Module):
-        """Of where(x > 0, sqrt(x + array), 0) the value at x = 0 is finite, and the gradient is not."""
+        """Of where(x > 0, sqrt(x + array), 0) the value at x = 0 is finite, and the gradient is
+        not."""
 
         arrays: list[jax.Array]
 
@@ -387,7 +390,8 @@ def test_a_step_that_was_skipped_fails_no_later_one() -> None:
         engine.fit(data=batches()[BAD - 1 :], state=state)
 
 
-# --- ignore, and what is not finite from the beginning ----------------------------------------------------------------
+# --- ignore, and what is not finite from the beginning
+# ----------------------------------------------------------------
 
 
 def test_ignore_goes_on() -> None:

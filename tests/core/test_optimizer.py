@@ -1,4 +1,5 @@
-"""What `configure_optimizers` sees of the module, and what an optimizer is told besides the gradients."""
+"""What `configure_optimizers` sees of the module, and what an optimizer is told besides the
+gradients."""
 
 from collections.abc import Callable
 from typing import Any

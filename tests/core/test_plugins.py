@@ -1,4 +1,5 @@
-"""Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks do."""
+"""Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks
+do."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,8 @@ def names(*plugins: Any) -> list[str]:
 
 
 def plugin(name: str, /, **members: Any) -> Any:
-    """A plugin of a class made on the spot; functions among its members become implementations of hooks."""
+    """A plugin of a class made on the spot; functions among its members become implementations of
+    hooks."""
     marked = {
         key: fg.hookimpl(value) if isfunction(value) else value for key, value in members.items()
     }
@@ -37,7 +39,8 @@ def evaluate(run: fg.Run) -> None:
     run.evaluate("test")
 
 
-# --- registration -----------------------------------------------------------------------------------------------------
+# --- registration
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -315,7 +318,8 @@ def test_hooks_are_looked_up_on_the_class() -> None:
     assert seen == ["Derived"]
 
 
-# --- hooks that plugins bring -----------------------------------------------------------------------------------------
+# --- hooks that plugins bring
+# -----------------------------------------------------------------------------------------
 
 
 class Specifications:
@@ -503,7 +507,8 @@ def test_hooks_are_called_in_this_order() -> None:
     )
 
 
-# --- exclusive hooks --------------------------------------------------------------------------------------------------
+# --- exclusive hooks
+# --------------------------------------------------------------------------------------------------
 
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 EXCLUSIVE = {
@@ -541,7 +546,8 @@ def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
     )
 
 
-# --- answers that are merged ------------------------------------------------------------------------------------------
+# --- answers that are merged
+# ------------------------------------------------------------------------------------------
 
 STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
 EVALUATOR = {"register_evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([0]))]}
@@ -593,7 +599,8 @@ def test_two_plugins_that_give_one_view_clash() -> None:
         both.get_module_view(both.init_state(Counting(), numbers([0])), "averaged")
 
 
-# --- answers that cannot be used -------------------------------------------------------------------------------------
+# --- answers that cannot be used
+# -------------------------------------------------------------------------------------
 
 WRONG = {
     "register_evaluators": lambda self: ["test"],

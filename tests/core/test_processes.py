@@ -1,4 +1,5 @@
-"""What the core does for several processes: it connects them first, and keeps what they agreed on."""
+"""What the core does for several processes: it connects them first, and keeps what they agreed
+on."""
 
 import importlib
 import sys
@@ -28,7 +29,8 @@ def experiment() -> fg.Experiment:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Installs a distribution whose module `joiner` connects processes; gives a program that imports it."""
+    """Installs a distribution whose module `joiner` connects processes; gives a program that
+    imports it."""
 
     def install(distribution: str, body: str | None = None) -> str:
         info = tmp_path / distribution / f"{distribution.replace('-', '_')}-1.0.dist-info"
@@ -62,7 +64,8 @@ def test_processes_are_connected_before_the_program_is_imported(
 ) -> None:
     program = install("acme", "calls.append('connected')")
     assert command(["fit", program]) == 0
-    # `fg.main` connects as well, for programs that are run without the command; that does nothing then
+    # `fg.main` connects as well, for programs that are run without the command; that does nothing
+    # then
     assert sys.modules["joiner"].calls == ["connected", "program", "connected", "experiment"]
 
 
@@ -124,7 +127,8 @@ class Agreeing:
 
 
 def test_what_was_agreed_on_holds_through_an_evaluation() -> None:
-    """An evaluation asks between its batches; that the answer is nothing new then takes nothing back."""
+    """An evaluation asks between its batches; that the answer is nothing new then takes nothing
+    back."""
     spec = fg.EvaluatorSpec("test", numbers([0], [0]))
     evaluating = Evaluating(spec, trigger=4)
     result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(

@@ -1,6 +1,8 @@
-"""Going on from a checkpoint: what the core gives a checkpointer is enough for the same bits and the same records.
+"""Going on from a checkpoint: what the core gives a checkpointer is enough for the same bits and
+the same records.
 
-The checkpointer here keeps snapshots in memory, as NumPy arrays and JSON texts: nothing else survives a run.
+The checkpointer here keeps snapshots in memory, as NumPy arrays and JSON texts: nothing else
+survives a run.
 """
 
 import json
@@ -233,7 +235,8 @@ class Killed(Exception):
     """Ends a run."""
 
 
-# --- the same bits ----------------------------------------------------------------------------------------------------
+# --- the same bits
+# ----------------------------------------------------------------------------------------------------
 
 
 def crash(run: fg.Run) -> None:
@@ -302,7 +305,8 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
 
 
 def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactly() -> None:
-    """After step 4 it goes on from the weights after step 2; an update makes the weight, which is the loss, 1 less."""
+    """After step 4 it goes on from the weights after step 2; an update makes the weight, which is
+    the loss, 1 less."""
     kept: list[fg.TrainState] = []
     keep = Act(
         fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep"
@@ -352,7 +356,8 @@ def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
     assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
 
 
-# --- the position of the data -----------------------------------------------------------------------------------------
+# --- the position of the data
+# -----------------------------------------------------------------------------------------
 
 
 class Seeing(Counting):
@@ -403,7 +408,8 @@ def test_the_data_goes_on_after_the_last_batch_of_the_checkpoint(source: str) ->
     assert float(resumed.module.weight) == -12
 
 
-# --- span and triggers ------------------------------------------------------------------------------------------------
+# --- span and triggers
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -432,7 +438,8 @@ class Triggers:
 
 @pytest.mark.parametrize("length", [{"steps": 12}, {"epochs": 4}])
 def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> None:
-    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one start, one end."""
+    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one
+    start, one end."""
     data, memory = numbers([0], [0], [0]), Memory()
     before, after = Triggers(), Triggers()
     stopped = engine(
@@ -462,8 +469,8 @@ def test_epochs_are_counted_on() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
-    """Asked to stop while the twelfth batch is made, where a dispatch takes eight: no more than that one is waited for,
-    and the one after it, because the source is read one batch ahead."""
+    """Asked to stop while the twelfth batch is made, where a dispatch takes eight: no more than
+    that one is waited for, and the one after it, because the source is read one batch ahead."""
     made: list[int] = []
 
     class Source:
@@ -487,7 +494,8 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
     assert float(resumed.module.weight) == -40
 
 
-# --- an evaluation that a stop request cuts off -----------------------------------------------------------------------
+# --- an evaluation that a stop request cuts off
+# -----------------------------------------------------------------------
 
 
 def line_up(
@@ -595,7 +603,8 @@ def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() 
     assert file.lines == whole_file.lines
 
 
-# --- what is saved ----------------------------------------------------------------------------------------------------
+# --- what is saved
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
@@ -718,7 +727,8 @@ class Patience:
 
 
 def test_what_plugins_keep_on_the_host_is_restored() -> None:
-    """Version and state go to the instance that they came from; one that was not there then gets nothing."""
+    """Version and state go to the instance that they came from; one that was not there then gets
+    nothing."""
     memory = Memory(4)
     with pytest.raises(Killed):
         engine(memory, Patience("fast"), Patience("slow"), Act(fg.At(7), crash), steps=9).fit(
@@ -738,7 +748,8 @@ def test_what_plugins_keep_on_the_host_is_restored() -> None:
     assert (fast.count, slow.count, new.count) == (9, 4, 2)
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
+# --- mistakes
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:

@@ -110,7 +110,8 @@ def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
     assert not run.complete
 
 
-# --- what an attempt does not go on from ------------------------------------------------------------------------------
+# --- what an attempt does not go on from
+# ------------------------------------------------------------------------------
 
 
 def populated(path: Path) -> RunDirectory:

@@ -1,4 +1,5 @@
-"""Scheduled actions: their order at a step, what they return, what the traced step knows of them, what they cost."""
+"""Scheduled actions: their order at a step, what they return, what the traced step knows of them,
+what they cost."""
 
 import math
 from dataclasses import dataclass, field
@@ -168,7 +169,8 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
     assert [step for _, step in ran] == sorted(step for _, step in ran)
 
 
-# --- what an action returns -------------------------------------------------------------------------------------------
+# --- what an action returns
+# -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
-    """What waits for the end runs at this step, in its phase, and the engine closes its last window."""
+    """What waits for the end runs at this step, in its phase, and the engine closes its last
+    window."""
     noted, steps = Noted(), []
     actions = [
         fg.ScheduledAction("stop", fg.At(5), lambda run: fg.StopTraining("good enough"), "decide"),
@@ -284,7 +287,8 @@ def test_a_run_is_valid_during_the_call_alone() -> None:
         _ = kept[0].state
 
 
-# --- clocks -----------------------------------------------------------------------------------------------------------
+# --- clocks
+# -----------------------------------------------------------------------------------------------------------
 
 ALWAYS = fg.EverySeconds(1e-9)
 
@@ -355,7 +359,8 @@ def test_an_evaluation_that_a_clock_drives_is_told_too() -> None:
     assert result.history["train/weight"].tolist() == [-1]
 
 
-# --- ctx.is_due ----------------------------------------------------------------------------------------------------------
+# --- ctx.is_due
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -408,7 +413,8 @@ def test_asking_for_what_nobody_scheduled_is_an_error() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_one_executable_whatever_is_due(fuse: int) -> None:
-    """Every kind of traced hook, every phase, three cadences: one compilation, and the same bits."""
+    """Every kind of traced hook, every phase, three cadences: one compilation, and the same
+    bits."""
     states = []
     for cadence in (1, 3, 7):
         compilations = Compilations()
@@ -465,7 +471,8 @@ def global_norm(grads: Any) -> Any:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(grads)))
 
 
-# --- accounts ---------------------------------------------------------------------------------------------------------
+# --- accounts
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_accounts_say_where_the_time_went() -> None:
@@ -523,7 +530,8 @@ def test_accounts_say_where_the_time_went() -> None:
 def test_the_device_is_waited_for_in_an_account_of_its_own(
     log_every: int | None, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a record's values, and for a finite state that an action asks for. Each look at the clock is a second."""
+    """For a record's values, and for a finite state that an action asks for. Each look at the clock
+    is a second."""
     monkeypatch.setattr("fulgurite.timing.perf_counter", count().__next__)
     waiting = engine(
         Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every

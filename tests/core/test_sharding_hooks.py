@@ -1,6 +1,7 @@
 """The hooks `mesh`, `state_sharding` and `batch_sharding`, on four simulated devices.
 
-The number of devices is fixed when jax begins, so this file is also a program: it trains there and prints what it saw.
+The number of devices is fixed when jax begins, so this file is also a program: it trains there and
+prints what it saw.
 """
 
 import json
@@ -68,7 +69,8 @@ class Columns(Average):
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Shards whatever divides by the devices on its first axis, and batches on theirs; notes what it was given."""
+    """Shards whatever divides by the devices on its first axis, and batches on theirs; notes what
+    it was given."""
 
     devices: jax.sharding.Mesh
     seen: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +148,8 @@ class Looking:
 
 
 def parts(state: Any) -> dict[str, list[int] | None]:
-    """The shape of each device's part of each array that divides by the devices; None without a sharding."""
+    """The shape of each device's part of each array that divides by the devices; None without a
+    sharding."""
     found = jax.tree_util.tree_leaves_with_path(state)
     return {
         jax.tree_util.keystr(path): leaf.sharding and list(leaf.sharding.shard_shape(leaf.shape))
@@ -250,7 +253,8 @@ def test_a_plugin_is_asked_with_shapes_and_its_mesh(reported: dict[str, Any]) ->
 
 @pytest.mark.parametrize("when", ["state at 0", "state at 3", "state to restore"])
 def test_the_state_is_placed_as_the_plugin_says(reported: dict[str, Any], when: str) -> None:
-    """Module, optimizer and slices: from the beginning, after steps, and for whoever restores it."""
+    """Module, optimizer and slices: from the beginning, after steps, and for whoever restores
+    it."""
     assert reported["seen"][when] == SHARDED
 
 

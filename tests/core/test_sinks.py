@@ -75,7 +75,8 @@ class Required(Failing):
     required: ClassVar[bool] = True
 
 
-# --- streams and order ------------------------------------------------------------------------------------------------
+# --- streams and order
+# ------------------------------------------------------------------------------------------------
 
 
 def test_each_kind_of_record_reaches_its_hook() -> None:
@@ -333,7 +334,8 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     assert result.metrics["loose"] == {"updates": 2}
 
 
-# --- history ----------------------------------------------------------------------------------------------------------
+# --- history
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_history_keeps_the_exact_scalars() -> None:
@@ -363,7 +365,8 @@ def test_history_keeps_the_exact_scalars() -> None:
         result.history["act/sqare"]
 
 
-# --- sinks that fail --------------------------------------------------------------------------------------------------
+# --- sinks that fail
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
@@ -424,7 +427,8 @@ def test_a_required_sink_that_fails_ends_the_run() -> None:
     assert note.startswith("plugin 'required' (") and note.endswith("), hook log_scalars, step 2")
 
 
-# --- opening and closing ----------------------------------------------------------------------------------------------
+# --- opening and closing
+# ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

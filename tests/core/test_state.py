@@ -1,4 +1,5 @@
-"""The train state: whose arrays are in it, which models it can hold, and what a consumed or foreign one is told."""
+"""The train state: whose arrays are in it, which models it can hold, and what a consumed or foreign
+one is told."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,8 @@ from models import (
     trained,
 )
 
-# --- whose arrays they are --------------------------------------------------------------------------------------------
+# --- whose arrays they are
+# --------------------------------------------------------------------------------------------
 
 
 def test_case_40_the_module_that_was_given_stays_usable() -> None:
@@ -265,7 +267,8 @@ def test_two_models_of_one_class_have_programs_of_their_own(through: str) -> Non
         assert_same_bits(state.module.weight, jnp.full(shape, -2, dtype))
 
 
-# --- models that carry a state ----------------------------------------------------------------------------------------
+# --- models that carry a state
+# ----------------------------------------------------------------------------------------
 
 
 class Normalized(fg.Module):
@@ -385,7 +388,8 @@ def test_a_task_carries_batch_norm() -> None:
     )  # the first batch's, with the zero of the beginning corrected for
 
 
-# --- what may be in a model -------------------------------------------------------------------------------------------
+# --- what may be in a model
+# -------------------------------------------------------------------------------------------
 
 
 class Mixed(fg.Module):
@@ -543,7 +547,8 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
     assert float(engine.fit(Weak, batches).module.weight) == -3
 
 
-# --- what leaves a step is what entered it ----------------------------------------------------------------------------
+# --- what leaves a step is what entered it
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

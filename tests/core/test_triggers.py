@@ -29,7 +29,8 @@ from hypothesis import given, strategies as st
 def steps_of(
     trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000
 ) -> list[int]:
-    """The steps that asking again and again gives; a fresh fit unless `after` says where it was resumed."""
+    """The steps that asking again and again gives; a fresh fit unless `after` says where it was
+    resumed."""
     found: list[int] = []
     step = span.start - 1 if after is None else after
     while (step := trigger.next(step, span)) is not None and step <= until:
@@ -44,7 +45,8 @@ def simulate(
     step_time: float = 1.0,
     action_time: float = 0.0,
 ) -> list[tuple[int, float]]:
-    """(step, time) of each action in a loop whose clock starts at 0, asked at every step boundary."""
+    """(step, time) of each action in a loop whose clock starts at 0, asked at every step
+    boundary."""
     now, found = 0.0, []
     begin = span.start if begin is None else begin
     armed = TriggerState(trigger, begin, now)
@@ -103,7 +105,8 @@ def test_case_06_exponential_keeps_its_grid() -> None:
 def test_exponential_gaps_grow_by_one_at_least_and_round_half_up() -> None:
     # gaps 1, 2, 3, …: a factor of 1.2 would leave a gap of 1 where it is
     assert steps_of(Exponential(1, 1.2), StepRange(0, 21)) == [1, 3, 6, 10, 15, 21]
-    # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them apart
+    # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them
+    # apart
     assert steps_of(Exponential(3, 1.5), StepRange(0, 30)) == [3, 8, 16, 28]
 
 
@@ -138,7 +141,8 @@ def test_case_07_bad_arguments_are_errors_at_construction(make) -> None:
 
 
 def test_case_07_wrong_types_are_errors_of_ours() -> None:
-    # under another name, the import hook that checks annotations in the tests leaves the module as users have it
+    # under another name, the import hook that checks annotations in the tests leaves the module as
+    # users have it
     spec = importlib.util.spec_from_file_location("unchecked_triggers", triggers.__file__)
     assert spec is not None and spec.loader is not None
     unchecked = importlib.util.module_from_spec(spec)

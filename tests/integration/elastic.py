@@ -1,5 +1,5 @@
-"""Run by test_elastic.py: trains on so many simulated devices in a layout, from what is there on, to a step; prints
-what it began and ended with as JSON."""
+"""Run by test_elastic.py: trains on so many simulated devices in a layout, from what is there on,
+to a step; prints what it began and ended with as JSON."""
 
 import hashlib
 import json
@@ -62,7 +62,8 @@ def bits(state: fg.TrainState) -> str:
 
 
 def parts(state: fg.TrainState) -> list[list[int]]:
-    """The shapes that each device has of the first layer's weight, and of Adam's average of its gradients."""
+    """The shapes that each device has of the first layer's weight, and of Adam's average of its
+    gradients."""
     first = [state.module.layers[0].weight, state.opt_state[1][0].mu.layers[0].weight]
     return [list(leaf.sharding.shard_shape(leaf.shape)) for leaf in first]
 

@@ -1,4 +1,5 @@
-"""Run by test_hosts.py in several processes: evaluations and predictions of one model over data that differ in length.
+"""Run by test_hosts.py in several processes: evaluations and predictions of one model over data
+that differ in length.
 
 Each process prints what it found as JSON, one line each.
 """

@@ -1,4 +1,5 @@
-"""What evaluators find decides which checkpoint is the best, and that is the one that is evaluated and restored."""
+"""What evaluators find decides which checkpoint is the best, and that is the one that is evaluated
+and restored."""
 
 from pathlib import Path
 from typing import Any

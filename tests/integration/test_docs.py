@@ -19,7 +19,8 @@ HERE = "https://github.com/fulgurite/fulgurite/blob/main/"  # what pages of the 
 
 
 def blocks(page: Path) -> Iterator[str]:
-    """The Python blocks of a page, each with so many empty lines before it that a traceback shows the page's lines."""
+    """The Python blocks of a page, each with so many empty lines before it that a traceback shows
+    the page's lines."""
     text = page.read_text()
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]

@@ -1,4 +1,5 @@
-"""A checkpoint does not remember on how many devices it was written, nor how they were laid out (X6)."""
+"""A checkpoint does not remember on how many devices it was written, nor how they were laid out
+(X6)."""
 
 import json
 import os
@@ -24,7 +25,8 @@ def train(run: Path, layout: str, devices: int, steps: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """A run of 10 steps, fully sharded over 8 devices; what it found; and what one of 20 steps did."""
+    """A run of 10 steps, fully sharded over 8 devices; what it found; and what one of 20 steps
+    did."""
     folder = tmp_path_factory.mktemp("elastic")
     return (
         folder / "run",

@@ -112,7 +112,8 @@ def test_transformer(layout: str, share: float):
     )
     assert devices
     parameters, optimizer = (int(number.replace(",", "")) for number in devices.groups())
-    # An embedding and a head of 256 by 64, and four times 64 by 64 and twice 64 by 256 in the block.
+    # An embedding and a head of 256 by 64, and four times 64 by 64 and twice 64 by 256 in the
+    # block.
     whole = 4 * (2 * 256 * 64 + 4 * 64 * 64 + 2 * 64 * 256)
     assert (
         share <= parameters / whole < (share + 0.03 if layout in ("data", "fsdp") else 2.5 * share)

@@ -1,4 +1,5 @@
-"""The tables for those who come from another system: none of its capabilities is left out, and every name is there."""
+"""The tables for those who come from another system: none of its capabilities is left out, and
+every name is there."""
 
 import re
 from importlib import import_module

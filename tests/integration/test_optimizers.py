@@ -86,7 +86,8 @@ def points() -> fg.ArrayData:
 
 
 def plugins() -> list[Any]:
-    """At 7, where it is saved, two of three gradients are held, and the generator's first layer is frozen or not."""
+    """At 7, where it is saved, two of three gradients are held, and the generator's first layer is
+    frozen or not."""
     adam = optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1e-2, 1e-3, 10))
     return [
         MultiOptimizer(
@@ -134,7 +135,8 @@ def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, f
 
 
 def report() -> dict[str, Any]:
-    """What 6 steps on one device and on all of them make of the weights, whole and by microbatches."""
+    """What 6 steps on one device and on all of them make of the weights, whole and by
+    microbatches."""
 
     def train(*more: Any, how: Any) -> Any:
         phases = MultiOptimizer(

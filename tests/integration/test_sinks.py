@@ -1,4 +1,5 @@
-"""All sinks at once, killed and resumed: what is read back from each is the same, each step once."""
+"""All sinks at once, killed and resumed: what is read back from each is the same, each step
+once."""
 
 import csv
 import signal

@@ -1,4 +1,5 @@
-"""What a user installs: wheels of every member in a fresh environment, and plugins that are not of this workspace."""
+"""What a user installs: wheels of every member in a fresh environment, and plugins that are not of
+this workspace."""
 
 import os
 import subprocess
@@ -238,7 +239,8 @@ def site_packages(folder: Path) -> str:
 
 
 def required_by(requirements: list[str]) -> set[str]:
-    """The names of those requirements that hold here without extras; these environments have this Python."""
+    """The names of those requirements that hold here without extras; these environments have this
+    Python."""
     parsed = [Requirement(text) for text in requirements]
     return {
         canonicalize_name(one.name)

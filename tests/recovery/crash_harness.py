@@ -1,4 +1,5 @@
-"""Starts a program again and again, kills it, and compares what it leaves with what an undisturbed run leaves."""
+"""Starts a program again and again, kills it, and compares what it leaves with what an undisturbed
+run leaves."""
 
 import json
 import multiprocessing
@@ -16,7 +17,8 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 
-# Processes are forked from one that has imported what takes long; jax's backend starts in each of them.
+# Processes are forked from one that has imported what takes long; jax's backend starts in each of
+# them.
 STARTING = multiprocessing.get_context("forkserver")
 STARTING.set_forkserver_preload(
     [
@@ -30,7 +32,8 @@ STARTING.set_forkserver_preload(
     ]
 )
 PATIENCE = 240.0
-"""Seconds after which a process that does not end is an error, on a machine with much else to do."""
+"""Seconds after which a process that does not end is an error, on a machine with much else to
+do."""
 
 Arguments = dict[str, Any]
 
@@ -39,9 +42,9 @@ Arguments = dict[str, Any]
 class Kill:
     """A moment, and what is sent then.
 
-    `batch`, `evaluation`, `record` and `save` count those of one process, which kills itself, as at the `step` of that
-    number; `commit` counts checkpoints that become complete, and `start` is when training begins, both seen from
-    outside.
+    `batch`, `evaluation`, `record` and `save` count those of one process, which kills itself, as at
+    the `step` of that number; `commit` counts checkpoints that become complete, and `start` is when
+    training begins, both seen from outside.
     """
 
     place: str
@@ -108,8 +111,9 @@ def undisturbed(run: Path, **arguments: Any) -> Left:
 def killed_until_done(
     run: Path, plan: Iterator[Kill], most: int, whole: Left, **arguments: Any
 ) -> list[Kill]:
-    """Starts the program until it has ended by itself, with the next kill of the plan at each start, or with none when
-    there is no more or `most` have hit it; gives those. What it leaves must be `whole`."""
+    """Starts the program until it has ended by itself, with the next kill of the plan at each
+    start, or with none when there is no more or `most` have hit it; gives those. What it leaves
+    must be `whole`."""
     hits = []
     while True:
         kill = next(plan, None) if len(hits) < most else None
@@ -122,7 +126,8 @@ def killed_until_done(
         expected = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}[
             kill.number
         ]
-        # A signal to stop that comes before or after training ends the process as it ends any other.
+        # A signal to stop that comes before or after training ends the process as it ends any
+        # other.
         assert code in (expected, -kill.number), f"{kill}: exit code {code}\n{log(run)}"
         hits.append(kill)
         check_commits(run, whole, kill.number != signal.SIGKILL)
@@ -136,8 +141,8 @@ def compare(found: Left, whole: Left) -> None:
 
 
 def check_commits(run: Path, whole: Left, pending: bool) -> None:
-    """Everything that happened up to a checkpoint that is complete is on disk, however the process ended; but for what
-    is `pending` at its step, where it was asked to stop."""
+    """Everything that happened up to a checkpoint that is complete is on disk, however the process
+    ended; but for what is `pending` at its step, where it was asked to stop."""
     for step, _ in fg.RunDirectory(run).list_checkpoints()[-1:]:
         lines = whole.records.splitlines(True)
         before = [line for line in lines if json.loads(line)["step"] <= step - pending]

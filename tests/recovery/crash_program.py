@@ -1,8 +1,9 @@
-"""A program with everything that makes it hard to go on where a run was killed; it can kill itself at a given place.
+"""A program with everything that makes it hard to go on where a run was killed; it can kill itself
+at a given place.
 
-Shuffled data, dropout, BatchNorm, Adam, a moving average and a random draw in plugin state, a count on the host, step
-triggers, `EvenlySpaced`, `AtStart`, `AtEnd`, batches made ahead by a thread, fused steps, evaluations, saves by step and by
-the clock.
+Shuffled data, dropout, BatchNorm, Adam, a moving average and a random draw in plugin state, a count
+on the host, step triggers, `EvenlySpaced`, `AtStart`, `AtEnd`, batches made ahead by a thread,
+fused steps, evaluations, saves by step and by the clock.
 """
 
 import os
@@ -79,7 +80,8 @@ class Average:
 
 @dataclass(eq=False)
 class Counter:
-    """Counts on the host how often it was called, and says so; makes every fifth step a little slower."""
+    """Counts on the host how often it was called, and says so; makes every fifth step a little
+    slower."""
 
     times: int
     count: int = 0
@@ -109,7 +111,8 @@ class Counter:
 
 @dataclass(eq=False)
 class Killer:
-    """Sends `number` to its own process, `wait` seconds after the `count`-th `place` of this process."""
+    """Sends `number` to its own process, `wait` seconds after the `count`-th `place` of this
+    process."""
 
     place: str
     count: int
@@ -144,8 +147,8 @@ class Killer:
 
 @dataclass(eq=False)
 class Telling:
-    """A source that calls `tell` for each of its batches. It can be gone on with in the middle of an epoch only if
-    `stateful`, otherwise it is read from the start of the epoch again."""
+    """A source that calls `tell` for each of its batches. It can be gone on with in the middle of
+    an epoch only if `stateful`, otherwise it is read from the start of the epoch again."""
 
     source: fg.ArrayData
     tell: Callable[[], None]
@@ -211,8 +214,8 @@ def experiment(
     after: float = 0.0,
     number: int = signal.SIGKILL,
 ) -> fg.Experiment:
-    """The program; it kills itself as `place`, `count`, `after` and `number` say; `delay` is for each record written,
-    in seconds."""
+    """The program; it kills itself as `place`, `count`, `after` and `number` say; `delay` is for
+    each record written, in seconds."""
     killer = Killer(place, count, after, number)
     test = Telling(examples(48, 2, 16), lambda: killer.at("evaluation"))
     plugins = [
@@ -266,8 +269,8 @@ class Delayed(JSONLLogger):
 
 
 def main(run: str, arguments: list[str]) -> None:
-    """Trains in `run`; at the end `final.npz` there holds every array of the state. A warning ends it: nothing that
-    was saved may turn out to be damaged."""
+    """Trains in `run`; at the end `final.npz` there holds every array of the state. A warning ends
+    it: nothing that was saved may turn out to be damaged."""
     warnings.simplefilter("error")
     warnings.filterwarnings("default", "Error (reading|writing) persistent compilation cache")
     warnings.filterwarnings("default", category=DeprecationWarning)

@@ -1,4 +1,5 @@
-"""Kills and stops at chosen moments: the numbered cases, and records that are slow to be written."""
+"""Kills and stops at chosen moments: the numbered cases, and records that are slow to be
+written."""
 
 import signal
 from pathlib import Path
@@ -27,7 +28,8 @@ def test_case_37_a_window_that_straddles_a_save_and_a_stop(tmp_path: Path) -> No
 
 
 def test_case_38_evaluations_at_the_start_and_at_the_end(tmp_path: Path) -> None:
-    """Killed at 500 and resumed, stopped by SIGTERM at 550 and resumed: one result of the start, one of the end."""
+    """Killed at 500 and resumed, stopped by SIGTERM at 550 and resumed: one result of the start,
+    one of the end."""
     arguments = {"steps": 600, "log": 100, "save": 200, "evaluate": 1000}
 
     def evaluated(run: Path) -> list[int]:

@@ -1,4 +1,5 @@
-"""A run that is killed at any moment and started again until it is done leaves what an undisturbed one leaves."""
+"""A run that is killed at any moment and started again until it is done leaves what an undisturbed
+one leaves."""
 
 import signal
 from pathlib import Path
@@ -16,7 +17,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> None:
-    """Has `count` kills of the plan hit, in as many runs as that takes: some come when a run is over already."""
+    """Has `count` kills of the plan hit, in as many runs as that takes: some come when a run is
+    over already."""
     whole, left, hits = undisturbed(tmp_path / "whole", **arguments), iter(plan), 0
     for number in range(len(plan)):
         hits += len(
@@ -29,7 +31,8 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_killed_run_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, name: str) -> None:
-    """Twenty times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any time."""
+    """Twenty times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any
+    time."""
     arguments = CONFIGURATIONS[name]
     seed = list(CONFIGURATIONS).index(name)
     killed(tmp_path, kills(seed, 16, arguments["source"]), 5, **arguments)

@@ -1,4 +1,5 @@
-"""Fulgurite: a small engine that compiles and runs training steps, and plugins for everything else."""
+"""Fulgurite: a small engine that compiles and runs training steps, and plugins for everything
+else."""
 
 from fulgurite import media, metrics
 from fulgurite.consensus import ProcessSync

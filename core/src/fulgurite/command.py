@@ -19,7 +19,8 @@ OWN = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group `fulgurite.commands`:
+    """`fulgurite fit PROGRAM ...`, `fulgurite plugins`, and what packages add in the group
+    `fulgurite.commands`:
     functions `command(arguments: list[str]) -> int`, imported when called."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, list[EntryPoint]] = {}

@@ -12,8 +12,8 @@ from fulgurite.errors import ConfigurationError
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
-    """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...], "dtype": ..., "shape":
-    ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
+    """JSON on one line. Non-finite floats are `{"$float": "nan"}`, arrays `{"$array": [...],
+    "dtype": ..., "shape": ...}`; scalars of NumPy and jax become Python numbers, tuples lists."""
     options: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
     text = json.dumps(_encoded(value), sort_keys=sort_keys, **options)
     # A lone surrogate, as in a file name of another encoding, cannot be written but by its escape.

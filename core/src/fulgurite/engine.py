@@ -66,20 +66,24 @@ from fulgurite.weights import as_eval_target, get_module_view, load_weights
 class Engine:
     """Compiles and runs training; plugins do everything else.
 
-    Arguments:
+    Args:
         steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.
         seed: for every random stream and for the order of the data.
-        plugins: instances, names, names with arguments, and names to leave out; see `PluginManager`.
+        plugins: instances, names, names with arguments, and names to leave out; see
+            `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
         run: the run's directory, for plugins that write.
-        steps_per_execution: the largest number of steps in one dispatch; helps with small steps, not with convolutions on a CPU. Each
-            dispatch moves `steps_per_execution` batches, however few of its steps run.
-        log_every: when the metric window is closed: an interval in steps, and the end; or a trigger; None for never.
-        nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`; `skip` (the step is
-            counted and otherwise discarded); or `ignore`.
+        steps_per_execution: the largest number of steps in one dispatch; helps with small steps,
+            not with convolutions on a CPU. Each dispatch moves `steps_per_execution` batches,
+            however few of its steps run.
+        log_every: when the metric window is closed: an interval in steps, and the end; or a
+            trigger; None for never.
+        nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
+            `skip` (the step is counted and otherwise discarded); or `ignore`.
         max_compilations: the largest number of batch shapes in training; evaluations have no limit.
-        dev_run: a trial of this many steps and as many batches in each evaluation, with nothing written.
+        dev_run: a trial of this many steps and as many batches in each evaluation, with nothing
+            written.
         limit: use at most this many batches of each epoch.
         compilation_cache: a directory in which compiled programs are kept for the next process.
     """
@@ -168,17 +172,18 @@ class Engine:
     ) -> FitResult:
         """Trains, and returns the result.
 
-        Arguments:
-            model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as `model(key=key)` that
-                returns either. It stays usable. None with `state`.
+        Args:
+            model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as
+                `model(key=key)` that returns either. It stays usable. None with `state`.
             data: any iterable of batches, or an object whose attribute `train` is one.
             state: a state to continue from, for `steps` or `epochs` more; consumed.
             steps, epochs, steps_per_execution: used instead of the engine's.
-            resume: the checkpoint to resume from, read by the active checkpointer: `"auto"` (the run's newest, if any),
-                `"latest"`, `"best"`, a step, the path of another run, or a `CheckpointRef`. `"never"` starts afresh and
-                sets aside what the run directory holds; None starts afresh too, but is an error if that holds a
-                checkpoint.
-            init_from: a checkpoint with arrays for the new state: its weights, or what `CheckpointRef.map` says.
+            resume: the checkpoint to resume from, read by the active checkpointer: `"auto"` (the
+                run's newest, if any), `"latest"`, `"best"`, a step, the path of another run, or a
+                `CheckpointRef`. `"never"` starts afresh and sets aside what the run directory
+                holds; None starts afresh too, but is an error if that holds a checkpoint.
+            init_from: a checkpoint with arrays for the new state: its weights, or what
+                `CheckpointRef.map` says.
 
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
@@ -215,7 +220,8 @@ class Engine:
                     steps_per_execution=steps_per_execution,
                 )
                 del first  # a fit keeps no batch longer than its steps do
-                # Before plugins are given what they kept, which may be in the fields that are their settings.
+                # Before plugins are given what they kept, which may be in the fields that are their
+                # settings.
                 manifest = build_manifest(
                     self, program.module_text, feed.description, steps=steps, epochs=epochs
                 )
@@ -285,8 +291,8 @@ class Engine:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
         """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
 
-        It runs the same program as `fit`. Nothing is read from the device, so a step that was not finite shows only in
-        `state.nonfinite`; `check_finite(state)` raises an error for it.
+        It runs the same program as `fit`. Nothing is read from the device, so a step that was not
+        finite shows only in `state.nonfinite`; `check_finite(state)` raises an error for it.
         """
         if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
             batch = jax.tree_util.tree_map_with_path(as_array, batch)
@@ -305,7 +311,8 @@ class Engine:
         return program.layout.unflatten(flat), compiled.output(output)
 
     def check_finite(self, state: TrainState) -> None:
-        """Raises `NonFiniteError` if a step up to this state was not finite. Waits for the device."""
+        """Raises `NonFiniteError` if a step up to this state was not finite. Waits for the
+        device."""
         if self._stepping is not None:
             self._stepping.check_finite(state.nonfinite)
         elif self.on_nonfinite == "raise" and state.nonfinite.step >= 0:
@@ -314,8 +321,9 @@ class Engine:
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
     ) -> Iterator[Any]:
-        """The batches that `fit` would take, in the same order: for the engine's steps or epochs, else for one epoch;
-        with `origin`, those of a fit that continues from a state of that step."""
+        """The batches that `fit` would take, in the same order: for the engine's steps or epochs,
+        else for one epoch; with `origin`, those of a fit that continues from a state of that
+        step."""
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
             epochs = 1
         steps, epochs = self._length(steps, epochs)
@@ -327,9 +335,9 @@ class Engine:
     def train_step(self, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
         """One update, pure and traced: subclasses override it; both `fit` and `step` use it.
 
-        Returns the state with new module, model state and optimizer state, and the output with `grads`. The engine
-        still does the rest (transformed batches, health, `after_update`, metrics, the step count). Useful inside:
-        `self.forward`, `fg.compute_gradients`, `ctx.rule`.
+        Returns the state with new module, model state and optimizer state, and the output with
+        `grads`. The engine still does the rest (transformed batches, health, `after_update`,
+        metrics, the step count). Useful inside: `self.forward`, `fg.compute_gradients`, `ctx.rule`.
         """
         assert ctx.rule is not None
         return ctx.rule(self.forward, state, batch, ctx)
@@ -337,7 +345,8 @@ class Engine:
     def forward(
         self, module: Any, batch: Any, ctx: Context, step: Step = "training_step"
     ) -> Output:
-        """The module's `training_step`, or another step, with all loss terms; the output's `loss` is their sum."""
+        """The module's `training_step`, or another step, with all loss terms; the output's `loss`
+        is their sum."""
         return forward(self.plugins, step, module, batch, ctx)
 
     def evaluate(
@@ -353,9 +362,9 @@ class Engine:
     ) -> dict[str, Any]:
         """The metrics of a model over one epoch of `data`, exact over batches of unequal size.
 
-        Arguments:
-            model: a module, a pair of a module and its state, a train state, or a result of `fit`; with `weights`
-                also what `fit` takes.
+        Args:
+            model: a module, a pair of a module and its state, a train state, or a result of `fit`;
+                with `weights` also what `fit` takes.
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
             limit: use at most this many batches.
@@ -380,10 +389,11 @@ class Engine:
         weights: InitFrom = None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
     ) -> PyTree[np.ndarray]:
-        """What the module's `predict_step` returns for every example of `data`, in order and without padding.
+        """What the module's `predict_step` returns for every example of `data`, in order and
+        without padding.
 
-        With `callback` the predictions are passed to it batch by batch instead, and not kept. The other arguments are
-        those of `evaluate`.
+        With `callback` the predictions are passed to it batch by batch instead, and not kept. The
+        other arguments are those of `evaluate`.
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = EvaluatorSpec("predict", get_split(data, "predict"), num_batches)
@@ -393,13 +403,15 @@ class Engine:
         )
 
     def load_weights(self, model: Any, weights: Place) -> TrainState:
-        """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state. Needs no data."""
+        """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state.
+        Needs no data."""
         return load_weights(self, model, weights)
 
     def run_evaluator(
         self, name: str, state: TrainState, interrupted: Interrupt, show: Show | None = None
     ) -> dict[str, Any]:
-        """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show` gets its media."""
+        """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show`
+        gets its media."""
         if name not in self.evaluators:
             raise PluginError(
                 f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
@@ -410,11 +422,13 @@ class Engine:
         )
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
-        """The module that a plugin derives from a state under the name `name`, such as averaged weights."""
+        """The module that a plugin derives from a state under the name `name`, such as averaged
+        weights."""
         return get_module_view(self.plugins, state, name)
 
     def explain(self) -> str:
-        """What this engine will do, and why: the order of plugins and hooks, who owns which slot, what is due when."""
+        """What this engine will do, and why: the order of plugins and hooks, who owns which slot,
+        what is due when."""
         return explain_engine(self)
 
     def set_run(self, run: str | os.PathLike[str]) -> None:
@@ -429,14 +443,16 @@ class Engine:
         made = source.model or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
         key = tree_signature((made, batch, resident))
         program = _get_or_build(self._programs, key, lambda: Program(self, source, batch, resident))
-        # A module that makes functions gives other ones at each call; those in the state are those of `like`.
+        # A module that makes functions gives other ones at each call; those in the state are those
+        # of `like`.
         own = tree_signature(
             ((program.state_spec.module, program.state_spec.model_state), batch, resident)
         )
         return _get_or_build(self._programs, own, lambda: program)
 
     def _feed(self, data: Any, origin: int, position: Any = None, **options: Any) -> BatchIterator:
-        # A later fit is another pass over the data; a resumed one keeps its origin and with it the order.
+        # A later fit is another pass over the data; a resumed one keeps its origin and with it the
+        # order.
         seed = (self.seed, origin) if origin else self.seed
         share = process_shard(self.plugins, data, self.mesh)
         return BatchIterator(
@@ -499,7 +515,8 @@ def _step_of_given_state(model: Any, state: TrainState) -> int:
 
 
 def _get_or_build(made: dict[Any, Any], key: Any, make: Callable[[], Any], size: int = 16) -> Any:
-    """What is made for `key`. The `size` asked for last are kept, because a lambda in a loop is new each time."""
+    """What is made for `key`. The `size` asked for last are kept, because a lambda in a loop is new
+    each time."""
     found = made[key] = made.pop(key, None) or make()
     if len(made) > size:
         del made[next(iter(made))]

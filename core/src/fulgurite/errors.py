@@ -1,7 +1,7 @@
 """Every exception that Fulgurite raises on purpose.
 
-A message says what was wrong, where it came from, and what to do. Catch `FulguriteError` for every exception of ours,
-or one of its subclasses for one kind.
+A message says what was wrong, where it came from, and what to do. Catch `FulguriteError` for every
+exception of ours, or one of its subclasses for one kind.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,8 @@ class PluginError(FulguriteError):
 
 
 class ModelError(FulguriteError):
-    """A module that breaks the training contract: no loss, one array at two paths, a changed structure."""
+    """A module that breaks the training contract: no loss, one array at two paths, a changed
+    structure."""
 
 
 class StateError(FulguriteError):
@@ -46,7 +47,8 @@ class CheckpointError(FulguriteError):
 
 
 class ProcessError(FulguriteError):
-    """Another process that never arrived, did not answer in time, or failed at something it does for all."""
+    """Another process that never arrived, did not answer in time, or failed at something it does
+    for all."""
 
 
 class NonFiniteError(FulguriteError, FloatingPointError):

@@ -1,4 +1,5 @@
-"""Evaluation and prediction: one compiled program each, metrics merged on the device and read once."""
+"""Evaluation and prediction: one compiled program each, metrics merged on the device and read
+once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -64,14 +65,17 @@ class EvaluatorSpec:
         data: any data source; one epoch of it is evaluated.
         limit: use at most this many batches.
         weights: `current`, or the name of a plugin's module view.
-        metrics: used instead of those of the module's step, by name: `metric(preds, batch)` returns an array with an
-            example axis, or `metric(preds, batch, mask)` a `Metric` or `CollectingMetric`; the step must return `preds`.
+        metrics: used instead of those of the module's step, by name: `metric(preds, batch)` returns
+            an array with an example axis, or `metric(preds, batch, mask)` a `Metric` or
+            `CollectingMetric`; the step must return `preds`.
         losses: likewise, used instead of the loss and its terms; `loss` is their sum.
         fresh: whether each evaluation draws different random numbers; by default all draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
-        required: whether an exception in it ends training; if not, there is one notice and it is left out from then on.
-        custom: `custom(state, step, standard)` computes the metrics itself, with any media to show among them. `state`
-            has the chosen weights, in inference mode; `standard(state)` is the evaluation without `custom`.
+        required: whether an exception in it ends training; if not, there is one notice and it is
+            left out from then on.
+        custom: `custom(state, step, standard)` computes the metrics itself, with any media to show
+            among them. `state` has the chosen weights, in inference mode; `standard(state)` is the
+            evaluation without `custom`.
     """
 
     name: str
@@ -102,7 +106,8 @@ class EvaluatorSpec:
 
 
 class Evaluation:
-    """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each structure of them."""
+    """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each
+    structure of them."""
 
     def __init__(self, engine: "Engine", spec: EvaluatorSpec) -> None:
         self._plugins, self._streams, self._spec = engine.plugins, engine.make_rng_streams, spec
@@ -120,8 +125,9 @@ class Evaluation:
         interrupted: Interrupt,
         show: Show | None,
     ) -> dict[str, Any]:
-        """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit` batches. `show` gets the
-        media of the first batch, on the device. Raises `Interrupted` if `interrupted()`, asked before each, is true."""
+        """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit`
+        batches. `show` gets the media of the first batch, on the device. Raises `Interrupted` if
+        `interrupted()`, asked before each, is true."""
         merged: dict[str, Metric] | None = None
         gathered: list[dict[str, CollectingMetric]] = []
         in_flight: deque[Any] = deque()
@@ -180,7 +186,8 @@ class Evaluation:
         interrupted: Interrupt,
         show: Show | None,
     ) -> dict[str, Any]:
-        """The metrics of the evaluation `spec` of a train state, with the weights that it asks for."""
+        """The metrics of the evaluation `spec` of a train state, with the weights that it asks
+        for."""
         state = state.replace(module=get_module_view(self._plugins, state, spec.module_view))
 
         def standard(state: TrainState) -> dict[str, Any]:
@@ -223,7 +230,8 @@ class Evaluation:
         limit: int | None,
         callback: Callable[[PyTree[np.ndarray]], None] | None,
     ) -> Any:
-        """The predictions for every example, in order, without padding: one tree, or batch by batch to `callback`."""
+        """The predictions for every example, in order, without padding: one tree, or batch by batch
+        to `callback`."""
         made: list[Any] = []
         take = made.append if callback is None else callback
         in_flight: deque[Any] = deque()
@@ -260,7 +268,8 @@ class Evaluation:
         )
 
     def _batches(self, feed: BatchIterator) -> Iterator[tuple[int, Any]]:
-        """The batches by number; one of another structure than the first is an error. Some may be masked only."""
+        """The batches by number; one of another structure than the first is an error. Some may be
+        masked only."""
         first = None
         self._failure_is_shared = True  # of what fails in here all processes know
         for index, batch in enumerate(iter_aligned_batches(feed, self._consensus)):
@@ -354,7 +363,8 @@ class Evaluation:
             name: value for name, value in given.items() if isinstance(value, CollectingMetric)
         }
         examples = count_examples(batch, ctx.mask)
-        # The gathered ones have a place without a value: which there are may not change from batch to batch either.
+        # The gathered ones have a place without a value: which there are may not change from batch
+        # to batch either.
         metrics = dict.fromkeys(gathered) | {
             name: _as_mean(value.compute(), examples)
             if isinstance(value, RunningMetric)
@@ -378,7 +388,8 @@ class Evaluation:
 
 
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its keys."""
+    """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its
+    keys."""
     return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
 
 

@@ -28,8 +28,9 @@ EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a program trains: an engine, and model and data as for `Engine.fit`. `data` may also be a function without
-    arguments that returns the data; it is called only where the data is needed."""
+    """What a program trains: an engine, and model and data as for `Engine.fit`. `data` may also be
+    a function without arguments that returns the data; it is called only where the data is
+    needed."""
 
     engine: "Engine"
     model: Any
@@ -45,9 +46,10 @@ def main(
 ) -> "FitResult":
     """Runs `experiment` as the command line says: `python digits.py lr=3e-4 --run runs/a`.
 
-    The function's arguments are overridden as `name=value`. Returns the result of the fit; exits with 130 after Ctrl-C,
-    with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on invalid arguments. After a first signal the step
-    is finished and saved; a second one ends the process at once.
+    The function's arguments are overridden as `name=value`. Returns the result of the fit; exits
+    with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM, and with 2 on
+    invalid arguments. After a first signal the step is finished and saved; a second one ends the
+    process at once.
     """
     rows = [
         f"  {name}={'...' if one.default is one.empty else _to_plain(one.default)}  ({_kind(kind)})"
@@ -105,10 +107,10 @@ def build(
     *,
     run: str | None = None,
 ) -> Experiment:
-    """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest, which holds: an
-    override that says otherwise is an error, unless the manifest does not tell, because it is a secret. `run`, the
-    run's directory, is handed to an experiment that has an argument `run`, so that it can leave out what needs one; it
-    is no part of the configuration."""
+    """The experiment with `name=value` overrides. `kept` is the configuration of a run's manifest,
+    which holds: an override that says otherwise is an error, unless the manifest does not tell,
+    because it is a secret. `run`, the run's directory, is handed to an experiment that has an
+    argument `run`, so that it can leave out what needs one; it is no part of the configuration."""
     known = get_parameters(experiment)
     given: dict[str, Any] = {"run": run} if "run" in known and run is not None else {}
     for override in overrides:
@@ -189,7 +191,8 @@ def _to_plain(value: Any) -> Any:
 
 
 def get_parameters(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, Any]]:
-    """Its parameters by name, with their types: that of the default where there is no annotation."""
+    """Its parameters by name, with their types: that of the default where there is no
+    annotation."""
     hints = get_type_hints(experiment)
     return {
         name: (one, hints.get(name, str if one.default in (None, one.empty) else type(one.default)))
@@ -198,8 +201,8 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, tuple[inspect.Pa
 
 
 def parse_value(name: str, text: str, kind: Any) -> Any:
-    """`text` as a value of `kind`: bool, int, float, str, None, a Literal, a path, a member of an Enum by its name, a
-    tuple or list of these, or a union."""
+    """`text` as a value of `kind`: bool, int, float, str, None, a Literal, a path, a member of an
+    Enum by its name, a tuple or list of these, or a union."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for part in sorted(inner, key=lambda part: part is not type(None)):
@@ -236,7 +239,8 @@ def parse_value(name: str, text: str, kind: Any) -> Any:
 
 @contextmanager
 def _exit_on_second_interrupt() -> Iterator[None]:
-    """Within it a second Ctrl-C ends the process, whatever is waited for. A display may have hidden the cursor."""
+    """Within it a second Ctrl-C ends the process, whatever is waited for. A display may have hidden
+    the cursor."""
 
     def end(*_: Any) -> None:
         os.write(2, b"\x1b[?25h" * os.isatty(2) + b"stopped at once by SIGINT\n")

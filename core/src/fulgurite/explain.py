@@ -1,4 +1,5 @@
-"""What an engine will do, in words: which plugins in which order and why, who answers what, and what is due when."""
+"""What an engine will do, in words: which plugins in which order and why, who answers what, and
+what is due when."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -67,7 +68,8 @@ def _row(name: str, rest: str) -> str:
 
 
 def _why(plugin: RegisteredPlugin, plugins: list[RegisteredPlugin]) -> str:
-    """Where a plugin comes from, why it is active, and what it says of the others that are there."""
+    """Where a plugin comes from, why it is active, and what it says of the others that are
+    there."""
     there = set().union(*(one.aliases for one in plugins if one is not plugin))
     said = [
         f"{key} {', '.join(names)}"
@@ -80,7 +82,8 @@ def _why(plugin: RegisteredPlugin, plugins: list[RegisteredPlugin]) -> str:
 
 
 def _times(task: BoundAction, engine: "Engine") -> str:
-    """A trigger with the steps at which it fires, as far as they are known before the data is seen."""
+    """A trigger with the steps at which it fires, as far as they are known before the data is
+    seen."""
     trigger, span = task.trigger, StepRange(0, engine.steps)
     parts = trigger.parts if isinstance(trigger, Or) else (trigger,)
     known = [part for part in parts if span.stop is not None or not isinstance(part, EvenlySpaced)]

@@ -1,11 +1,13 @@
 """Every hook: when it is called, with what, and how several answers become one.
 
-pluggy marks, registers and checks the implementations. It gives all of them the same arguments, cannot chain them and
-does not say who failed, so the engine reads the sorted implementations once and calls and folds them itself
-(`fulgurite.plugins`). An implementation may leave out arguments that it does not need.
+pluggy marks, registers and checks the implementations. It gives all of them the same arguments,
+cannot chain them and does not say who failed, so the engine reads the sorted implementations once
+and calls and folds them itself (`fulgurite.plugins`). An implementation may leave out arguments
+that it does not need.
 
-Kinds: *build* hooks answer before anything is compiled. *Traced* hooks run while the step is traced, perhaps several
-times, and are part of it. *Event* and *sink* hooks run on the host between steps. *Persistence* hooks save and restore.
+Kinds: *build* hooks answer before anything is compiled. *Traced* hooks run while the step is
+traced, perhaps several times, and are part of it. *Event* and *sink* hooks run on the host between
+steps. *Persistence* hooks save and restore.
 """
 
 from collections.abc import Callable
@@ -43,8 +45,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def hookspec(
     kind: Kind, gives: str | None = None, deprecated: str | None = None
 ) -> Callable[[F], F]:
-    """Marks a function as the specification of a hook of the given kind, whose answers are None or of a class called
-    `gives`. `deprecated` says since which version it is and what to do: who implements it is warned of that."""
+    """Marks a function as the specification of a hook of the given kind, whose answers are None or
+    of a class called `gives`. `deprecated` says since which version it is and what to do: who
+    implements it is warned of that."""
 
     def mark(function: F) -> F:
         function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]
@@ -56,7 +59,8 @@ def hookspec(
 
 @hookspec("build", gives="list")
 def register_rng_streams() -> "list[RngStream]":  # type: ignore[return]
-    """The random streams this plugin declares. Merged by name over the core's; two plugins with one name clash."""
+    """The random streams this plugin declares. Merged by name over the core's; two plugins with one
+    name clash."""
 
 
 @hookspec("build", gives="Mesh")
@@ -68,38 +72,43 @@ def mesh() -> "jax.sharding.Mesh | None":
 def state_sharding(
     state: "TrainState", mesh: "jax.sharding.Mesh | None"
 ) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of `state`, whose arrays are `jax.ShapeDtypeStruct`s. Exclusive."""
+    """A sharding for every array of `state`, whose arrays are `jax.ShapeDtypeStruct`s.
+    Exclusive."""
 
 
 @hookspec("build")
 def plugin_state_sharding(
     plugin_state: PyTree, mesh: "jax.sharding.Mesh"
 ) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of this plugin's own slice, instead of those that `state_sharding` gives it; asked
-    only where the state is sharded."""
+    """A sharding for every array of this plugin's own slice, instead of those that `state_sharding`
+    gives it; asked only where the state is sharded."""
 
 
 @hookspec("build")
 def batch_sharding(
     batch: PyTree, mesh: "jax.sharding.Mesh | None"
 ) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of `batch`, whose arrays are `jax.ShapeDtypeStruct`s; with several processes they may
-    be of one process's part. The engine makes global arrays of batches. Exclusive."""
+    """A sharding for every array of `batch`, whose arrays are `jax.ShapeDtypeStruct`s; with several
+    processes they may be of one process's part. The engine makes global arrays of batches.
+    Exclusive."""
 
 
 @hookspec("build", gives="UpdateRule")
 def make_update_rule(module: PyTree, optimizers: "dict[str, OptimizerSpec]") -> "UpdateRule | None":
-    """What happens inside a step between the batch and the new state. Exclusive; the core's is one gradient update."""
+    """What happens inside a step between the batch and the new state. Exclusive; the core's is one
+    gradient update."""
 
 
 @hookspec("build", gives="UpdateRule")
 def wrap_update_rule(module: PyTree, rule: "UpdateRule") -> "UpdateRule | None":
-    """The update rule, wrapped in another one, such as one that hides the frozen part from it. Folded in order."""
+    """The update rule, wrapped in another one, such as one that hides the frozen part from it.
+    Folded in order."""
 
 
 @hookspec("build", gives="ProcessSync")
 def consensus() -> "ProcessSync | None":
-    """How several processes agree on what each sees for itself (clocks, signals, files). Exclusive."""
+    """How several processes agree on what each sees for itself (clocks, signals, files).
+    Exclusive."""
 
 
 @hookspec("build", gives="dict")
@@ -116,12 +125,14 @@ def register_evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
 def gradient_transform(
     module: PyTree, optimizer: str, key: Key[Array, ""]
 ) -> optax.GradientTransformation | None:
-    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once per optimizer."""
+    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once
+    per optimizer."""
 
 
 @hookspec("build")
 def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
-    """This plugin's slice of the train state, made under jit. Arrays only; donated, sharded and saved."""
+    """This plugin's slice of the train state, made under jit. Arrays only; donated, sharded and
+    saved."""
 
 
 @hookspec("build", gives="list")
@@ -131,7 +142,8 @@ def register_actions() -> "list[ScheduledAction]":  # type: ignore[return]
 
 @hookspec("build", gives="dict")
 def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[return]
-    """Other modules derived from a state, by name, such as averaged weights. Merged; a name twice clashes."""
+    """Other modules derived from a state, by name, such as averaged weights. Merged; a name twice
+    clashes."""
 
 
 @hookspec("traced")
@@ -141,36 +153,36 @@ def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
 
 @hookspec("traced")
 def forward_sharding(module: PyTree) -> "PyTree[jax.sharding.Sharding | None] | None":
-    """A sharding for every array of the module where its step uses it, such as whole where the state is divided; None
-    for those that the compiler may place. Exclusive."""
+    """A sharding for every array of the module where its step uses it, such as whole where the
+    state is divided; None for those that the compiler may place. Exclusive."""
 
 
 @hookspec("traced")
 def output_sharding(output: "Output") -> "PyTree[jax.sharding.Sharding | None] | None":
-    """A sharding for every array of what the module's step returned, None for those that the compiler may place.
-    Exclusive."""
+    """A sharding for every array of what the module's step returned, None for those that the
+    compiler may place. Exclusive."""
 
 
 @hookspec("traced", gives="dict")
 def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
-    """Further scalar terms of the loss, by name. Merged; a name twice clashes. If each loss has its own optimizer, a
-    term is named like `generator/l2`."""
+    """Further scalar terms of the loss, by name. Merged; a name twice clashes. If each loss has its
+    own optimizer, a term is named like `generator/l2`."""
 
 
 @hookspec("traced")
 def after_update(
     module: PyTree, plugin_state: PyTree, output: "Output", ctx: "Context"
 ) -> tuple[PyTree, PyTree]:  # type: ignore[return]
-    """The module after its update, possibly changed, and this plugin's new slice. The module is folded in order; `own`
-    is the only slice that a plugin can write."""
+    """The module after its update, possibly changed, and this plugin's new slice. The module is
+    folded in order; `own` is the only slice that a plugin can write."""
 
 
 @hookspec("traced", gives="dict")
 def step_metrics(
     state: "TrainState", output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
 ) -> "dict[str, Metric | RunningMetric | Array]":  # type: ignore[return]
-    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer state and the plugin's
-    own slice, the only one in `state`, are those after the update."""
+    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer
+    state and the plugin's own slice, the only one in `state`, are those after the update."""
 
 
 @hookspec("event")
@@ -192,13 +204,15 @@ def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
 def on_compile(
     run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled"
 ) -> None:
-    """An executable of the training step (not of an evaluation) was made: `compiled.cost_analysis()` and
-    `compiled.memory_analysis()` say what it costs. `run` is None outside of a fit."""
+    """An executable of the training step (not of an evaluation) was made:
+    `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs. `run` is None
+    outside of a fit."""
 
 
 @hookspec("event")
 def on_save(run: "Run", step: int) -> None:
-    """A checkpoint of `step` is about to be written; called by the checkpointer. May not change state."""
+    """A checkpoint of `step` is about to be written; called by the checkpointer. May not change
+    state."""
 
 
 @hookspec("event")
@@ -218,7 +232,8 @@ def on_fit_end(run: "Run", result: "FitResult") -> None:
 
 @hookspec("sink")
 def open_logger(run: "Run") -> None:
-    """Opens the place that records are written to, before any other event of the run except `on_restore`. A
+    """Opens the place that records are written to, before any other event of the run except
+    `on_restore`. A
     `FulguriteError` ends the run: it says what is wrong with the place."""
 
 
@@ -244,24 +259,27 @@ def log_config(record: "Record") -> None:
 
 @hookspec("sink")
 def flush_logger(step: int) -> "Future[Any]":  # type: ignore[return]
-    """Makes everything up to `step` durable; the future's result is a JSON position to `rewind` to."""
+    """Makes everything up to `step` durable; the future's result is a JSON position to `rewind`
+    to."""
 
 
 @hookspec("sink")
 def rewind_logger(position: Any) -> None:
-    """Drops everything after `position`, before training resumes from the checkpoint that holds it. If the sink had
-    failed, it is a dictionary whose `failed` says why."""
+    """Drops everything after `position`, before training resumes from the checkpoint that holds it.
+    If the sink had failed, it is a dictionary whose `failed` says why."""
 
 
 @hookspec("sink")
 def close_logger() -> None:
-    """Writes everything out and releases it, in bounded time: no more records come. Called at the end of every fit,
+    """Writes everything out and releases it, in bounded time: no more records come. Called at the
+    end of every fit,
     however it ended: before `on_fit_end`, after `on_exception`."""
 
 
 @hookspec("persistence")
 def get_host_state() -> Any:
-    """This plugin's state on the host, as JSON; its version is the plugin's `state_version` (1 unless set)."""
+    """This plugin's state on the host, as JSON; its version is the plugin's `state_version` (1
+    unless set)."""
 
 
 @hookspec("persistence")
@@ -271,13 +289,15 @@ def set_host_state(state: Any, version: int) -> None:
 
 @hookspec("persistence")
 def save_checkpoint(run: "Run") -> None:
-    """Saves `run.snapshot()`; called by `run.save()` and at the end of a run. Exclusive: the checkpointer."""
+    """Saves `run.snapshot()`; called by `run.save()` and at the end of a run. Exclusive: the
+    checkpointer."""
 
 
 @hookspec("persistence", gives="Snapshot")
 def restore_checkpoint(
     reference: "CheckpointRef", template: "TrainState", engine: "Engine"
 ) -> "Snapshot | None":
-    """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s with shardings), or
-    None if `reference` is optional and there is none. What `reference.map` leaves out stays as in `like`, and so do the
-    slices of plugins that were not active when it was saved. Writes nothing. Exclusive."""
+    """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s
+    with shardings), or None if `reference` is optional and there is none. What `reference.map`
+    leaves out stays as in `like`, and so do the slices of plugins that were not active when it was
+    saved. Writes nothing. Exclusive."""

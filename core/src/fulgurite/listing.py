@@ -1,4 +1,5 @@
-"""What `fulgurite plugins` tells: the installed plugins, and with `--all` what is in each of them."""
+"""What `fulgurite plugins` tells: the installed plugins, and with `--all` what is in each of
+them."""
 
 import argparse
 import dataclasses
@@ -62,8 +63,8 @@ def plugins(arguments: list[str]) -> int:
 
 
 def inspect_plugin(one: InstalledPlugin) -> dict[str, Any]:
-    """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or why it cannot be
-    imported."""
+    """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or
+    why it cannot be imported."""
     import fulgurite.hookspecs as hooks
     from fulgurite.explain import SLOTS
 

@@ -1,4 +1,5 @@
-"""Who writes to a run: a lock of the kernel, and a heartbeat for those whom that lock does not reach."""
+"""Who writes to a run: a lock of the kernel, and a heartbeat for those whom that lock does not
+reach."""
 
 import fcntl
 import json
@@ -66,8 +67,8 @@ class Owner:
 
 
 def owner_of(path: Path) -> tuple[Owner, float] | None:
-    """The owner in the lock file `path` and the time of the last heartbeat, in seconds since 1970; None if there is
-    none. Locks nothing."""
+    """The owner in the lock file `path` and the time of the last heartbeat, in seconds since 1970;
+    None if there is none. Locks nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -82,11 +83,13 @@ def owner_of(path: Path) -> tuple[Owner, float] | None:
 class Lock:
     """Holds the lock file `path` for `attempt` from its making until `release`.
 
-    On one machine the kernel's lock decides; it is free as soon as its owner is gone. An owner on another machine,
-    where that lock may not be seen, counts as dead after 60 s without a heartbeat, by the clock of the file system: the
-    new one waits for as long. A daemon thread renews the heartbeat.
+    On one machine the kernel's lock decides; it is free as soon as its owner is gone. An owner on
+    another machine, where that lock may not be seen, counts as dead after 60 s without a heartbeat,
+    by the clock of the file system: the new one waits for as long. A daemon thread renews the
+        heartbeat.
 
-    Raises `CheckpointError` if there is another owner, and from `check` once another one has taken over.
+    Raises `CheckpointError` if there is another owner, and from `check` once another one has taken
+    over.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -105,8 +108,8 @@ class Lock:
         self._thread.start()
 
     def check(self, within: float = 0.0) -> None:
-        """Raises `CheckpointError` if another attempt owns the run now; nothing is read if that was done less than
-        `within` seconds ago. A file that is gone is nobody's."""
+        """Raises `CheckpointError` if another attempt owns the run now; nothing is read if that was
+        done less than `within` seconds ago. A file that is gone is nobody's."""
         now = time.clock_gettime(_CLOCK)
         if now - self._checked < within:
             return
@@ -145,7 +148,8 @@ class Lock:
             time.sleep(min(1.0, HEARTBEAT / 10))
 
     def _is_taken(self, descriptor: int) -> bool:
-        """Whether the open file is ours now; if not, look again. An owner that lives is an error."""
+        """Whether the open file is ours now; if not, look again. An owner that lives is an
+        error."""
         file = os.fstat(descriptor)
         if not stat.S_ISREG(file.st_mode):
             raise CheckpointError(f"{self._path} is no regular file: remove it")
@@ -201,13 +205,15 @@ class Lock:
         os.fsync(self._descriptor)
 
 
-# A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one that trains.
+# A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one
+# that trains.
 _HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [os.close(lock._descriptor) for lock in _HELD])
 
 
 def _locked(descriptor: int) -> bool:
-    # Not `lockf`: its locks do not hold between two fits of one process, and go when anyone there closes the file.
+    # Not `lockf`: its locks do not hold between two fits of one process, and go when anyone there
+    # closes the file.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,5 @@
-"""What several processes do alike: fits that begin with the same, and evaluations with as many batches on each."""
+"""What several processes do alike: fits that begin with the same, and evaluations with as many
+batches on each."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def assert_equal_across_processes(consensus: ProcessSync, name: str, told: dict[str, Any]) -> None:
-    """A `ConfigurationError`, on every process alike, for what is not the same on all those that tell of it: each would
-    train something else, or wait for what the others never do."""
+    """A `ConfigurationError`, on every process alike, for what is not the same on all those that
+    tell of it: each would train something else, or wait for what the others never do."""
     seen: dict[str, tuple[int, Any]] = {}
     for process, answer in enumerate(consensus.all_gather(name, told)):
         for what, value in answer.items():
@@ -40,7 +41,8 @@ def check_same_start(
     feed: BatchIterator,
     **length: int | None,
 ) -> None:
-    """`check_alike` at the beginning of a fit from the arrays `given`, whose first batch is `batch`."""
+    """`check_alike` at the beginning of a fit from the arrays `given`, whose first batch is
+    `batch`."""
     if jax.process_count() > 1:
         told = {
             name: getattr(engine, name) for name in ("seed", "limit_train_batches", "on_nonfinite")
@@ -50,11 +52,13 @@ def check_same_start(
 
 
 def iter_aligned_batches(feed: BatchIterator, consensus: ProcessSync) -> Iterator[Any]:
-    """The batches of `feed`; with several processes, equally many on each. A `DataError` for batches of several
-    structures or without an example axis on every process alike, a `ProcessError` for another process that failed.
+    """The batches of `feed`; with several processes, equally many on each. A `DataError` for
+    batches of several structures or without an example axis on every process alike, a
+    `ProcessError` for another process that failed.
 
-    A process whose data has ended takes part with batches that are empty: of the size of the others, and masked. One
-    whose batch is smaller is filled up likewise. Where all batches are of one size, nothing is masked."""
+    A process whose data has ended takes part with batches that are empty: of the size of the
+    others, and masked. One whose batch is smaller is filled up likewise. Where all batches are of
+    one size, nothing is masked."""
     if jax.process_count() == 1:
         yield from (item.batch for item in feed)
         return
@@ -77,7 +81,8 @@ def iter_aligned_batches(feed: BatchIterator, consensus: ProcessSync) -> Iterato
 
 
 def raise_on_any_process(consensus: ProcessSync, failure: Exception | None) -> None:
-    """The end of an evaluation that may do anything: if it has failed on one process, it fails on all of them."""
+    """The end of an evaluation that may do anything: if it has failed on one process, it fails on
+    all of them."""
     if jax.process_count() > 1:
         _gather_batch_infos(consensus, "an evaluation", {"size": 0}, failure)
 

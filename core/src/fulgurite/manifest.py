@@ -24,11 +24,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def build_manifest(
     engine: "Engine", model: str, data: str = "", **length: int | None
 ) -> dict[str, Any]:
-    """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which everything that is no
-    array shows by its value; `data` what the data is, in words; `length` is the `steps` and `epochs` that it was asked
-    for, if not those of the engine.
+    """The manifest of a fit of `engine`; `model` is what Equinox prints of the module, in which
+    everything that is no array shows by its value; `data` what the data is, in words; `length` is
+    the `steps` and `epochs` that it was asked for, if not those of the engine.
 
-    `configuration` are the arguments of the program, None where there is none; `plugins` all of them in order.
+    `configuration` are the arguments of the program, None where there is none; `plugins` all of
+    them in order.
     """
     devices = jax.devices()
     settings = {
@@ -60,7 +61,8 @@ def build_manifest(
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """A JSON value with `***` for what is called like a secret, the texts in it `masked`, and triggers as text."""
+    """A JSON value with `***` for what is called like a secret, the texts in it `masked`, and
+    triggers as text."""
     if isinstance(value, dict):
         return {key: redact(item, str(key)) for key, item in value.items()}
     if value is not None and _SECRET.search(name):
@@ -74,8 +76,9 @@ def redact(value: Any, name: str = "") -> Any:
 
 def _plugin(plugins: "PluginManager", one: "RegisteredPlugin") -> dict[str, Any]:
     hooks = plugins.hooks_of(one)
-    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host state for it. That of
-    # a sink, such as the id of a run elsewhere, decides nothing, nor does where arrays lie, but for rounding.
+    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
+    # state for it. That of a sink, such as the id of a run elsewhere, decides nothing, nor does
+    # where arrays lie, but for rounding.
     placing = {
         name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")
     }

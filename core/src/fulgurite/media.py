@@ -1,12 +1,13 @@
 """What a step or an evaluation can show besides numbers: pictures, histograms, texts and figures.
 
-A step returns them by name in `fg.Output(media=...)`, either made or as a function without arguments that makes one:
+A step returns them by name in `fg.Output(media=...)`, either made or as a function without
+arguments that makes one:
 
     media={"samples": lambda: fg.media.Images.from_pixels(self.draw(ctx.key()))}
 
-Such a function is traced behind `jax.lax.cond`, so its work is done only at the steps that show it: those of the
-scheduled action `media.show`, which `fulgurite-logging` provides, and the first batch of each evaluation. Without that
-action none of it is compiled.
+Such a function is traced behind `jax.lax.cond`, so its work is done only at the steps that show it:
+those of the scheduled action `media.show`, which `fulgurite-logging` provides, and the first batch
+of each evaluation. Without that action none of it is compiled.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ MEDIA_ACTION = "media.show"
 
 
 class Media(eqx.Module):
-    """Something to be shown. Its arrays are on the device in a step and NumPy arrays in a record."""
+    """Something to be shown. Its arrays are on the device in a step and NumPy arrays in a
+    record."""
 
 
 class Image(Media):
@@ -34,7 +36,8 @@ class Image(Media):
 
     @staticmethod
     def from_pixels(pixels: Shaped[Array, "..."]) -> "Image":
-        """From `(height, width)` or `(height, width, channels)`, with numbers as for `Images.from_pixels`."""
+        """From `(height, width)` or `(height, width, channels)`, with numbers as for
+        `Images.from_pixels`."""
         pictures = Images.from_pixels(pixels).pixels
         if jnp.ndim(pixels) == 4:
             raise ModelError(
@@ -44,14 +47,15 @@ class Image(Media):
 
 
 class Images(Media):
-    """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8; one picture is `n = 1`."""
+    """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8; one picture is `n =
+    1`."""
 
     pixels: UInt8[Array, "n height width channels"]
 
     @staticmethod
     def from_pixels(pixels: Shaped[Array, "..."]) -> "Images":
-        """From `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`: uint8, or floats and
-        booleans in [0, 1], clipped to that range."""
+        """From `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`:
+        uint8, or floats and booleans in [0, 1], clipped to that range."""
         pixels = jnp.asarray(pixels)
         shape = pixels.shape
         if pixels.ndim == 2:
@@ -82,8 +86,8 @@ class Histogram(Media):
 
     @staticmethod
     def from_values(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
-        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins` equal bins from the
-        smallest to the largest."""
+        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins`
+        equal bins from the smallest to the largest."""
         leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
         arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
@@ -120,7 +124,8 @@ class Figure(Media):
 
 
 def split_media(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
-    """The values by name without media, and the media among them; functions without arguments are called."""
+    """The values by name without media, and the media among them; functions without arguments are
+    called."""
     made = {name: one() if callable(one) else one for name, one in values.items()}
     media = {name: one for name, one in made.items() if isinstance(one, Media)}
     return {name: one for name, one in made.items() if name not in media}, media
@@ -142,5 +147,6 @@ def render_if_due(
 
     like = jax.eval_shape(make)
     leaves = jax.lax.cond(due, make, lambda: [jnp.zeros(leaf.shape, leaf.dtype) for leaf in like])
-    # Each time that it is made a figure may have another `draw`, so that its structure is another one to jax.
+    # Each time that it is made a figure may have another `draw`, so that its structure is another
+    # one to jax.
     return structures[0].unflatten(leaves)

@@ -1,4 +1,5 @@
-"""Where arrays go: what a mesh and the shardings that plugins give mean for states, batches and processes."""
+"""Where arrays go: what a mesh and the shardings that plugins give mean for states, batches and
+processes."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ def check_processes(mesh: Mesh | None, consensus: ProcessSync) -> None:
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    """Within it, what is traced may name the axes of `mesh`: `with_sharding_constraint(x, P("data"))`."""
+    """Within it, what is traced may name the axes of `mesh`: `with_sharding_constraint(x,
+    P("data"))`."""
     return nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
@@ -40,7 +42,8 @@ def replicated_sharding(mesh: Mesh | None) -> NamedSharding | None:
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """A tree of host or local arrays, the same in every process, with every array whole on every device of `mesh`."""
+    """A tree of host or local arrays, the same in every process, with every array whole on every
+    device of `mesh`."""
     whole = replicated_sharding(mesh)
     if whole is None:
         return tree
@@ -52,8 +55,8 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 def state_shardings(
     plugins: PluginManager, like: TrainState, mesh: Mesh | None
 ) -> list[NamedSharding] | None:
-    """A sharding for each array of a state of this kind, in the order of its leaves, or None without a plugin that
-    shards states."""
+    """A sharding for each array of a state of this kind, in the order of its leaves, or None
+    without a plugin that shards states."""
     shardings = plugins.call_exclusive("state_sharding", state=like, mesh=mesh)
     if shardings is None:
         return None
@@ -89,8 +92,8 @@ def constrain_sharding(plugins: PluginManager, hook: str, **argument: PyTree) ->
 
 
 def put_shared(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """A tree of arrays that may be a process's own, the same on each, or lie elsewhere, as arguments of a program on
-    `mesh`."""
+    """A tree of arrays that may be a process's own, the same on each, or lie elsewhere, as
+    arguments of a program on `mesh`."""
 
     def share(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and (
@@ -115,8 +118,8 @@ def put_shared(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 @dataclass(frozen=True, eq=False)
 class BatchSharding:
-    """Places batches of one structure. `shardings` has a sharding for each array of a batch; None leaves them as they
-    are."""
+    """Places batches of one structure. `shardings` has a sharding for each array of a batch; None
+    leaves them as they are."""
 
     shardings: PyTree[NamedSharding] | None
 
@@ -165,8 +168,8 @@ class BatchSharding:
             )
 
     def __call__(self, batch: PyTree) -> PyTree:
-        """The batch as arguments for a program compiled for `specs` of it. In one process NumPy arrays stay, because to
-        place them beforehand is slower."""
+        """The batch as arguments for a program compiled for `specs` of it. In one process NumPy
+        arrays stay, because to place them beforehand is slower."""
         if self.shardings is None:
             return batch
         if jax.process_count() > 1:
@@ -190,8 +193,8 @@ class BatchSharding:
         )
 
     def fingerprint(self, batch: PyTree) -> dict[str, Any]:
-        """What processes must say alike: the shapes of the whole batch, and what is in the rows that several of them
-        have, such as two that share a model."""
+        """What processes must say alike: the shapes of the whole batch, and what is in the rows
+        that several of them have, such as two that share a model."""
         if self.shardings is None:
             return {}
         whole, told = list[str](), dict[str, Any]()
@@ -212,8 +215,8 @@ class BatchSharding:
 
 
 def shard_batch(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyTree:
-    """A batch for evaluation, as global arrays. One that does not divide by the devices is whole on each of them: to
-    pad it would change the results of a step that knows no mask."""
+    """A batch for evaluation, as global arrays. One that does not divide by the devices is whole on
+    each of them: to pad it would change the results of a step that knows no mask."""
     placing = BatchSharding.from_hooks(plugins, batch, mesh)
     if jax.process_count() == 1 and placing.divisibility_error(batch):
         return replicate(batch, mesh)
@@ -223,7 +226,8 @@ def shard_batch(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyT
 
 def process_shard(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
     """Which part of each batch of `data` this process reads, and how many parts there are.
-    Processes whose devices hold the same examples, such as two that share a model, read the same part."""
+    Processes whose devices hold the same examples, such as two that share a model, read the same
+    part."""
     source = as_data(data).source
     if jax.process_count() == 1 or mesh is None or not isinstance(source, ArrayData):
         return jax.process_index(), jax.process_count()

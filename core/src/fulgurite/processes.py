@@ -11,8 +11,9 @@ GROUP = "fulgurite.distributed"
 
 def connect() -> None:
     """Connects this process with the others if the variable FULGURITE_DISTRIBUTED asks for it.
-    How is up to the one package that offers a function in the group `fulgurite.distributed`. It reads the variable,
-    takes no arguments, and does nothing if the processes are connected already."""
+    How is up to the one package that offers a function in the group `fulgurite.distributed`. It
+    reads the variable, takes no arguments, and does nothing if the processes are connected
+    already."""
     if not os.environ.get(VARIABLE):
         return
     found = list(entry_points(group=GROUP))

@@ -1,4 +1,5 @@
-"""What a run leaves behind: its directory, references to its checkpoints, and what a checkpoint holds."""
+"""What a run leaves behind: its directory, references to its checkpoints, and what a checkpoint
+holds."""
 
 import json
 import os
@@ -32,9 +33,10 @@ class CheckpointRef:
         path: of the run directory; None is the run itself, wherever its checkpointer keeps them.
         step: a step, the newest one, or the best by the checkpointer's metric.
         optional: whether it is fine that there is none.
-        map: to read only a part: paths of the new state, each with the path in the checkpoint that fills it, such as
-            `{"module.encoder": "module.backbone"}`. None is everything.
-        strict: whether every array below the paths of `map` must have its counterpart, on both sides.
+        map: to read only a part: paths of the new state, each with the path in the checkpoint that
+            fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
+        strict: whether every array below the paths of `map` must have its counterpart, on both
+            sides.
     """
 
     path: str | os.PathLike[str] | None
@@ -125,8 +127,8 @@ class RunDirectory:
         )
 
     def manifest(self) -> dict[str, Any]:
-        """A description of the newest attempt, see `fulgurite.manifest`. Imports and calls nothing. A `CheckpointError`
-        if there is no attempt, or its manifest is incomplete."""
+        """A description of the newest attempt, see `fulgurite.manifest`. Imports and calls nothing.
+        A `CheckpointError` if there is no attempt, or its manifest is incomplete."""
         if not self.attempts:
             raise CheckpointError(f"there is no run in {self.path}: check the path")
         path = self.path / "attempts" / str(self.attempts)
@@ -144,8 +146,8 @@ class RunDirectory:
 
     @property
     def owner(self) -> tuple[Owner, float] | None:
-        """Who began the newest attempt, and the time of its last heartbeat in seconds since 1970; None if nobody
-        did."""
+        """Who began the newest attempt, and the time of its last heartbeat in seconds since 1970;
+        None if nobody did."""
         return owner_of(self.path / "lock")
 
     def list_checkpoints(self) -> list[tuple[int, Path]]:
@@ -165,7 +167,8 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Makes the directory and is its only writer inside the block. A `CheckpointError` if another fit is."""
+        """Makes the directory and is its only writer inside the block. A `CheckpointError` if
+        another fit is."""
         with self._wrap_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / "lock", self.attempts + 1)
@@ -176,8 +179,8 @@ class RunDirectory:
             lock.release()
 
     def assert_locked(self, within: float = 0.0) -> None:
-        """Raises `CheckpointError` if another process has taken the run over; asked before everything that is written.
-        An answer less than `within` seconds old will do."""
+        """Raises `CheckpointError` if another process has taken the run over; asked before
+        everything that is written. An answer less than `within` seconds old will do."""
         if self._lock is not None:
             self._lock.check(within)
 
@@ -186,8 +189,10 @@ class RunDirectory:
     ) -> int:
         """Notes a new attempt with its manifest, as JSON; gives its number, from 1.
 
-        The attempt continues from `step` of this directory, or from nothing. What is in its way moves to
-        `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The completion mark goes.
+        The attempt continues from `step` of this directory, or from nothing. What is in its way
+        moves to
+        `superseded/N`: later checkpoints, and the records (a copy, if they will be rewound). The
+            completion mark goes.
         Later checkpoints may also be elsewhere: then `step` is not the `newest`.
         """
         with self._wrap_write_errors():
@@ -207,8 +212,8 @@ class RunDirectory:
                 _create(self.path / "COMPLETE", "")
 
     def _supersede(self, attempt: int, step: int | None, newest: bool) -> None:
-        # At each moment of this, what is left can be gone on from: the newest checkpoint moves first, and the records
-        # that belong to it stay until it has moved.
+        # At each moment of this, what is left can be gone on from: the newest checkpoint moves
+        # first, and the records that belong to it stay until it has moved.
         later = [
             path for at, path in reversed(self.list_checkpoints()) if step is None or at > step
         ]

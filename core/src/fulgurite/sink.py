@@ -15,12 +15,15 @@ from fulgurite.writer import BackgroundWriter, LogBackend
 
 @dataclass(eq=False)
 class FileLogger:
-    """A sink that writes into the run's directory on its own thread, and resumes where its checkpoint was.
+    """A sink that writes into the run's directory on its own thread, and resumes where its
+    checkpoint was.
 
-    A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that call `put`.
+    A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that
+    call `put`.
 
     Attributes:
-        required: whether training ends when the sink fails. Otherwise training continues without it, and says so.
+        required: whether training ends when the sink fails. Otherwise training continues without
+            it, and says so.
     """
 
     required: bool = False
@@ -31,7 +34,8 @@ class FileLogger:
 
     @abstractmethod
     def backend(self, run: Run, position: Any) -> LogBackend:
-        """A backend that writes to the files in `run.run_dir`, cut back to `position` unless that is None."""
+        """A backend that writes to the files in `run.run_dir`, cut back to `position` unless that
+        is None."""
 
     def put(self, record: Record) -> None:
         """Has the record written."""
@@ -54,7 +58,8 @@ class FileLogger:
                 f"{gap}: give Engine(run_dir='runs/a') or --run runs/a, or leave it out"
             )
         self._writer = None
-        # Who was taken for dead for 60 s and wakes up may not write into what another process goes on with.
+        # Who was taken for dead for 60 s and wakes up may not write into what another process goes
+        # on with.
         held = partial(run.run_dir.assert_locked, within=1.0)
         self._writer = BackgroundWriter(
             self.plugin_name, self.backend(run, self._position), pre_write=held
@@ -63,7 +68,8 @@ class FileLogger:
 
     @hookimpl
     def on_fit_start(self, run: Run) -> None:
-        """Says that records are missing if the sink had failed before the checkpoint that is gone on from."""
+        """Says that records are missing if the sink had failed before the checkpoint that is gone
+        on from."""
         failed, self._failed = self._failed, None
         if failed is not None:
             told = f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"

@@ -8,12 +8,14 @@ from time import perf_counter
 
 
 class Timings:
-    """Seconds and calls by name: `start` (tracing, making the state), `data` (waiting for batches), `dispatch` (handing
-    steps to the device), `wait` (for the device: a step in flight, values of a record, a finite state), `compile`, and
-    `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the host. Time in a nested account counts only there.
+    """Seconds and calls by name: `start` (tracing, making the state), `data` (waiting for batches),
+    `dispatch` (handing steps to the device), `wait` (for the device: a step in flight, values of a
+    record, a finite state), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on
+    the host. Time in a nested account counts only there.
 
     Attributes:
-        open: the accounts to which time is being booked now, the innermost last; displays read it on their own threads.
+        open: the accounts to which time is being booked now, the innermost last; displays read it
+            on their own threads.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,8 @@ class Timings:
         self.calls[name] += calls
 
     def stretch(self, steps: int) -> None:
-        """Notes that `steps` steps took the time booked to data, dispatch and wait since the last call."""
+        """Notes that `steps` steps took the time booked to data, dispatch and wait since the last
+        call."""
         before, self._trained = (
             self._trained,
             sum(self.seconds[name] for name in ("data", "dispatch", "wait")),
@@ -59,7 +62,8 @@ class Timings:
 
     @property
     def median_step(self) -> float:
-        """Median seconds per step over the stretches between due points, without hooks; NaN before the first."""
+        """Median seconds per step over the stretches between due points, without hooks; NaN before
+        the first."""
         return statistics.median(self._steps) if self._steps else float("nan")
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """When things happen: triggers on steps, epochs and the clock, joined with ``|``.
-A step is a number of completed updates, and a trigger fires *after* the update that made it. A trigger is an
-immutable description; `TriggerState` is one in use."""
+A step is a number of completed updates, and a trigger fires *after* the update that made it. A
+trigger is an immutable description; `TriggerState` is one in use."""
 
 import math
 from bisect import bisect_right
@@ -14,8 +14,9 @@ from fulgurite.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class StepRange:
-    """The steps of one `fit` call: its origin, its planned end (None while that is unknown), and where its epochs are
-    known to end, from the first on. It is part of every checkpoint, so a resumed fit keeps the one it had."""
+    """The steps of one `fit` call: its origin, its planned end (None while that is unknown), and
+    where its epochs are known to end, from the first on. It is part of every checkpoint, so a
+    resumed fit keeps the one it had."""
 
     start: int
     stop: int | None = None
@@ -34,18 +35,20 @@ class UnboundedRange(StepRange):
 
 
 class Trigger:
-    """A rule that says at which steps something happens. It is `exact` if the steps follow from the program and its
-    data alone, not from a clock or a process.
+    """A rule that says at which steps something happens. It is `exact` if the steps follow from the
+    program and its data alone, not from a clock or a process.
 
-    A subclass is a frozen dataclass and defines `_next_after(self, after, span)`: the first step of its rule after
-    `after`, or None. It is asked more often than it fires, so `after + 10` would never fire.
+    A subclass is a frozen dataclass and defines `_next_after(self, after, span)`: the first step of
+    its rule after `after`, or None. It is asked more often than it fires, so `after + 10` would
+    never fire.
     """
 
     exact: ClassVar[bool] = True
 
     def next(self, after: int, span: StepRange) -> int | None:
-        """The first step after `after` at which this fires, or None if no step is known. A pure function; the step lies
-        in ``span.origin + 1 .. span.end``, and only `AtStart` gives ``span.origin``."""
+        """The first step after `after` at which this fires, or None if no step is known. A pure
+        function; the step lies in ``span.origin + 1 .. span.end``, and only `AtStart` gives
+        ``span.origin``."""
         after = max(after, span.start)
         step = self._next_after(after, span)
         if step is not None and (not isinstance(step, Integral) or step <= after):
@@ -58,7 +61,8 @@ class Trigger:
         return None if step is None or (span.stop is not None and step > span.stop) else step
 
     def _next_after(self, after: int, span: StepRange) -> int | None:
-        """The first step of this rule later than `after` (at least ``span.origin``), be it past the end or not."""
+        """The first step of this rule later than `after` (at least ``span.origin``), be it past the
+        end or not."""
         return None
 
     def __or__(self, other: "Trigger") -> "Or":
@@ -91,7 +95,8 @@ class FirstSteps(_Counted):
 
 @dataclass(frozen=True)
 class FirstStepsAfterStart(_Counted):
-    """The first `n` steps that a process runs, in a resumed fit too: those after `began`, by default the origin."""
+    """The first `n` steps that a process runs, in a resumed fit too: those after `began`, by
+    default the origin."""
 
     began: int | None = None
     exact: ClassVar[bool] = False
@@ -104,9 +109,11 @@ class FirstStepsAfterStart(_Counted):
 
 @dataclass(frozen=True)
 class EvenlySpaced(_Counted):
-    """`n` times in the span, evenly, the last time at its end: ``origin + ceil(i * (end - origin) / n)``.
+    """`n` times in the span, evenly, the last time at its end: ``origin + ceil(i * (end - origin) /
+    n)``.
 
-    A span of fewer than `n` steps fires at each of them. While the end is unknown: ``origin + 128, 256, 512, …``."""
+    A span of fewer than `n` steps fires at each of them. While the end is unknown: ``origin + 128,
+    256, 512, …``."""
 
     def _next_after(self, after: int, span: StepRange) -> int | None:
         elapsed = after - span.start
@@ -155,9 +162,11 @@ class At(Trigger):
 
 @dataclass(frozen=True)
 class Exponential(Trigger):
-    """Less and less often: the first gap is `start` steps, each later one `factor` times the one before.
+    """Less and less often: the first gap is `start` steps, each later one `factor` times the one
+    before.
 
-    Products are rounded half up, each gap grows by at least one step, and counting starts at step 0."""
+    Products are rounded half up, each gap grows by at least one step, and counting starts at step
+    0."""
 
     start: int
     factor: int | float
@@ -180,7 +189,8 @@ class Exponential(Trigger):
 
 @dataclass(frozen=True)
 class AtStart(Trigger):
-    """The start of the span, before its first update; never in a resumed fit, which asks from its restored step on."""
+    """The start of the span, before its first update; never in a resumed fit, which asks from its
+    restored step on."""
 
     def next(self, after: int, span: StepRange) -> int | None:
         return span.start if after < span.start else None
@@ -227,9 +237,9 @@ class Or(Trigger):
 
 
 class TriggerState:
-    """A trigger in use for one scheduled action of a loop that begins at `step` and at the time `now` (seconds of a
-    monotonic clock). At a step boundary it asks `due`, runs the action if so, and then calls `done`. Processes that are
-    given the same times make the same decisions."""
+    """A trigger in use for one scheduled action of a loop that begins at `step` and at the time
+    `now` (seconds of a monotonic clock). At a step boundary it asks `due`, runs the action if so,
+    and then calls `done`. Processes that are given the same times make the same decisions."""
 
     def __init__(self, trigger: Trigger, step: int, now: float) -> None:
         parts = [
@@ -243,7 +253,8 @@ class TriggerState:
         self._due: list[EverySeconds] = []
 
     def deadline(self) -> float | None:
-        """The earliest time at which a clock is due; None without clocks. It changes only with `done`."""
+        """The earliest time at which a clock is due; None without clocks. It changes only with
+        `done`."""
         return min(self._deadlines.values(), default=None)
 
     def next_step(self, after: int, span: StepRange) -> int | None:
@@ -251,7 +262,8 @@ class TriggerState:
         return self._rule.next(after, span)
 
     def is_due(self, step: int, span: StepRange, now: float) -> bool:
-        """Whether the action is due at `step`, by a step rule or, past the origin of `span`, by a clock."""
+        """Whether the action is due at `step`, by a step rule or, past the origin of `span`, by a
+        clock."""
         self._due = [
             clock
             for clock, deadline in self._deadlines.items()
@@ -265,7 +277,8 @@ class TriggerState:
 
 
 def as_trigger(value: int | Trigger) -> Trigger:
-    """A trigger as it is; an integer ``n`` as ``Every(n)``. Anything else is a `ConfigurationError`."""
+    """A trigger as it is; an integer ``n`` as ``Every(n)``. Anything else is a
+    `ConfigurationError`."""
     return value if isinstance(value, Trigger) else Every(value)
 
 

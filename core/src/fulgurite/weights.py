@@ -1,4 +1,5 @@
-"""Whose weights are evaluated: those of a module, of a train state, of a plugin's view, or of a checkpoint."""
+"""Whose weights are evaluated: those of a module, of a train state, of a plugin's view, or of a
+checkpoint."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class EvalTarget:
-    """What is evaluated: a module, its state, a root key and a step, flattened once for all batches."""
+    """What is evaluated: a module, its state, a root key and a step, flattened once for all
+    batches."""
 
     def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
         arrays, self._static = eqx.partition(
@@ -45,8 +47,8 @@ class EvalTarget:
 
 
 def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
-    """A module, a pair of a module and its state, a train state or a result, to be evaluated; `key` is the root of the
-    random streams where the model brings none."""
+    """A module, a pair of a module and its state, a train state or a result, to be evaluated; `key`
+    is the root of the random streams where the model brings none."""
     model = model.state if isinstance(model, FitResult) else model
     check_not_consumed(model)
     if isinstance(model, TrainState):
@@ -61,7 +63,8 @@ def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
 
 
 def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any:
-    """The module that a plugin makes of a state under the name `name`, `current` for the state's own."""
+    """The module that a plugin makes of a state under the name `name`, `current` for the state's
+    own."""
     if name == "current":
         return state.module
     views = merge_by_name(plugins.call("module_views", state=state), "module view")
@@ -73,8 +76,9 @@ def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any
 
 
 def load_weights(engine: "Engine", model: Any, weights: Place) -> TrainState:
-    """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric window or health. It is
-    restored without a batch of the training data, on which the structure of the window depends."""
+    """A train state with what an evaluation needs of a checkpoint: no optimizer state, metric
+    window or health. It is restored without a batch of the training data, on which the structure of
+    the window depends."""
     reference = weights if isinstance(weights, CheckpointRef) else as_checkpoint_ref(weights)
     if isinstance(model, FitResult | TrainState):
         model = model.module if model.model_state is None else (model.module, model.model_state)

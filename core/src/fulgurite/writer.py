@@ -1,4 +1,5 @@
-"""A thread that writes down what a sink is given, so that training never waits for a disk or a network."""
+"""A thread that writes down what a sink is given, so that training never waits for a disk or a
+network."""
 
 import threading
 import warnings
@@ -12,7 +13,8 @@ from fulgurite.masking import redact_text
 
 
 class LogBackend(Protocol):
-    """Where a sink writes. All of it is called on the writer's thread, in order; an exception is a failure."""
+    """Where a sink writes. All of it is called on the writer's thread, in order; an exception is a
+    failure."""
 
     def write(self, record: Record) -> None:
         """Writes one record."""
@@ -21,7 +23,8 @@ class LogBackend(Protocol):
         """Makes everything that was written durable."""
 
     def position(self) -> Any:
-        """How far it has written, as JSON, for `rewind`; after a failure, how far the output is complete."""
+        """How far it has written, as JSON, for `rewind`; after a failure, how far the output is
+        complete."""
 
     def close(self) -> None:
         """Releases everything."""
@@ -30,13 +33,14 @@ class LogBackend(Protocol):
 class BackgroundWriter:
     """Passes records to a backend on its own thread, in order, through a bounded queue.
 
-    Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the thread takes the
-    interpreter from training. Training waits only while the queue is full, with one notice. After the first failure
-    nothing more is written, and the next `put` and `close` raise it, so that the engine leaves the sink out. A backend
-    that does nothing for `patience` seconds while somebody waits for it has failed too, so neither training nor the end
-    of the process hangs on it.
+    Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the
+    thread takes the interpreter from training. Training waits only while the queue is full, with
+    one notice. After the first failure nothing more is written, and the next `put` and `close`
+    raise it, so that the engine leaves the sink out. A backend that does nothing for `patience`
+    seconds while somebody waits for it has failed too, so neither training nor the end of the
+    process hangs on it.
 
-    Arguments:
+    Args:
         name: the name of the sink, for messages.
         backend: where it writes.
         size: how many records the queue holds.
@@ -70,7 +74,8 @@ class BackgroundWriter:
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:
-        """Queues a record for writing. It must not be changed afterwards. Raises the error if writing has failed."""
+        """Queues a record for writing. It must not be changed afterwards. Raises the error if
+        writing has failed."""
         with self._changed:
             if len(self._work) >= self._size and not self._told:
                 self._told, slow = (
@@ -85,8 +90,8 @@ class BackgroundWriter:
             self._wake(hurry=2 * len(self._work) >= self._size)
 
     def durable(self) -> "Future[Any]":
-        """The backend's position once everything put so far is durable; after a failure `{"failed": reason,
-        "position": ...}` of what is whole."""
+        """The backend's position once everything put so far is durable; after a failure `{"failed":
+        reason, "position": ...}` of what is whole."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         with self._changed:
@@ -98,7 +103,8 @@ class BackgroundWriter:
         return future
 
     def close(self) -> None:
-        """Returns when everything is written; says so if that takes long. Raises the error if writing has failed."""
+        """Returns when everything is written; says so if that takes long. Raises the error if
+        writing has failed."""
         with self._changed:
             self._closing = True
             self._wake(hurry=True)

@@ -1,4 +1,5 @@
-"""Trains to a step, the state sharded over so many simulated devices, from what is there on; prints weights."""
+"""Trains to a step, the state sharded over so many simulated devices, from what is there on; prints
+weights."""
 
 import json
 import os

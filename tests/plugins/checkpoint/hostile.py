@@ -1,4 +1,5 @@
-"""Reads hostile run directories below the directory given, watched by an audit hook; prints what happened as JSON."""
+"""Reads hostile run directories below the directory given, watched by an audit hook; prints what
+happened as JSON."""
 
 import hashlib
 import json

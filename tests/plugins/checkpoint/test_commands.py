@@ -59,7 +59,8 @@ class Score:
 def train(
     run: Path, batches: tuple[float, ...] = (1, 1, 1, 7), stop: bool = False, **options: Any
 ) -> fg.FitResult:
-    """Saves after each step; with 1, 1, 1, 7 the weight is 1, 2, 3, 10. With `stop`, stops after the second."""
+    """Saves after each step; with 1, 1, 1, 7 the weight is 1, 2, 3, 10. With `stop`, stops after
+    the second."""
 
     class Stopping:
         @fg.hookimpl
@@ -183,7 +184,8 @@ def test_a_damaged_or_hostile_run_is_a_row(
     assert "\x1b" not in printed(capsys, "checkpoints", tmp_path / "a")
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +258,8 @@ def test_diff_says_what_differs(
 def test_case_16_the_mean_of_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with it."""
+    """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with
+    it."""
     text = printed(capsys, "checkpoints", "average", run, "--last", 4, "--out", tmp_path / "mean")
     assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"
     shown = json.loads(printed(capsys, "checkpoints", "show", tmp_path / "mean", "--json"))

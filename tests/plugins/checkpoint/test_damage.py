@@ -1,4 +1,5 @@
-"""Damage at every place in the newest checkpoint: the one before is taken, or that is an error; never wrong numbers."""
+"""Damage at every place in the newest checkpoint: the one before is taken, or that is an error;
+never wrong numbers."""
 
 import shutil
 import warnings

@@ -1,4 +1,5 @@
-"""A hostile run directory: clear errors, nothing outside of it touched, nothing imported or executed."""
+"""A hostile run directory: clear errors, nothing outside of it touched, nothing imported or
+executed."""
 
 import json
 import subprocess

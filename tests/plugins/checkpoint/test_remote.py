@@ -1,4 +1,5 @@
-"""Checkpoints on Google Cloud Storage, as far as an emulator on this machine is like it; and nowhere else."""
+"""Checkpoints on Google Cloud Storage, as far as an emulator on this machine is like it; and
+nowhere else."""
 
 import importlib.util
 import json
@@ -62,7 +63,8 @@ def test_a_run_whose_checkpoints_are_in_a_bucket(tmp_path: Path) -> None:
 
 
 def in_a_bucket(path: Path) -> None:
-    """Saves, damages the newest checkpoint from outside, goes on from the one before, and prints how that went."""
+    """Saves, damages the newest checkpoint from outside, goes on from the one before, and prints
+    how that went."""
     from gcp_storage_emulator import server  # pyright: ignore[reportMissingImports]
     from gcp_storage_emulator.handlers import objects  # pyright: ignore[reportMissingImports]
 

@@ -90,7 +90,8 @@ def test_without_a_run_there_is_nothing_to_go_on_from() -> None:
         counting(None, resume="latest")
 
 
-# --- what must fit ----------------------------------------------------------------------------------------------------
+# --- what must fit
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,8 @@ def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None
     assert "steps" not in str(warned[0].message) and "keep was" not in str(warned[0].message)
 
 
-# --- a part of a checkpoint -------------------------------------------------------------------------------------------
+# --- a part of a checkpoint
+# -------------------------------------------------------------------------------------------
 
 
 class Old(Counting):
@@ -390,12 +392,14 @@ def test_a_state_and_weights_to_begin_with_exclude_each_other(old: Any) -> None:
         engine(None, Reader(), steps=1).fit(data=ZEROS, state=old[1].state, init_from=old[0])
 
 
-# --- other devices ----------------------------------------------------------------------------------------------------
+# --- other devices
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # tests/integration/test_elastic.py has fewer devices in the suite
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
-    """Trained on four simulated devices, gone on from with two and with one; the same numbers but for rounding."""
+    """Trained on four simulated devices, gone on from with two and with one; the same numbers but
+    for rounding."""
     program = Path(__file__).with_name("elastic.py")
     weights = []
     for number, devices in enumerate((4, 2, 1)):

@@ -88,7 +88,8 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "trial").exists()
 
 
-# --- which stay -------------------------------------------------------------------------------------------------------
+# --- which stay
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path: Path) -> None:
@@ -166,12 +167,13 @@ def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:
         counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, best="tset/score")
 
 
-# --- never from a state that is not finite ----------------------------------------------------------------------------
+# --- never from a state that is not finite
+# ----------------------------------------------------------------------------
 
 
 class Bad(Counting):
-    """Finite until the update of step 3, where the gradient of `sqrt` at 0 is NaN under a finite loss, or the loss is
-    infinite."""
+    """Finite until the update of step 3, where the gradient of `sqrt` at 0 is NaN under a finite
+    loss, or the loss is infinite."""
 
     how: str = eqx.field(static=True)
 
@@ -201,7 +203,8 @@ def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(
     assert steps_in(tmp_path) == [1, 2]
 
 
-# --- exceptions and failures ------------------------------------------------------------------------------------------
+# --- exceptions and failures
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_exception_saves_where_going_on_is_exact(tmp_path: Path) -> None:
@@ -260,7 +263,8 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     ]
 
 
-# --- construction -----------------------------------------------------------------------------------------------------
+# --- construction
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -373,7 +377,8 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
 
 
 def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
-    """Left there, they would be the newest: those of the new run would be removed, and `auto` would take theirs."""
+    """Left there, they would be the newest: those of the new run would be removed, and `auto` would
+    take theirs."""
     run, elsewhere = tmp_path / "run", tmp_path / "else"
     say = Act(1, lambda run: run.log_text("said", {"at": str(run.step)}))
 

@@ -72,8 +72,8 @@ def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk(tmp_path: Path) -> None:
-    """No file may grow beyond some bytes while steps 3 and 4 are saved. Orbax raises further errors on threads that
-    nobody waits for."""
+    """No file may grow beyond some bytes while steps 3 and 4 are saved. Orbax raises further errors
+    on threads that nobody waits for."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(run: fg.Run) -> None:
@@ -136,7 +136,8 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         ):
             pytest.skip("root may write everywhere, and setpriv cannot take that away here")
     program = [*prefix, sys.executable, __file__, str(tmp_path)]
-    # Orbax waits for folders that it could not make for as long as twenty minutes, also at the end of the process.
+    # Orbax waits for folders that it could not make for as long as twenty minutes, also at the end
+    # of the process.
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
@@ -162,7 +163,8 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def read_only(path: Path) -> None:
-    """Trains where it cannot write, and prints for each attempt the error, its message, and the steps saved."""
+    """Trains where it cannot write, and prints for each attempt the error, its message, and the
+    steps saved."""
     warnings.simplefilter("ignore")
     told: dict[str, Any] = {}
 
@@ -186,7 +188,8 @@ def read_only(path: Path) -> None:
     attempt("elsewhere", closed, lambda: counting(path / "other", directory=closed))
 
     class Spoiling:
-        """A sink that spoils the place of the checkpoint of step 3, between its making and Orbax's first folder."""
+        """A sink that spoils the place of the checkpoint of step 3, between its making and Orbax's
+        first folder."""
 
         @fg.hookimpl
         def flush_logger(self, step: int) -> Future[None]:

@@ -1,4 +1,5 @@
-"""A model with everything that a checkpoint must keep, plugins around it, and what compares the results."""
+"""A model with everything that a checkpoint must keep, plugins around it, and what compares the
+results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ class Counting(fg.Module):
 
 @dataclass(frozen=True)
 class Average:
-    """A slice of the state: an average of the weights of the first layer, with a number drawn at each step."""
+    """A slice of the state: an average of the weights of the first layer, with a number drawn at
+    each step."""
 
     @fg.hookimpl
     def init_plugin_state(self, module: Net) -> Any:

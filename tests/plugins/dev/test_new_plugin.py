@@ -1,4 +1,5 @@
-"""`fulgurite new-plugin`: what it writes installs with pip, passes its own tests, and trains by its name."""
+"""`fulgurite new-plugin`: what it writes installs with pip, passes its own tests, and trains by its
+name."""
 
 import subprocess
 import sys
@@ -22,8 +23,9 @@ for name in ("new_sink", "new_traced", "new_evaluator"):
 
 
 def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
-    """In a fresh environment, beside wheels of what they need of this workspace. What comes from elsewhere (jax and
-    the like) is taken from the environment that runs this test: it is on the path after the fresh one."""
+    """In a fresh environment, beside wheels of what they need of this workspace. What comes from
+    elsewhere (jax and the like) is taken from the environment that runs this test: it is on the
+    path after the fresh one."""
     made = [str(tmp_path / f"made-{kind}") for kind in KINDS]
     for kind, folder in zip(KINDS, made, strict=True):
         assert main(["new-plugin", f"new-{kind}", "--kind", kind, "--folder", folder]) == 0

@@ -18,7 +18,8 @@ import optax
 
 
 class Counting(fg.Module):
-    """One weight that every update makes smaller by exactly 1, whatever the batch: it counts updates."""
+    """One weight that every update makes smaller by exactly 1, whatever the batch: it counts
+    updates."""
 
     weight: jax.Array
 
@@ -106,7 +107,8 @@ class Act:
 
 @dataclass(eq=False)
 class Disk:
-    """A checkpointer of one file a step, for other processes to read. What it does is noted in `NOTES`."""
+    """A checkpointer of one file a step, for other processes to read. What it does is noted in
+    `NOTES`."""
 
     every: int
 

@@ -1,4 +1,5 @@
-"""Evaluators along training: when they run, what they see, where their results go, and how they fail."""
+"""Evaluators along training: when they run, what they see, where their results go, and how they
+fail."""
 
 import os
 import signal
@@ -36,7 +37,8 @@ def logits(right: list[int]) -> dict[str, np.ndarray]:
     }
 
 
-# --- cases with numbers -----------------------------------------------------------------------------------------------
+# --- cases with numbers
+# -----------------------------------------------------------------------------------------------
 
 
 def test_case_14_accuracy_over_uneven_batches() -> None:
@@ -46,7 +48,8 @@ def test_case_14_accuracy_over_uneven_batches() -> None:
 
 
 def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
-    """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by these."""
+    """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by
+    these."""
     for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
         keeper = Keeper(10)
         probe = Evaluator(
@@ -101,7 +104,8 @@ def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
     assert sink.values("test", "updates") == [(60, 60)]
 
 
-# --- where results go -------------------------------------------------------------------------------------------------
+# --- where results go
+# -------------------------------------------------------------------------------------------------
 
 
 def test_results_reach_sinks_the_result_history_and_plugins() -> None:
@@ -225,7 +229,8 @@ def test_limit_and_parts_of_a_data_module() -> None:
     assert engine(plugin, steps=1).fit(Counting, data).metrics["some"]["mean"] == 2
 
 
-# --- what an evaluation is --------------------------------------------------------------------------------------------
+# --- what an evaluation is
+# --------------------------------------------------------------------------------------------
 
 
 class Noisy(Counting):
@@ -308,7 +313,8 @@ def test_other_weights() -> None:
     assert result.metrics["seen"] == {"weight": -8}
 
 
-# --- evaluations of another kind --------------------------------------------------------------------------------------
+# --- evaluations of another kind
+# --------------------------------------------------------------------------------------
 
 
 def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> None:
@@ -347,7 +353,8 @@ def test_what_is_no_metrics() -> None:
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+# --- failures
+# ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -432,7 +439,8 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
     assert sink.values("test", "updates") == [(2, 2), (4, 4)]
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
+# --- mistakes
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "train", "two words", 3])

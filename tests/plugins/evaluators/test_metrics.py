@@ -1,4 +1,5 @@
-"""Every metric against scikit-learn over the whole set, from randomly split, padded and merged parts."""
+"""Every metric against scikit-learn over the whole set, from randomly split, padded and merged
+parts."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ COMPUTE = jax.jit(lambda metric: metric.compute())
 
 @dataclass(frozen=True)
 class Case:
-    """A metric of `data(random)`, whose `expected` over the arrays of the whole set is computed by something else."""
+    """A metric of `data(random)`, whose `expected` over the arrays of the whole set is computed by
+    something else."""
 
     of: Callable[..., Any]
     data: Callable[..., dict[str, np.ndarray]]
@@ -192,7 +194,8 @@ CASES = {
 def parts_of(
     arrays: dict[str, np.ndarray], random: np.random.Generator
 ) -> list[dict[str, np.ndarray]]:
-    """The examples in order, in parts of random sizes, padded with what must not matter, at random places."""
+    """The examples in order, in parts of random sizes, padded with what must not matter, at random
+    places."""
     parts, rest = [], np.arange(len(next(iter(arrays.values()))))
     while len(rest) or not parts:
         here, rest = np.split(rest, [random.integers(0, PART + 1)])

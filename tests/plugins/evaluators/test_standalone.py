@@ -107,7 +107,8 @@ def evaluate(run: Path, *arguments: str) -> int:
     return fulgurite(["evaluate", PROGRAM, "--run", str(run), *arguments])
 
 
-# --- real processes ---------------------------------------------------------------------------------------------------
+# --- real processes
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
@@ -174,7 +175,8 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
     assert found[20] - found[40] == pytest.approx(20)
 
 
-# --- which checkpoints ------------------------------------------------------------------------------------------------
+# --- which checkpoints
+# ------------------------------------------------------------------------------------------------
 
 
 def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path) -> None:
@@ -243,7 +245,8 @@ def test_an_evaluator_that_fails_does_not_stop_the_others(trained: Path, capsys)
     assert notes(trained).count("restores 40") == 1
 
 
-# --- whom it waits for ------------------------------------------------------------------------------------------------
+# --- whom it waits for
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_never_begins(tmp_path: Path, capsys) -> None:
@@ -286,7 +289,8 @@ def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
     assert "no evaluator is of the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
 
 
-# --- one checkpoint, once ---------------------------------------------------------------------------------------------
+# --- one checkpoint, once
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsys) -> None:

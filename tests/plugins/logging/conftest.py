@@ -1,4 +1,5 @@
-"""Makes `logged.py` importable by the tests beside it, which `--import-mode=importlib` does not do by itself."""
+"""Makes `logged.py` importable by the tests beside it, which `--import-mode=importlib` does not do
+by itself."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A small model, a checkpointer that writes files, and other plugins that the tests of logging share."""
+"""A small model, a checkpointer that writes files, and other plugins that the tests of logging
+share."""
 
 import json
 import os
@@ -53,7 +54,8 @@ class Act:
 
 @dataclass(frozen=True, eq=False)
 class Growing:
-    """At every second step a record whose names change, with values of all kinds, and one of telemetry."""
+    """At every second step a record whose names change, with values of all kinds, and one of
+    telemetry."""
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -68,7 +70,8 @@ class Growing:
 
 @dataclass(frozen=True, eq=False)
 class Keeper:
-    """A checkpointer: every so many steps a file of arrays and a file that says the checkpoint is there."""
+    """A checkpointer: every so many steps a file of arrays and a file that says the checkpoint is
+    there."""
 
     every: int
 

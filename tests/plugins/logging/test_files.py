@@ -26,7 +26,8 @@ def told(step: int, **values: Any) -> fg.Record:
     return fg.Record("scalars", "train", step, values, "telemetry", 2, 1.5)
 
 
-# --- JSON lines -------------------------------------------------------------------------------------------------------
+# --- JSON lines
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_lines_of_json(tmp_path: Path) -> None:
@@ -57,7 +58,8 @@ def test_lines_of_json(tmp_path: Path) -> None:
 def test_a_table_that_took_the_place_of_another_needs_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure to write down what is deleted ended the sink, which then closed a descriptor that it had no more."""
+    """A failure to write down what is deleted ended the sink, which then closed a descriptor that
+    it had no more."""
     sync = os.fsync
 
     def failing(descriptor: int) -> None:
@@ -157,7 +159,8 @@ def test_a_table_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
         Tables(tmp_path, None)
 
 
-# --- going back -------------------------------------------------------------------------------------------------------
+# --- going back
+# -------------------------------------------------------------------------------------------------------
 
 VALUES = st.one_of(
     st.integers(-(10**20), 10**20),
@@ -198,7 +201,8 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
     after: Any,
     torn: bytes,
 ) -> None:
-    """Whatever came in between, with other columns and a torn line at its end, at a position that went through JSON."""
+    """Whatever came in between, with other columns and a torn line at its end, at a position that
+    went through JSON."""
     whole, cut = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut")
     straight, first = sink(whole, None), sink(cut, None)
     for record in before:
@@ -267,7 +271,8 @@ def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# --- files that are not as they should be -----------------------------------------------------------------------------
+# --- files that are not as they should be
+# -----------------------------------------------------------------------------
 
 
 def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:

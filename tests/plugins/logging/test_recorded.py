@@ -59,7 +59,8 @@ class Sink:
         return [record for record in self.records if record.source == source]
 
 
-# --- console ----------------------------------------------------------------------------------------------------------
+# --- console
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +119,8 @@ def test_numbers_are_short(value: Any, text: str) -> None:
 
 
 def test_case_18_steps_a_second() -> None:
-    """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log step on in a run."""
+    """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log
+    step on in a run."""
     from fulgurite.timing import Rate
 
     rate = Rate()
@@ -129,7 +131,8 @@ def test_case_18_steps_a_second() -> None:
     assert [one.step for one in sink.of("train") if "steps_per_second" in one.values] == [4, 6]
 
 
-# --- environment ------------------------------------------------------------------------------------------------------
+# --- environment
+# ------------------------------------------------------------------------------------------------------
 
 
 class Tower(Line):
@@ -211,7 +214,8 @@ def test_what_follows_an_option_is_masked() -> None:
     ]
 
 
-# --- compilations -----------------------------------------------------------------------------------------------------
+# --- compilations
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_compilation_during_training_says_what_changed() -> None:
@@ -229,7 +233,8 @@ def test_a_compilation_during_training_says_what_changed() -> None:
     assert first.values["flops"] > second.values["flops"] > 0
 
 
-# --- norms and learning rates -----------------------------------------------------------------------------------------
+# --- norms and learning rates
+# -----------------------------------------------------------------------------------------
 
 
 def test_norms_are_those_of_numpy() -> None:

@@ -1,4 +1,5 @@
-"""The files of whole runs: one that is killed and started again leaves those of one that was not."""
+"""The files of whole runs: one that is killed and started again leaves those of one that was
+not."""
 
 import json
 import os
@@ -95,7 +96,8 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_again_and_again_leaves_the_same_files(
     tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """By SIGKILL in a step, right after a checkpoint, and with records in the queue and a torn line; three times."""
+    """By SIGKILL in a step, right after a checkpoint, and with records in the queue and a torn
+    line; three times."""
     for number, death in enumerate(["step 7", "kept 12", "queued 19"]):
         process = start(tmp_path, death)
         assert process.returncode == -signal.SIGKILL, process.stderr
@@ -119,7 +121,8 @@ def start(run: Path, death: str) -> subprocess.CompletedProcess[str]:
 
 
 def worker(run: Path, death: str) -> None:
-    """Trains and dies: at a step; right after the checkpoint of a step; or at a step with all later records queued."""
+    """Trains and dies: at a step; right after the checkpoint of a step; or at a step with all later
+    records queued."""
     how, _, step = death.partition(" ")
 
     def die(run: fg.Run) -> None:
@@ -166,7 +169,8 @@ class Gated(JSONLLogger):
 
 
 def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: Path) -> None:
-    """Nothing is written until the last step, by when everything was trained and a position was asked for at step 6."""
+    """Nothing is written until the last step, by when everything was trained and a position was
+    asked for at step 6."""
     gate, futures, seen = threading.Event(), [], []
     sink = Gated(gate)
 
@@ -232,7 +236,8 @@ def test_records_that_are_gone_are_an_error_on_resume(tmp_path: Path) -> None:
         )
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
+# --- failures
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

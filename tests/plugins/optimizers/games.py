@@ -14,7 +14,8 @@ ONE = [np.zeros(1, np.float32)]
 
 
 class Game(fg.Module):
-    """Two numbers: `x` is to make x²/2 + xy small, `y` y²/2 - xy. Their gradients are x + y and y - x."""
+    """Two numbers: `x` is to make x²/2 + xy small, `y` y²/2 - xy. Their gradients are x + y and y -
+    x."""
 
     x: jax.Array
     y: jax.Array
@@ -42,7 +43,8 @@ class Apart(fg.Module):
 
 
 class Pair(fg.Module):
-    """Generator and discriminator, perceptrons that share the data's space; `form` is how they give their losses."""
+    """Generator and discriminator, perceptrons that share the data's space; `form` is how they give
+    their losses."""
 
     generator: eqx.nn.MLP
     discriminator: eqx.nn.MLP

@@ -56,7 +56,8 @@ ONE = [np.zeros(1, np.float32)]
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_case_15_three_steps_for_one_update(fuse: int) -> None:
-    """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the end is applied."""
+    """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
+    end is applied."""
     seen: list[float] = []
 
     class Look:
@@ -125,7 +126,8 @@ def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
 
 
 def test_what_remains_is_an_update_as_those_before() -> None:
-    """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come after it."""
+    """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come
+    after it."""
 
     seen: list[float] = []
 
@@ -160,7 +162,8 @@ def test_what_remains_is_an_update_as_those_before() -> None:
 
 
 def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
-    """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one alone."""
+    """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one
+    alone."""
     data = points(20, 4)
     start = Linear(jnp.ones(8), optax.adam(0.1))
     result = engine(GradientAccumulation(2, "steps"), GradientClip(max_norm=0.5), steps=5).fit(
@@ -211,7 +214,8 @@ class Centred(fg.Module):
 
 
 def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone() -> None:
-    """The second batch is 5 and padding: its second microbatch has no example, and the mean of nothing is NaN."""
+    """The second batch is 5 and padding: its second microbatch has no example, and the mean of
+    nothing is NaN."""
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5], np.float32), 4, remainder="pad")
     result = engine(GradientAccumulation(2), steps=2).fit(eqx.nn.make_with_state(Centred), data)
     assert result.model_state is not None
@@ -219,7 +223,8 @@ def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone
 
 
 def test_running_metrics_are_those_of_whole_batches() -> None:
-    """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a plain mean does."""
+    """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a
+    plain mean does."""
 
     class Followed(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -270,7 +275,8 @@ def test_a_method_called_losses_is_the_modules_own() -> None:
 
 
 def test_half_precision_is_summed_up_in_single() -> None:
-    """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not reach."""
+    """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not
+    reach."""
 
     class Half(Distance):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

@@ -58,7 +58,8 @@ def by_hand(
             states = {**states, name: state}
         return params, states
 
-    # As the engine compiles a step with a small state; the default schedule rounds some last bits otherwise.
+    # As the engine compiles a step with a small state; the default schedule rounds some last bits
+    # otherwise.
     return jax.jit(
         step, compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     )
@@ -174,7 +175,8 @@ def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
     ],
 )
 def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
-    """100 steps of the convolutional GAN of examples/gan.py on the real digits, with its penalty and its optimizer."""
+    """100 steps of the convolutional GAN of examples/gan.py on the real digits, with its penalty
+    and its optimizer."""
     model = gan.GAN(4, 1.0, key=jax.random.key(1))
 
     def loss(name: str, params: Any, batch: Any, key: Any) -> Any:
@@ -204,10 +206,11 @@ def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
 def check_gan(
     model: Any, data: Any, loss: Any, optimizers: Optimizers, order: Any, *, one_key: bool
 ) -> None:
-    """Trains for 100 steps and compares bit for bit with one function, and for 5 steps with two calls to 1e-5; with
-    the keys that each phase has for itself, unless they share `one_key`.
+    """Trains for 100 steps and compares bit for bit with one function, and for 5 steps with two
+    calls to 1e-5; with the keys that each phase has for itself, unless they share `one_key`.
 
-    Without health: what it adds to a program makes XLA fuse the rest otherwise, which rounds the last bit otherwise.
+    Without health: what it adds to a program makes XLA fuse the rest otherwise, which rounds the
+        last bit otherwise.
     """
     phases: dict[str, Any] = {
         name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()

@@ -23,7 +23,8 @@ from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apa
 
 
 def test_gradients_are_clipped_for_each_phase() -> None:
-    """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by 0.25 * 0.1."""
+    """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by
+    0.25 * 0.1."""
     plugins = [
         GradientClip(max_value=0.5, optimizer="min"),
         GradientClip(max_norm=0.1, optimizer="max"),
@@ -105,7 +106,8 @@ def test_constraints_hold_after_every_update() -> None:
 
 
 def test_spectral_normalization_keeps_its_state() -> None:
-    """The critic's layer is normalized by Equinox; its state advances with each forward pass of each phase."""
+    """The critic's layer is normalized by Equinox; its state advances with each forward pass of
+    each phase."""
 
     class Normalized(fg.Module):
         generator: eqx.nn.Linear
@@ -157,7 +159,8 @@ def test_spectral_normalization_keeps_its_state() -> None:
 
 
 def test_updates_become_smaller_on_a_plateau() -> None:
-    """The loss of `x` falls by its step; the metric never improves: after two looks more the step is halved."""
+    """The loss of `x` falls by its step; the metric never improves: after two looks more the step
+    is halved."""
 
     class Falling(fg.Module):
         x: jax.Array

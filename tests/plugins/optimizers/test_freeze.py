@@ -44,7 +44,8 @@ class Partial(Two):
 
 
 def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
-    """No change, no decay, no gradient, no optimizer memory; the same bits as an optimizer for the rest alone."""
+    """No change, no decay, no gradient, no optimizer memory; the same bits as an optimizer for the
+    rest alone."""
     compiled = {name: Compiled() for name in ("whole", "frozen")}
     whole = engine(compiled["whole"], steps=5).fit(Two, points())
     result = engine(freeze("first"), compiled["frozen"], steps=5).fit(Two, points())
@@ -61,7 +62,8 @@ def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
 @pytest.mark.parametrize("fuse", [1, 4])
 @pytest.mark.parametrize("until", [3, fg.At(3), fg.Every(3), fg.EveryEpoch(1)])
 def test_frozen_until_a_step(until: Any, fuse: int) -> None:
-    """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on as it was."""
+    """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
+    as it was."""
     seen: dict[int, Any] = {}
     compiled = Compiled()
 

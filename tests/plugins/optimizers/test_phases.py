@@ -38,12 +38,14 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
     )
 
 
-# --- by hand --------------------------------------------------------------------------------------------------------
+# --- by hand
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
-    """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 - 2.3125/4."""
+    """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 -
+    2.3125/4."""
     for steps, expected in ((1, (-0.5, 1.375)), (2, (-0.9375, 0.796875))):
         assert (
             played(fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=kind), steps=steps))
@@ -53,7 +55,8 @@ def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
-    """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 = 1.1875."""
+    """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 =
+    1.1875."""
     for steps, expected in ((1, (-0.5, 1.75)), (2, (-1.125, 1.1875))):
         result = fit(
             MultiOptimizer(order="simultaneous", **sgd(0.5, 0.25)),
@@ -67,7 +70,8 @@ def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("fuse", [1, 2])
 def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) -> None:
-    """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 + 0.5)/4."""
+    """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 +
+    0.5)/4."""
     phases = MultiOptimizer(order=order, **sgd(0.5, 0.25, every=2))
     result = fit(phases, model=game(kind=kind), steps=3, steps_per_execution=fuse)
     y = 1.1875 if order == "alternating" else 1.375
@@ -87,7 +91,8 @@ def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) ->
 
 
 def test_a_phase_may_repeat_its_update_in_a_step() -> None:
-    """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 = -0.875."""
+    """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 =
+    -0.875."""
     result = fit(
         MultiOptimizer(min=Phase(optax.sgd(0.5), "x", repeat=2), max=Phase(optax.sgd(0.25), "y")),
         steps=1,
@@ -114,7 +119,8 @@ class Mean(fg.Module):
 
 
 def test_repetitions_may_share_the_batch() -> None:
-    """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 - 1)/2."""
+    """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 -
+    1)/2."""
     phases = MultiOptimizer(
         place=Phase(optax.sgd(0.5), "place", repeat=2, split=True),
         other=Phase(optax.sgd(0.1), "other", every=1),
@@ -239,7 +245,8 @@ def test_what_losses_gives_is_evaluated_too() -> None:
     assert engine().predict(module, data).tolist() == [1, 2, 3, 5]
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------
+# --- mistakes
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_case_35_losses_and_optimizers_belong_together() -> None:
@@ -413,11 +420,13 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
         fit(MultiOptimizer(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
 
 
-# --- what it costs -------------------------------------------------------------------------------------------------
+# --- what it costs
+# -------------------------------------------------------------------------------------------------
 
 
 def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
-    """The trunk goes forward once for both losses, and back for the one that updates it. Of a GAN, a sixth is saved."""
+    """The trunk goes forward once for both losses, and back for the one that updates it. Of a GAN,
+    a sixth is saved."""
     heads: dict[str, Any] = {
         "a": Phase(optax.sgd(0.1), fg.select("trunk", "a")),
         "b": Phase(optax.sgd(0.1), "b"),
@@ -475,7 +484,8 @@ def make(kind: Any, width: int) -> Any:
 
 
 def test_a_phase_computes_only_what_it_needs() -> None:
-    """Of functions of their own, each is computed for its own phase: two phases that take turns cost no more."""
+    """Of functions of their own, each is computed for its own phase: two phases that take turns
+    cost no more."""
     phases: dict[str, Any] = {
         "a": Phase(optax.sgd(0.1), fg.select("trunk", "a")),
         "b": Phase(optax.sgd(0.1), "b"),
@@ -520,7 +530,8 @@ def test_media_are_those_of_a_phase_that_runs_at_every_step(order: Any) -> None:
 
 
 def test_a_phase_shows_its_media_at_steps_at_which_it_does_nothing_as_well() -> None:
-    """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 + 0.75)."""
+    """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 +
+    0.75)."""
     show = Show()
     engine(MultiOptimizer(**sgd(0.5, 0.25, every=2)), show, steps=3).fit(game(kind=ShownApart), ONE)
     x = (1 - 0.5 * 3) - 0.5 * (1 - 0.5 * 3 + 2)

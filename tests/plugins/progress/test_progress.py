@@ -1,4 +1,5 @@
-"""The progress line, the summary and the times: what they say, where they go, and that nothing is left behind."""
+"""The progress line, the summary and the times: what they say, where they go, and that nothing is
+left behind."""
 
 import os
 import pty
@@ -90,7 +91,8 @@ def test_without_a_width_everything_is_there_but_the_bar():
 
 
 def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.MonkeyPatch):
-    """By a clock of its own, on which a batch takes a tenth of a second and compiling as long as 1,000 of them."""
+    """By a clock of its own, on which a batch takes a tenth of a second and compiling as long as
+    1,000 of them."""
     now, traced, err = [0.0], list[int](), StringIO()
     monkeypatch.setattr(display, "FIRST_INTERVAL", 0.05)
     monkeypatch.setattr(display, "monotonic", lambda: now[0])
@@ -244,7 +246,8 @@ def test_summary_and_times_can_be_left_out(capsys: pytest.CaptureFixture[str]):
 
 @dataclass(frozen=True, eq=False)
 class Watching:
-    """Notes what the line says while a batch is made, an evaluation runs and a checkpoint is saved."""
+    """Notes what the line says while a batch is made, an evaluation runs and a checkpoint is
+    saved."""
 
     progress: ProgressBar
     seen: list[str] = field(default_factory=list)
@@ -348,8 +351,8 @@ SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
     "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
 )
 def test_a_terminal_is_left_as_it_was(act: str):
-    """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end, no line is longer
-    than the terminal, and what the program prints is there as it is."""
+    """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,
+    no line is longer than the terminal, and what the program prints is there as it is."""
     mine, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 40))
     environment = {

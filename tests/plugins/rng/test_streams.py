@@ -22,7 +22,8 @@ NOISE = RngStream("noise", train=True, eval=True)
 
 
 def folded(seed: int, *parts: str | int) -> UInt32[np.ndarray, "2"]:
-    """The bits of a key folded with each of `parts`, strings by the first four bytes of their SHA-1, big-endian."""
+    """The bits of a key folded with each of `parts`, strings by the first four bytes of their
+    SHA-1, big-endian."""
     key = jax.random.key(seed)
     for part in parts:
         number = (
@@ -37,7 +38,8 @@ def bits(key: Key[Array, ""]) -> UInt32[np.ndarray, "2"]:
 
 
 def halves(key: Key[Array, ""]) -> UInt32[Array, "2 2"]:
-    """The upper and the lower 16 bits of a key's words: a metric is float32, which holds these exactly."""
+    """The upper and the lower 16 bits of a key's words: a metric is float32, which holds these
+    exactly."""
     data = jax.random.key_data(key)
     return jnp.stack([data >> 16, data & 0xFFFF])
 
@@ -102,7 +104,8 @@ def trained(*streams: str, steps: int = 9, plugins: list[Any], **options: Any) -
 
 
 class Drawing:
-    """A plugin that declares a stream, keeps a random slice, and draws in the step and shows what."""
+    """A plugin that declares a stream, keeps a random slice, and draws in the step and shows
+    what."""
 
     @fg.hookimpl
     def register_rng_streams(self) -> list[RngStream]:
@@ -117,7 +120,8 @@ class Drawing:
         return {"dropout": fg.metrics.LastValue.from_values(halves(ctx.key("dropout")))}
 
 
-# --- the key -----------------------------------------------------------------------------------------------------
+# --- the key
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
@@ -213,7 +217,8 @@ def test_keys_are_the_same_in_every_process():
     assert [int(word) for word in run.stdout.split()] == folded(0, "dropout", 7, "train").tolist()
 
 
-# --- evaluation --------------------------------------------------------------------------------------------------
+# --- evaluation
+# --------------------------------------------------------------------------------------------------
 
 
 class Evaluations:
@@ -266,7 +271,8 @@ def test_engine_evaluate_draws_by_name_and_batch():
         assert_array_equal(engine.evaluate(result, BATCHES, name=name)["noise"], expected)
 
 
-# --- streams by name ---------------------------------------------------------------------------------------------
+# --- streams by name
+# ---------------------------------------------------------------------------------------------
 
 
 def test_the_defaults():

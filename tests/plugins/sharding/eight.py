@@ -1,4 +1,5 @@
-"""What is to be seen on eight simulated devices only. The number of devices is fixed when JAX begins, so this is a
+"""What is to be seen on eight simulated devices only. The number of devices is fixed when JAX
+begins, so this is a
 program: it runs every function called `check_...` and prints as JSON how each failed, or null."""
 
 import importlib.util
@@ -88,7 +89,8 @@ class Net(fg.Module):
         axes = {"in_axes": (0, 0, None), "out_axes": (0, None), "axis_name": "batch"}
         preds, state = jax.vmap(one, **axes)(batch["x"], keys, ctx.model_state)
         drawn = jax.vmap(lambda key: jax.random.bits(key, (64,)))(keys)
-        # Sums modulo 2^32 that tell every example's place: the same bits only for the same draws in the same order.
+        # Sums modulo 2^32 that tell every example's place: the same bits only for the same draws in
+        # the same order.
         places = jnp.arange(1, drawn.size + 1, dtype=jnp.uint32).reshape(drawn.shape)
         metrics = {
             "draws": fg.metrics.LastValue.from_values(jnp.sum(drawn * places) % 65521),
@@ -120,7 +122,8 @@ def some(count: int) -> Mesh:
 
 @cache
 def stepped(preset: Callable[[], Sharding]) -> tuple[Any, fg.TrainState, fg.TrainState, str, float]:
-    """Under a preset the transformer's initial state, what became of it, the state after a step, HLO and loss."""
+    """Under a preset the transformer's initial state, what became of it, the state after a step,
+    HLO and loss."""
     compilations = Compilations()
     trained = engine(preset(), compilations)
     before = trained.init_state(Transformer, TEXT)
@@ -151,7 +154,8 @@ def collectives(hlo: str) -> set[str]:
     )
 
 
-# --- presets --------------------------------------------------------------------------------------------------------
+# --- presets
+# --------------------------------------------------------------------------------------------------------
 
 
 def check_data_parallel_adds_up_gradients_and_gathers_no_parameter() -> None:
@@ -240,7 +244,8 @@ def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
 def check_every_array_is_donated() -> None:
     for preset in (DataParallel, FSDP, both):
         _, before, after, hlo, _ = stepped(preset)
-        # Scalars and the root key travel packed, and that they are not donated lets them be read while steps run.
+        # Scalars and the root key travel packed, and that they are not donated lets them be read
+        # while steps run.
         parts = eqx.filter((before.module, before.opt_state), eqx.is_array)
         arrays = [leaf for leaf in jax.tree.leaves(parts) if leaf.ndim]
         assert arrays and all(leaf.is_deleted() for leaf in arrays)
@@ -297,7 +302,8 @@ def check_batches_gathered_on_the_devices_are_the_same() -> None:
 
 
 def check_numbers_do_not_depend_on_the_number_of_devices() -> None:
-    """Random keys and data order to the bit, losses and the batch norm's statistics but for rounding."""
+    """Random keys and data order to the bit, losses and the batch norm's statistics but for
+    rounding."""
     results = {
         count: engine(Sharding(mesh=some(count)), steps=50, log_every=1, seed=3).fit(
             eqx.nn.make_with_state(Net), regression(shuffle=True)
@@ -347,8 +353,8 @@ class Line(fg.Module):
 
 
 def check_what_was_trained_on_other_devices_goes_on() -> None:
-    """A state on a mesh on no mesh, wherever jax computes, and on another one, likewise in evaluation; a module on some
-    device on a mesh."""
+    """A state on a mesh on no mesh, wherever jax computes, and on another one, likewise in
+    evaluation; a module on some device on a mesh."""
     data = regression()
 
     def trained(*plugins: Any, state: Any = None, model: Any = Line) -> fg.TrainState:
@@ -395,7 +401,8 @@ def check_evaluations_are_those_of_one_device() -> None:
 
 
 class Wide(fg.Module):
-    """A matrix (16, 24), a vector (24,), and a step that constrains what it computes by the axes' names."""
+    """A matrix (16, 24), a vector (24,), and a step that constrains what it computes by the axes'
+    names."""
 
     matrix: jax.Array
     vector: jax.Array
@@ -581,7 +588,8 @@ def check_a_batch_that_does_not_divide_is_an_error() -> None:
             raise AssertionError(size)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- looking
+# --------------------------------------------------------------------------------------------------------
 
 
 def check_replicas_that_differ_are_found() -> None:

@@ -1,4 +1,5 @@
-"""What is wrong with a mesh or a rule is found when it is written down, and one device needs no other program."""
+"""What is wrong with a mesh or a rule is found when it is written down, and one device needs no
+other program."""
 
 from pathlib import Path
 from typing import Any

@@ -46,7 +46,8 @@ if what == ["agree"]:
     say(agreed=sorted(agreement.agree(700, frozenset(clock))))
     voted = []
     for step in (710, 720, 730):
-        # The one vote of process 1 counts now, or at the next meeting if process 0 was here earlier.
+        # The one vote of process 1 counts now, or at the next meeting if process 0 was here
+        # earlier.
         voted += agreement.agree(step, frozenset({"stop:enough"} if mine and step == 710 else ()))
         agreement.gather("voted", None)
     say(voted=voted)
@@ -109,7 +110,8 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-# --- launch -----------------------------------------------------------------------------------------------------------
+# --- launch
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> None:
@@ -234,7 +236,8 @@ def test_gpus_are_divided_evenly(
     assert "2 processes cannot have an equal part of 3 GPUs" in capsys.readouterr().err
 
 
-# --- distributed ------------------------------------------------------------------------------------------------------
+# --- distributed
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("process", [0, 1])
@@ -283,7 +286,8 @@ def open_mpi(job: int, process: int) -> dict[str, str]:
 
 
 def free_job() -> int:
-    """The number of a job of which JAX makes a free port, one of 4096; tests that run at once begin elsewhere."""
+    """The number of a job of which JAX makes a free port, one of 4096; tests that run at once begin
+    elsewhere."""
     for job in range(os.getpid(), os.getpid() + 4096):
         try:
             with socket.socket() as free:

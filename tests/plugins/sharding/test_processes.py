@@ -1,4 +1,5 @@
-"""Training by several real processes on loopback: what they compute, save, resume, and how they stop and die.
+"""Training by several real processes on loopback: what they compute, save, resume, and how they
+stop and die.
 
 `trained.py` is what they run, and saves by fulgurite_checkpoint. Each has one device.
 """
@@ -112,7 +113,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- what they compute ------------------------------------------------------------------------------------------------
+# --- what they compute
+# ------------------------------------------------------------------------------------------------
 
 
 def assert_like_one(out: Path, single: Path) -> None:
@@ -157,12 +159,13 @@ def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layo
     assert_same_end(tmp_path / "four", 4)
 
 
-# --- death and resumption ---------------------------------------------------------------------------------------------
+# --- death and resumption
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_killed_run_ends_like_one_that_was_not(whole: Path, tmp_path: Path) -> None:
-    """Process 1 is killed at step 45: the launcher says so at once, and both go on from one checkpoint, each with its
-    own host state."""
+    """Process 1 is killed at step 45: the launcher says so at once, and both go on from one
+    checkpoint, each with its own host state."""
     out, run = tmp_path / "two", tmp_path / "run"
     output = together(out, code=137, gradients="", evaluate=20, save=20, run=run, kill=45)
     assert "process 1 of 2 was ended by SIGKILL. Its last lines:" in output
@@ -218,7 +221,8 @@ def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> No
 def test_a_run_goes_on_with_another_number_of_processes_and_devices(
     single: Path, tmp_path: Path
 ) -> None:
-    """`ArrayData` has one place for all: from eight devices of one process to two processes to one."""
+    """`ArrayData` has one place for all: from eight devices of one process to two processes to
+    one."""
     out = tmp_path / "out"
     options = {"gradients": "", "evaluate": 20, "save": 20, "run": tmp_path / "run"}
     ended = alone(out, devices=8, stop=15, fsdp="", **options)
@@ -232,12 +236,14 @@ def test_a_run_goes_on_with_another_number_of_processes_and_devices(
     np.testing.assert_allclose(values(out, "sums")[-1], values(single, "sums")[-1], rtol=1e-5)
 
 
-# --- how they stop ----------------------------------------------------------------------------------------------------
+# --- how they stop
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ended_by_sigterm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes, the second slowed by 0.2 s a step, saving by the clock, until that one alone gets SIGTERM."""
+    """Two processes, the second slowed by 0.2 s a step, saving by the clock, until that one alone
+    gets SIGTERM."""
     out = tmp_path_factory.mktemp("sigterm") / "two"
     with launched(
         out,

@@ -1,7 +1,7 @@
 """The program of the tests with several processes: `python trained.py OUT OPTION=VALUE ...`.
 
-It trains a small network on `ArrayData`, alone or as one of several processes, and writes what it saw as JSON lines to
-`OUT-PROCESS.jsonl`.
+It trains a small network on `ArrayData`, alone or as one of several processes, and writes what it
+saw as JSON lines to `OUT-PROCESS.jsonl`.
 """
 
 import json
@@ -47,7 +47,8 @@ class Net(fg.Module):
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """Writes down each process's own view: its gradients, its saves, and, where asked, its evaluation."""
+    """Writes down each process's own view: its gradients, its saves, and, where asked, its
+    evaluation."""
 
     out: Path
     gradients: bool = False
@@ -122,7 +123,8 @@ class Evaluating:
 
 
 class Own:
-    """A source of each process's own, endless and with a place of its own; each batch takes some seconds."""
+    """A source of each process's own, endless and with a place of its own; each batch takes some
+    seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.count = seconds, 0

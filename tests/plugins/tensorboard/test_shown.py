@@ -1,4 +1,5 @@
-"""What a TensorBoard server makes of the files while a run writes them, and what a browser shows of it."""
+"""What a TensorBoard server makes of the files while a run writes them, and what a browser shows of
+it."""
 
 import io
 import json
@@ -23,7 +24,8 @@ pytest.importorskip("tensorboard", reason="no server: `pip install tensorboard`"
 
 
 class Server:
-    """A real server of the event files below `folder`, with the reader in Rust, or that in Python if not `fast`."""
+    """A real server of the event files below `folder`, with the reader in Rust, or that in Python
+    if not `fast`."""
 
     def __init__(self, folder: Path, *, fast: bool) -> None:
         reader = ["--load_fast", "auto" if fast else "false"]
@@ -65,7 +67,8 @@ class Server:
         )
 
     def curve(self, tag: str, run: str = "train") -> dict[int, float]:
-        """Values by step; a step that is there twice is an error. Empty before the server has read any."""
+        """Values by step; a step that is there twice is an error. Empty before the server has read
+        any."""
         if tag not in self.data("scalars", "tags").get(f"tensorboard/{run}", {}):
             return {}
         points = self.data("scalars", "scalars", tag=tag, run=f"tensorboard/{run}")
@@ -79,8 +82,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], fg.FitResult]]:
-    """Servers with either reader that have watched a run that was killed at step 7 and resumed from step 3; and what
-    the run logged over its whole length, as a run tells that nothing happened to."""
+    """Servers with either reader that have watched a run that was killed at step 7 and resumed from
+    step 3; and what the run logged over its whole length, as a run tells that nothing happened
+    to."""
     folder = tmp_path_factory.mktemp("shown")
     run, memory, servers = folder / "run", Memory(), list[Server]()
     (run / "tensorboard").mkdir(parents=True)

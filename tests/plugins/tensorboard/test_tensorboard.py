@@ -21,7 +21,8 @@ from PIL import Image
 
 
 class Line(fg.Module):
-    """Least squares with media: a picture of two pixels, a histogram of the weight, a text and a figure."""
+    """Least squares with media: a picture of two pixels, a histogram of the weight, a text and a
+    figure."""
 
     weight: jax.Array
 
@@ -338,7 +339,8 @@ class Kill:
 
 
 def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
-    """Log every 2, evaluate every 4, save every 3; ended at 5, resumed from 3; ended at 7, resumed from 6."""
+    """Log every 2, evaluate every 4, save every 3; ended at 5, resumed from 3; ended at 7, resumed
+    from 6."""
     fit(tmp_path / "whole", Showing(), steps=10)
     run, memory = tmp_path / "run", Memory()
     for step, resumed in ((5, None), (7, 3), (None, 6)):

@@ -17,7 +17,8 @@ from fulgurite.errors import ConfigurationError
 
 @dataclass
 class Sound:
-    """Has something of everything: a slice, host state, actions, records, a random number of its own."""
+    """Has something of everything: a slice, host state, actions, records, a random number of its
+    own."""
 
     decay: float = 0.9
     looked: int = 0

@@ -1,4 +1,5 @@
-"""The conformance check lets a sound plugin pass, and each check finds the plugin that breaks its promise."""
+"""The conformance check lets a sound plugin pass, and each check finds the plugin that breaks its
+promise."""
 
 import sqlite3
 import sys

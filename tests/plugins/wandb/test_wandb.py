@@ -309,8 +309,8 @@ class Memory:
 def resumed_with(
     tmp_path: Path, steps_there: int, records: list[fg.Record] | None
 ) -> list[tuple[int, Any]]:
-    """All rows of a run of 12 steps, resumed at 8 by another logger, of whose first file the rows after `steps_there`
-    were lost in a kill."""
+    """All rows of a run of 12 steps, resumed at 8 by another logger, of whose first file the rows
+    after `steps_there` were lost in a kill."""
     memory, first = Memory(), offline()
     history = fit(tmp_path, first, memory).history
     file = files(tmp_path)[0]

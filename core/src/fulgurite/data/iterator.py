@@ -1,4 +1,5 @@
-"""The endless sequence of batches that a loop consumes, and the place in it from which another loop goes on."""
+"""The endless sequence of batches that a loop consumes, and the place in it from which another loop
+goes on."""
 
 import json
 import threading
@@ -20,7 +21,8 @@ Share = tuple[int, int]
 
 
 class BatchItem(NamedTuple):
-    """A batch, whether it is the last of its epoch, and the place right after it, as a JSON value."""
+    """A batch, whether it is the last of its epoch, and the place right after it, as a JSON
+    value."""
 
     batch: Any
     epoch_end: bool
@@ -31,21 +33,25 @@ Items = Generator[BatchItem, None, None]
 
 
 class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator", None]):
-    """The items of a source, at most `limit` an epoch and `epochs` epochs in all. `seed` and `process` are for
-    `ArrayData`; any other source yields what is for its own process.
+    """The items of a source, at most `limit` an epoch and `epochs` epochs in all. `seed` and
+    `process` are for `ArrayData`; any other source yields what is for its own process.
 
-    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that is not in memory is
-    read by a thread; its exceptions arrive as they are, after the batches before them.
+    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that
+    is not in memory is read by a thread; its exceptions arrive as they are, after the batches
+    before them.
 
-    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there is no limit. Another
-    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only if `Stateful`. What
-    goes on with the same batches for certain is `exact`; a replayed source is where it is a list or tuple. The place in
-    a source that is `shared`, an `ArrayData`, is that of all processes together; in others each has its own;
-    `told` is what the source is, in words. A `Stateful` source is left right after the batch consumed last, and not
-    where reading ahead came to; with `keep`, as it was found.
+    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there
+    is no limit. Another
+    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only
+    if `Stateful`. What goes on with the same batches for certain is `exact`; a replayed source is
+    where it is a list or tuple. The place in a source that is `shared`, an `ArrayData`, is that of
+    all processes together; in others each has its own; `told` is what the source is, in words. A
+    `Stateful` source is left right after the batch consumed last, and not where reading ahead came
+    to; with `keep`, as it was found.
 
-    `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A `DataError` is raised
-    for a position that does not fit the data, an empty epoch, and anything but numbers in a batch."""
+    `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A
+    `DataError` is raised for a position that does not fit the data, an empty epoch, and anything
+    but numbers in a batch."""
 
     def __init__(
         self,
@@ -101,7 +107,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         return self._ahead.batch
 
     def close(self) -> None:
-        """Ends the feed and its thread; waits at most a few seconds for a source that is busy with a batch."""
+        """Ends the feed and its thread; waits at most a few seconds for a source that is busy with
+        a batch."""
         self._ahead = None
         self._items.close()
         if "source" in self._left:
@@ -143,7 +150,8 @@ def _iter_source(
             number += 1
             place = {"epoch": epoch + last, "batch": 0 if last else number}
             yield BatchItem(batch, last, {**place, "source": state} if stateful else place)
-        # A source restored to the end of an epoch, now or by a feed before, may first give the rest of it, nothing.
+        # A source restored to the end of an epoch, now or by a feed before, may first give the rest
+        # of it, nothing.
         if number == start and not (rest and start == 0):
             why = "it is empty, is shorter than it was, or can be iterated only once"
             raise DataError(
@@ -156,7 +164,8 @@ def _iter_source(
 
 
 def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each item with whether it is the last one. An exception from looking ahead waits for the item before it."""
+    """Each item with whether it is the last one. An exception from looking ahead waits for the item
+    before it."""
     following = next(items, None)
     while following is not None:
         item = following

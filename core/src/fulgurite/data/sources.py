@@ -1,7 +1,8 @@
 """Where batches come from: arrays in memory, or any iterable of pytrees of arrays.
 
-One pass over a source is one epoch. What can be iterated again repeats; an iterator does not. A yielded array must
-never be written again, because jax may alias it: wrap a source that reuses buffers in ``DataSource(source, copy=True)``.
+One pass over a source is one epoch. What can be iterated again repeats; an iterator does not. A
+yielded array must never be written again, because jax may alias it: wrap a source that reuses
+buffers in ``DataSource(source, copy=True)``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,8 @@ Seed = int | tuple[int, ...]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class MaskedBatch:
-    """A batch with padding: a pytree of arrays `(batch, ...)`, and a bool mask `(batch,)` that is False for padding."""
+    """A batch with padding: a pytree of arrays `(batch, ...)`, and a bool mask `(batch,)` that is
+    False for padding."""
 
     batch: Any
     mask: Any
@@ -32,8 +34,8 @@ class MaskedBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Indexed:
-    """A batch for `ArrayData.gather`: the examples, int32 `(batch,)`, and the mask of a source that pads, or None. The
-    index of padding is the number of examples, which is out of bounds."""
+    """A batch for `ArrayData.gather`: the examples, int32 `(batch,)`, and the mask of a source that
+    pads, or None. The index of padding is the number of examples, which is out of bounds."""
 
     indices: Any
     mask: Any
@@ -41,8 +43,8 @@ class Indexed:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A source that can go on in the middle of an epoch. `state` is a JSON value for the place right after the batch
-    yielded last; after `restore`, the next `iter()` goes on from there."""
+    """A source that can go on in the middle of an epoch. `state` is a JSON value for the place
+    right after the batch yielded last; after `restore`, the next `iter()` goes on from there."""
 
     def get_state(self) -> Any: ...
 
@@ -51,12 +53,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayData:
-    """Arrays `(examples, ...)` of numbers or bools in memory, cut into batches of `batch_size` over all processes: an
-    immutable source that can produce any batch of any epoch.
+    """Arrays `(examples, ...)` of numbers or bools in memory, cut into batches of `batch_size` over
+    all processes: an immutable source that can produce any batch of any epoch.
 
-    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle` reorders each epoch,
-    by `seed` or else by that of `epoch`. Examples that do not fill a batch make a smaller one (keep), none (drop), or
-    one padded with zeros (pad), and then every batch is `MaskedBatch`. With `on_device` batches are `Indexed`."""
+    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle`
+    reorders each epoch, by `seed` or else by that of `epoch`. Examples that do not fill a batch
+    make a smaller one (keep), none (drop), or one padded with zeros (pad), and then every batch is
+    `MaskedBatch`. With `on_device` batches are `Indexed`."""
 
     arrays: Any = field(repr=False)
     batch_size: int
@@ -98,8 +101,10 @@ class ArrayData:
     def iter_epoch(
         self, number: int, *, seed: Seed, start: int = 0, process: tuple[int, int] = (0, 1)
     ) -> Iterator[Any]:
-        """The batches of epoch `number` from batch `start` on, in an order that depends only on seed and epoch.
-        `process`: index and number of the processes that share each batch; each gets an equal, contiguous part."""
+        """The batches of epoch `number` from batch `start` on, in an order that depends only on
+        seed and epoch.
+        `process`: index and number of the processes that share each batch; each gets an equal,
+            contiguous part."""
         index, count = process
         rest = self.num_examples % self.batch_size if self.remainder == "keep" else 0
         if not 0 <= index < count or self.batch_size % count or rest % count:
@@ -145,7 +150,8 @@ class ArrayData:
 
     @staticmethod
     def gather(resident: Any, batch: Any) -> Any:
-        """The batch that an `Indexed` one stands for; any other batch unchanged. Pure; meant to be traced."""
+        """The batch that an `Indexed` one stands for; any other batch unchanged. Pure; meant to be
+        traced."""
         if not isinstance(batch, Indexed):
             return batch
         mode = "promise_in_bounds" if batch.mask is None else "fill"
@@ -157,8 +163,9 @@ class ArrayData:
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """Any iterable of pytrees of arrays, with options: `copy` each array, for a source that writes to it again after
-    yielding it; `prefetch` this many batches in a background thread, or 0 for no thread."""
+    """Any iterable of pytrees of arrays, with options: `copy` each array, for a source that writes
+    to it again after yielding it; `prefetch` this many batches in a background thread, or 0 for no
+    thread."""
 
     source: Any
     _: KW_ONLY
@@ -190,7 +197,8 @@ def as_data(source: Any) -> DataSource:
 
 
 def get_split(data: Any, part: str, name: str | None = None) -> Any:
-    """`data` itself, or a part of an object that holds several sources: `train`, `evaluations[name]`, `predict`."""
+    """`data` itself, or a part of an object that holds several sources: `train`,
+    `evaluations[name]`, `predict`."""
     parts = [hasattr(data, one) for one in ("train", "evaluations")]
     if not any(parts) or (
         not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))
@@ -214,7 +222,8 @@ def get_device_arrays(data: Any) -> Any:
 
 
 def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
-    """`leaf` as an array: jax arrays as they are, all else by NumPy; a `DataError` if it does not hold numbers."""
+    """`leaf` as an array: jax arrays as they are, all else by NumPy; a `DataError` if it does not
+    hold numbers."""
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)

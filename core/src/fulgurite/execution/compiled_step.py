@@ -21,8 +21,10 @@ from fulgurite.tree.typecheck import format_tree, shape_signature, shape_spec
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
-# XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once. That costs a step
-# with a small state more than it gains: 0.88 against 0.79 of a hand-written one. Large ones and convolutions gain.
+# XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
+# That costs a step
+# with a small state more than it gains: 0.88 against 0.79 of a hand-written one. Large ones and
+# convolutions gain.
 _SMALL_STATE = 2**20
 _SMALL_STEP_OPTIONS: dict[str, Any] = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
@@ -30,7 +32,8 @@ _SMALL_STEP_OPTIONS: dict[str, Any] = {
 
 
 class StepResults(NamedTuple):
-    """What leaves a step besides its state: scalars and small arrays packed, and the arrays of media."""
+    """What leaves a step besides its state: scalars and small arrays packed, and the arrays of
+    media."""
 
     packed: Vectors
     media: list[Array]
@@ -39,12 +42,14 @@ class StepResults(NamedTuple):
 class CompiledStep:
     """Runs up to `steps_per_execution` steps in one dispatch of one executable.
 
-    Several steps run in a loop whose trip count is an argument, over a buffer of `steps_per_execution` batches. A trigger that splits
-    a dispatch therefore needs no other executable, and the bits do not depend on where it splits. What is due at a
-    step is an argument, too: work wanted only there is behind `lax.cond` on it. With `steps_per_execution=1` there is no loop, because
-    XLA on CPU runs a convolution inside of one on a single thread.
+    Several steps run in a loop whose trip count is an argument, over a buffer of
+    `steps_per_execution` batches. A trigger that splits a dispatch therefore needs no other
+    executable, and the bits do not depend on where it splits. What is due at a
+    step is an argument, too: work wanted only there is behind `lax.cond` on it. With
+    `steps_per_execution=1` there is no loop, because XLA on CPU runs a convolution inside of one on
+    a single thread.
 
-    Arguments:
+    Args:
         step: the traced step of `engine`, for states of `layout`.
         placing: of batches.
         on_compile: told of each executable: name, spec of its batch, executable.
@@ -75,9 +80,10 @@ class CompiledStep:
     def __call__(
         self, flat: FlatState, batches: Sequence[Any], due: np.ndarray, resident: Any = None
     ) -> tuple[FlatState, StepResults]:
-        """The state after one step for each of `batches` (of equal shapes, `steps_per_execution` at most), and the last step's output
-        for `output` and `media`. Consumes `flat`; `due` are the flags of what is due after the last of the steps;
-        `resident` are the arrays on the device that indexed batches are gathered from."""
+        """The state after one step for each of `batches` (of equal shapes, `steps_per_execution` at
+        most), and the last step's output for `output` and `media`. Consumes `flat`; `due` are the
+        flags of what is due after the last of the steps; `resident` are the arrays on the device
+        that indexed batches are gathered from."""
         key = id(self._step.update_rule), *shape_signature(batches[0])
         executable = self._executables.get(key)
         if executable is None:

@@ -1,12 +1,14 @@
 """How a train state crosses `jax.jit`: as a flat list of arrays, never as a tree of modules.
 
-Flattening a tree of Equinox modules in Python at every call costs more than many small steps themselves. And each
-scalar among a step's results costs a small step on a CPU up to half of its time, so all scalars travel packed into one
-vector. The packed vectors are not donated: they stay readable while the next steps run.
+Flattening a tree of Equinox modules in Python at every call costs more than many small steps
+themselves. And each scalar among a step's results costs a small step on a CPU up to half of its
+time, so all scalars travel packed into one vector. The packed vectors are not donated: they stay
+readable while the next steps run.
 
-Each array that goes in and out costs the host 2 to 5 µs, more than a CPU needs to copy a small one. So where there are
-many small arrays they travel end to end, too, in vectors that are donated. A step may then round otherwise than one
-written by hand, because XLA fuses other operations; a few arrays stay apart, where there is nothing to gain.
+Each array that goes in and out costs the host 2 to 5 µs, more than a CPU needs to copy a small one.
+So where there are many small arrays they travel end to end, too, in vectors that are donated. A
+step may then round otherwise than one written by hand, because XLA fuses other operations; a few
+arrays stay apart, where there is nothing to gain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +35,18 @@ from fulgurite.tree.typecheck import shape_spec
 
 Vectors = tuple[Array | np.ndarray, ...]
 Part = tuple[jax.tree_util.PyTreeDef, tuple[int, ...]]
-# Elements of a small array by platform, and how many arrays are many: 588 end to end took two thirds of the time, 18
-# gained nothing (two cores, jax 0.10.2).
+# Elements of a small array by platform, and how many arrays are many: 588 end to end took two
+# thirds of the time, 18 gained nothing (two cores, jax 0.10.2).
 _SMALL = {"cpu": 4096}
 _MANY = 100
 
 
 class VectorPacking:
-    """The place of each of a list of arrays in few vectors. Numbers of 16, 32 and 64 bits travel as integers of so many
-    bits, booleans among those of 32, anything else by its dtype. Those that pack alike are equal, for `jax.jit`.
+    """The place of each of a list of arrays in few vectors. Numbers of 16, 32 and 64 bits travel as
+    integers of so many bits, booleans among those of 32, anything else by its dtype. Those that
+    pack alike are equal, for `jax.jit`.
 
-    Arguments:
+    Args:
         structs: the shape and dtype of each array.
         parts: trees that some of the arrays are the leaves of, by name.
     """
@@ -103,8 +106,8 @@ _pack, _unpack = (
 
 
 class FlatState(NamedTuple):
-    """A train state between two steps: arrays that the next step donates, many small ones end to end before the others,
-    and packed scalars that it does not donate."""
+    """A train state between two steps: arrays that the next step donates, many small ones end to
+    end before the others, and packed scalars that it does not donate."""
 
     arrays: list[Any]
     packed: tuple[Any, ...]
@@ -113,7 +116,7 @@ class FlatState(NamedTuple):
 class StateLayout:
     """The order of a state's leaves, and everything in it that is not an array.
 
-    Arguments:
+    Args:
         state: of arrays or of specs.
         shardings: of each of its arrays, None where they may be anywhere.
     """
@@ -175,8 +178,8 @@ class StateLayout:
         return tree_signature(state) == self._key
 
     def flatten(self, state: TrainState) -> FlatState:
-        """The flat form of a state, outside of a trace, with its arrays where they belong, as arrays on the device that
-        no other is the same as. A state that was consumed is an error."""
+        """The flat form of a state, outside of a trace, with its arrays where they belong, as
+        arrays on the device that no other is the same as. A state that was consumed is an error."""
         leaves = self._flattened(state)
         arrays = [leaves[index] for index in self._arrays]
         host = any(issubclass(kind, np.ndarray | np.generic) for kind in {*map(type, leaves)})
@@ -208,7 +211,8 @@ class StateLayout:
             leaves[index].delete()
 
     def unflatten(self, flat: FlatState) -> TrainState:
-        """The state in its natural form, outside of a trace. Consumed as `flat` is, and by `consume`."""
+        """The state in its natural form, outside of a trace. Consumed as `flat` is, and by
+        `consume`."""
         ends = len(self._bundle.dtypes)
         return self._joined(
             [*self._untie(flat.arrays[:ends]), *flat.arrays[ends:]], self._unpack(flat.packed)
@@ -271,8 +275,8 @@ class StateLayout:
 
 
 def _concatenate(vectors: list[Array]) -> Array:
-    """One vector. XLA on CPU runs a kernel for each operand of a long concatenation, and only one for up to 16 numbers
-    that are chosen by their place."""
+    """One vector. XLA on CPU runs a kernel for each operand of a long concatenation, and only one
+    for up to 16 numbers that are chosen by their place."""
     parts: list[Array] = []
     for single, run in groupby(vectors, lambda vector: vector.size == 1):
         rest = list(run)
@@ -297,7 +301,8 @@ def _vector_dtype(dtype: Any) -> Any:
 
 
 def _bitcast(array: Any, dtype: Any) -> Any:
-    """The array with its bits taken as `dtype`, or with booleans as numbers and numbers as booleans."""
+    """The array with its bits taken as `dtype`, or with booleans as numbers and numbers as
+    booleans."""
     if array.dtype == dtype:
         return array
     if jnp.bool_ in (array.dtype, dtype):

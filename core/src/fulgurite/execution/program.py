@@ -1,4 +1,5 @@
-"""What an engine makes of one kind of model: optimizers, slices, the traced step, its layout and executables."""
+"""What an engine makes of one kind of model: optimizers, slices, the traced step, its layout and
+executables."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 class Program:
     """Built once for a kind of model and of batch, and reused by every `fit` and `step` on it.
 
-    Building it runs the whole step on shapes, so that a mistake is found before anything is compiled.
+    Building it runs the whole step on shapes, so that a mistake is found before anything is
+    compiled.
     """
 
     def __init__(self, engine: "Engine", source: ModelInit, batch: Any, resident: Any) -> None:
@@ -90,11 +92,13 @@ class Program:
 
     def init_state(self, source: ModelInit, key: Key[Array, ""]) -> TrainState:
         """A new state from the root key, made under jit with the shardings that plugins ask for."""
-        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small model.
+        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
+        # model.
         params = self._engine.make_rng_streams(key).key("params", "init")
         with use_mesh(self._engine.mesh):
             initialize = self.initializer(source)
-            # What a callable does may change, so that it is traced each time; within `jax.eval_shape` nothing is made.
+            # What a callable does may change, so that it is traced each time; within
+            # `jax.eval_shape` nothing is made.
             if source.model is None and not isinstance(key, Tracer):
                 lowered = initialize.lower(None, key, params)
                 text = sha256(lowered.as_text().encode()).digest()
@@ -111,8 +115,9 @@ class Program:
         )
 
     def initializer(self, source: ModelInit) -> Any:
-        """The jitted function `(source.arrays, key, params)` that gives the arrays of a new state, in the order of its
-        leaves; `params` is the key of the module. No device ever has more of them than its own part."""
+        """The jitted function `(source.arrays, key, params)` that gives the arrays of a new state,
+        in the order of its leaves; `params` is the key of the module. No device ever has more of
+        them than its own part."""
 
         def arrays(given: Any, *keys: Key[Array, ""]) -> list[Array]:
             made = zip(
@@ -129,7 +134,8 @@ class Program:
         self.step.steps_done, self.step.update_rule = step, self.rule.for_step(step, span)
 
     def check(self, state: TrainState) -> None:
-        """A state of another structure than this engine's module and plugins give is an error that names the place."""
+        """A state of another structure than this engine's module and plugins give is an error that
+        names the place."""
         try:
             check_same_structure(self.state_spec, state, "the state that was given")
         except ModelError as error:
@@ -147,7 +153,8 @@ class Program:
         return self._compiled[fuse]
 
     def flags(self, due: Sequence[bool]) -> np.ndarray:
-        """What is due, in the order of the step's tasks; `log` is whether anything closes the window."""
+        """What is due, in the order of the step's tasks; `log` is whether anything closes the
+        window."""
         pairs = list(zip(self._engine.tasks, due, strict=True))
         log = any(yes for task, yes in pairs if task.closes_window)
         return np.asarray([*(yes for task, yes in pairs if task.name != "log"), log])
@@ -158,8 +165,8 @@ class Program:
         return FlatState(flat.arrays, packed), values
 
     def read_window(self, values: Any, told: dict[str, Any]) -> dict[str, Any] | None:
-        """The metrics of a closed window as Python numbers; of one without a step how many were skipped, if those are
-        more than in `told`, else None. Raises if a step was not finite."""
+        """The metrics of a closed window as Python numbers; of one without a step how many were
+        skipped, if those are more than in `told`, else None. Raises if a step was not finite."""
         metrics, steps, health = jax.device_get(values)
         self.check_finite(health)
         metrics = metrics if steps else {}
@@ -183,7 +190,8 @@ class Program:
     def _update_rule(self, source: ModelInit, key: Key[Array, ""]) -> UpdateRule:
         made: list[UpdateRule] = []
 
-        # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes are not.
+        # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes
+        # are not.
         def make(arrays: Any) -> None:
             module = source.build(arrays, key)[0]
             with jax.ensure_compile_time_eval():

@@ -1,4 +1,5 @@
-"""The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in order."""
+"""The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in
+order."""
 
 from collections import deque
 from dataclasses import replace
@@ -30,18 +31,20 @@ from fulgurite.triggers import StepRange, is_exact
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
-# Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more than 4), and no
-# more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock with many of them where several
-# processes have several devices each.
+# Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
+# than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
+# with many of them where several processes have several devices each.
 IN_FLIGHT = 4
 
 
 class Loop:
-    """One fit of `engine` from `state`, which it consumes; `resumed` is what a resumed fit goes on from.
+    """One fit of `engine` from `state`, which it consumes; `resumed` is what a resumed fit goes on
+    from.
 
-    The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end follows from the epochs'
-    ends, as far as they are known. `resident` are the arrays on the device that indexed batches are gathered from.
-    `directory` is where the run's attempt number `attempt` writes, if anywhere.
+    The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end
+    follows from the epochs' ends, as far as they are known. `resident` are the arrays on the device
+    that indexed batches are gathered from. `directory` is where the run's attempt number `attempt`
+    writes, if anywhere.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class Loop:
         self._epoch_ended = "epoch_end" in self._pending
         self._in_flight: deque[Any] = deque()
         self._agenda = Scheduler(self._tasks, self.step, program.flags, self._consensus, signals)
-        # Within a dispatch and between two actions of one step there is no state that another run could go on from.
+        # Within a dispatch and between two actions of one step there is no state that another run
+        # could go on from.
         self._torn, self._broken, self._early, self._save_wanted = True, False, False, False
         self._newest: tuple[StepResults | None, Any] = None, None
         self._emitted, self._rate = 0, Rate()
@@ -134,7 +138,8 @@ class Loop:
         return self._state
 
     def snapshot(self) -> Snapshot:
-        """Everything needed to go on from here; a `StateError` where an exception has left nothing to go on from."""
+        """Everything needed to go on from here; a `StateError` where an exception has left nothing
+        to go on from."""
         if self._broken:
             raise StateError(
                 "an action failed half done: there is no state here from which a run could resume exactly"
@@ -149,8 +154,9 @@ class Loop:
         )
 
     def save(self) -> None:
-        """Asks the checkpointer to save, if there is one and this is no trial; `early` in a step, at its end, because
-        what is still due would be neither in the checkpoint nor done by the run that goes on from it."""
+        """Asks the checkpointer to save, if there is one and this is no trial; `early` in a step,
+        at its end, because what is still due would be neither in the checkpoint nor done by the run
+        that goes on from it."""
         self._save_wanted = self._early
         if (
             not self._early
@@ -166,7 +172,8 @@ class Loop:
         self._signals.requested = self._signals.requested or reason
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Runs the evaluation `name`; emits and returns its metrics, none if it failed and is not required."""
+        """Runs the evaluation `name`; emits and returns its metrics, none if it failed and is not
+        required."""
         state, account = self.state(), f"evaluate.{name}"
         shown: list[dict[str, Any]] = []
         if account in self.emitter.failures:
@@ -265,8 +272,8 @@ class Loop:
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _run_until_due(self) -> None:
-        """Steps until something is due, by a step, by the clock, at the end of an epoch, or because of a stop
-        request."""
+        """Steps until something is due, by a step, by the clock, at the end of an epoch, or because
+        of a stop request."""
         accounts, agenda, first = self._accounts, self._agenda, self.step
         compiled = accounts.seconds["compile"]
         data = dispatch = wait = 0.0
@@ -311,7 +318,8 @@ class Loop:
         self._newest = results, due
 
     def _collect_batches(self, target: float) -> list[BatchItem]:
-        """The batches of the next dispatch: as many as fit before `target`, all of the same shapes, of one epoch."""
+        """The batches of the next dispatch: as many as fit before `target`, all of the same shapes,
+        of one epoch."""
         items = [self._pending_item or self._next_batch(self.step)]
         self._pending_item = None
         room = min(self._compiled.steps_per_execution, target - self.step)
@@ -338,19 +346,22 @@ class Loop:
         return item
 
     def _end_epoch(self) -> None:
-        """The epoch that ends at the present step is known, and with it the end of a run counted in epochs."""
+        """The epoch that ends at the present step is known, and with it the end of a run counted in
+        epochs."""
         ends, end = (*self.step_range.epoch_ends, self.step), self.step_range.stop
         if self._epochs is not None:
             length = self.step - (ends[-2] if len(ends) > 1 else self.step_range.start)
             end = self.step + max(self._epochs - len(ends), 0) * length
         self.step_range = replace(self.step_range, epoch_ends=ends, stop=end)
 
-    # --- what is due --------------------------------------------------------------------------------------------
+    # --- what is due
+    # --------------------------------------------------------------------------------------------
 
     def _stop_wanted(self) -> bool:
         """Whether an evaluation is to be given up between two batches, because training is to stop.
 
-        Not once its action has emitted a record: the resumed run does the whole action again and would emit it twice.
+        Not once its action has emitted a record: the resumed run does the whole action again and
+            would emit it twice.
         """
         if self.emitter.num_records > self._emitted:
             return False
@@ -359,7 +370,8 @@ class Loop:
     def _run_due_actions(self, only: tuple[str, ...] = ()) -> None:
         """Runs what is due, or `only` what a resumed run still has to do at this step.
 
-        What is due is looked up anew after each action: a stop request makes everything due that waits for the end.
+        What is due is looked up anew after each action: a stop request makes everything due that
+        waits for the end.
         """
         self.between_steps, self._torn, self._early, self._pending, done = (
             True,
@@ -399,7 +411,8 @@ class Loop:
                 self._run_action(task)
             except Exception as error:
                 if self.emitter.num_records == self._emitted:
-                    # The rest is done by the run that resumes, so that its records come in the same order.
+                    # The rest is done by the run that resumes, so that its records come in the same
+                    # order.
                     rest = (
                         *self._pending,
                         *(one.name for one in due),
@@ -434,7 +447,8 @@ class Loop:
             elif isinstance(answer, ReplaceState):
                 state = self.state()
                 check_same_structure(state, answer.state, f"the action {task.name}")
-                # What was counted and measured is the run's, also when it goes back to earlier weights.
+                # What was counted and measured is the run's, also when it goes back to earlier
+                # weights.
                 answered = answer.state.replace(step=state.step, metric_window=state.metric_window)
                 self._flat, self._state = self.program.layout.flatten(answered), None
             elif answer is not None:
@@ -443,7 +457,8 @@ class Loop:
                 )
 
     def _close_window(self) -> None:
-        """Ends the metric window at this step and hands its values on as soon as they are computed."""
+        """Ends the metric window at this step and hands its values on as soon as they are
+        computed."""
         step, stream, self._state = self.step, self._agenda.log_stream, None
         self._flat, values = self.program.close(self._flat)
 

@@ -32,8 +32,8 @@ class Record:
         source: where it comes from: `train`, an evaluator's name, a plugin's name.
         step: the number of completed updates.
         values: by name. Scalars are Python numbers or, rarely, NumPy arrays.
-        stream: `exact` records depend only on program, configuration, seed and data, and appear exactly once;
-            `telemetry` is everything else, and appears at least once.
+        stream: `exact` records depend only on program, configuration, seed and data, and appear
+            exactly once; `telemetry` is everything else, and appears at least once.
         attempt: which start of the run made it; telemetry only.
         wall: seconds since 1970; telemetry only.
     """
@@ -48,7 +48,8 @@ class Record:
 
 
 def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any]:
-    """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards. What no sink could
+    """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards.
+    What no sink could
     write down is an error here: there, the sink would be the one that failed, and be left out."""
     if kind not in get_args(RecordKind):
         raise PluginError(
@@ -123,15 +124,16 @@ class History:
 
 
 class RecordDispatcher:
-    """Takes records in the order in which they come about and hands them to the sinks in that order.
+    """Takes records in the order in which they come about and hands them to the sinks in that
+    order.
 
-    A record may wait for values that are still being computed; those behind it wait as well, so that no sink sees a
-    step before an earlier one, and nobody waits for the device.
+    A record may wait for values that are still being computed; those behind it wait as well, so
+    that no sink sees a step before an earlier one, and nobody waits for the device.
 
     Attributes:
         emitted: how many records came about so far.
-        failed: sinks that failed, by plugin name, and evaluators, as `evaluate.NAME`, with the reason; each is told
-            once and left out from then on.
+        failed: sinks that failed, by plugin name, and evaluators, as `evaluate.NAME`, with the
+            reason; each is told once and left out from then on.
     """
 
     def __init__(self, plugins: "PluginManager", attempt: int = 1, silent: bool = False) -> None:
@@ -178,7 +180,8 @@ class RecordDispatcher:
                 self._dispatch(record)
 
     def disable(self, name: str, what: str, error: Exception, step: int) -> None:
-        """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and the reason."""
+        """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and
+        the reason."""
         notes = "; ".join(getattr(error, "__notes__", []))
         told = redact_text(
             f"{error}" + (f" ({notes})" if notes else "")
@@ -200,8 +203,8 @@ class RecordDispatcher:
                 self._call(sink, record.step, record=record)
 
     def _call(self, sink: "HookImpl", step: int, **arguments: Any) -> None:
-        """Calls a sink; its failure is told once and does not end the run, unless the sink is required or refuses to
-        begin."""
+        """Calls a sink; its failure is told once and does not end the run, unless the sink is
+        required or refuses to begin."""
         name = sink.plugin.name
         try:
             with self._plugins.timings.time(f"{name}.{sink.hook}"):

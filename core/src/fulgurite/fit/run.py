@@ -37,8 +37,8 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class ReplaceState:
-    """What an action returns to continue from another state of the same structure, such as one kept at an earlier step.
-    The run keeps its number of updates and its open metric window."""
+    """What an action returns to continue from another state of the same structure, such as one kept
+    at an earlier step. The run keeps its number of updates and its open metric window."""
 
     state: "TrainState"
 
@@ -53,7 +53,8 @@ class ScheduledAction:
     Attributes:
         name: unique within the plugin; errors, accounts and `ctx.is_due` call it `PLUGIN.NAME`.
         trigger: when it runs; an int is `Every(n)`.
-        action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in phase `log`, only closes the window.
+        action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in phase `log`,
+            only closes the window.
         phase: actions at one step run in the order of `STAGES`; what `decide` does is saved.
         after, before: names of actions of the same phase that it runs after or before.
     """
@@ -91,15 +92,17 @@ class FitResult:
     """What a fit returns.
 
     Attributes:
-        module: the trained module; it shares its arrays with `state`, so a fit from `state` consumes it.
+        module: the trained module; it shares its arrays with `state`, so a fit from `state`
+            consumes it.
         model_state: its `eqx.nn.State`, or None.
         state: to continue training: `engine.fit(data=data, state=result.state)`.
         history: the exact scalars of the run.
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
         accounts: where the wall time went.
-        stopped: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`, or a plugin's reason.
-        failed: sinks that failed, by plugin name, and evaluators that were not required, as `evaluate.NAME`, with the
-            reason.
+        stopped: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`, or
+            a plugin's reason.
+        failed: sinks that failed, by plugin name, and evaluators that were not required, as
+            `evaluate.NAME`, with the reason.
         notices: what the run had to say.
     """
 
@@ -137,7 +140,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of updates dispatched to the device; reading any of their results waits for them."""
+        """The number of updates dispatched to the device; reading any of their results waits for
+        them."""
         return self._loop.step
 
     @property
@@ -147,9 +151,11 @@ class Run:
 
     @property
     def state(self) -> "TrainState":
-        """The state after `step` updates. The next step consumes its arrays: copy any that you keep.
+        """The state after `step` updates. The next step consumes its arrays: copy any that you
+        keep.
 
-        Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is not.
+        Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is
+        not.
         """
         if not self._loop.between_steps:
             raise StateError(
@@ -159,8 +165,9 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`. Waits for any that
-        are still being computed, so decisions based on them do not depend on timing."""
+        """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`.
+        Waits for any that are still being computed, so decisions based on them do not depend on
+        timing."""
         self._loop.emitter.flush(wait=True)
         return self._loop.metrics
 
@@ -172,7 +179,8 @@ class Run:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this fit resumes from a checkpoint and host states were restored; otherwise plugins start afresh."""
+        """Whether this fit resumes from a checkpoint and host states were restored; otherwise
+        plugins start afresh."""
         return self._loop.resumed is not None
 
     @property
@@ -200,16 +208,16 @@ class Run:
         Args:
             source: where the values come from: `train`, an evaluator's name, a plugin's name.
             values: numbers, or arrays of numbers, by name.
-            stream: `exact` only for values that depend on program, configuration, seed and data alone, so never for
-                an action that runs by the clock.
+            stream: `exact` only for values that depend on program, configuration, seed and data
+                alone, so never for an action that runs by the clock.
         """
         self._emit("scalars", source, values, stream)
 
     def log_media(
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
     ) -> None:
-        """Pass images, histograms, figures and the like by name to the loggers; the arguments are those of
-        `log_scalars`."""
+        """Pass images, histograms, figures and the like by name to the loggers; the arguments are
+        those of `log_scalars`."""
         self._emit("media", source, values, stream)
 
     def log_text(
@@ -221,8 +229,8 @@ class Run:
     def log_config(
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
     ) -> None:
-        """Pass a description of the run, a JSON value by name, to the loggers; the arguments are those of
-        `log_scalars`."""
+        """Pass a description of the run, a JSON value by name, to the loggers; the arguments are
+        those of `log_scalars`."""
         self._emit("config", source, values, stream)
 
     def _emit(
@@ -250,8 +258,9 @@ class Run:
         self._loop.show()
 
     def request_stop(self, reason: str) -> None:
-        """Asks to stop training before its planned end, as a signal does, once all processes have agreed: for a reason
-        that only this process sees, such as a file. A decision based on metrics returns `StopTraining` instead."""
+        """Asks to stop training before its planned end, as a signal does, once all processes have
+        agreed: for a reason that only this process sees, such as a file. A decision based on
+            metrics returns `StopTraining` instead."""
         self._loop.request_stop(StopTraining(reason).reason)
 
     def evaluate(self, name: str) -> dict[str, Any]:
@@ -259,7 +268,8 @@ class Run:
         return self._loop.evaluate(name)
 
     def save(self) -> None:
-        """Asks the checkpointer to save: at once in the phase `save`, before it at the end of the step's actions."""
+        """Asks the checkpointer to save: at once in the phase `save`, before it at the end of the
+        step's actions."""
         self._loop.save()
 
     def snapshot(self) -> Snapshot:

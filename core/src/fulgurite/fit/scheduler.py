@@ -1,4 +1,5 @@
-"""When the tasks of a loop are due: their armed triggers, the clock, and requests to stop, agreed by all processes."""
+"""When the tasks of a loop are due: their armed triggers, the clock, and requests to stop, agreed
+by all processes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from fulgurite.triggers import StepRange, TriggerState, is_exact
 
 
 class Scheduler:
-    """The triggers of `tasks`, armed at `step`. `flags` makes of a bool for each task the argument of a step.
+    """The triggers of `tasks`, armed at `step`. `flags` makes of a bool for each task the argument
+    of a step.
 
     Attributes:
         due: the flags of the newest step that `next_due` gave.
@@ -41,7 +43,8 @@ class Scheduler:
 
     @property
     def log_stream(self) -> RecordStream:
-        """Which stream the metric window belongs to: it is exact if everything that closes it is."""
+        """Which stream the metric window belongs to: it is exact if everything that closes it
+        is."""
         return (
             "exact"
             if all(is_exact(task.trigger) for task in self._tasks if task.closes_window)
@@ -58,7 +61,8 @@ class Scheduler:
         ]
 
     def next_due(self, after: int, span: StepRange) -> float:
-        """The nearest step later than `after` at which anything is due by a step rule; sets the flags for it."""
+        """The nearest step later than `after` at which anything is due by a step rule; sets the
+        flags for it."""
         nexts = [self._armed[task.name].next_step(after, span) for task in self._tasks]
         end = span.stop if span.stop is not None and span.stop > after else None
         target = min((step for step in (*nexts, end) if step is not None), default=math.inf)
@@ -77,13 +81,15 @@ class Scheduler:
         }
         if self._signals.requested:
             wishes.add(f"stop:{self._signals.requested}")
-        # What was agreed on holds until it is acted on, however often an evaluation asks in between.
+        # What was agreed on holds until it is acted on, however often an evaluation asks in
+        # between.
         self.agreed |= self._consensus.reduce_requests(step, frozenset(wishes))
         return bool(self.agreed)
 
     @property
     def should_stop_soon(self) -> bool:
-        """Whether the next dispatch need not be filled: this process is to stop, and there is no other one."""
+        """Whether the next dispatch need not be filled: this process is to stop, and there is no
+        other one."""
         return self._signals.requested is not None and self._consensus is LOCAL
 
     @property

@@ -10,10 +10,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
-    """Notes the first of `signals` while it is entered; a second one acts as if nobody had listened.
+    """Notes the first of `signals` while it is entered; a second one acts as if nobody had
+    listened.
 
-    Training reads `requested` between steps and between evaluation batches. Outside of the main thread, where Python
-    does not deliver signals, it does nothing.
+    Training reads `requested` between steps and between evaluation batches. Outside of the main
+    thread, where Python does not deliver signals, it does nothing.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:

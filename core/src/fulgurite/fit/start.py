@@ -27,10 +27,11 @@ _STEP_PATH = re.compile(r"(?:(.+)/)?checkpoints/step-(0|[1-9][0-9]{0,11})/?")
 def resolve_checkpoint(
     resume: Resume, directory: RunDirectory | None, state: TrainState | None, init_from: Any
 ) -> CheckpointRef | None:
-    """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none; None for a fresh
-    start, or where training goes on from `state`.
+    """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none;
+    None for a fresh start, or where training goes on from `state`.
 
-    A fresh start that was not asked for by "never" is an error where the run directory holds checkpoints, and so is a
+    A fresh start that was not asked for by "never" is an error where the run directory holds
+    checkpoints, and so is a
     state where it holds later ones: their records would be there twice.
     """
     if state is not None and (init_from is not None or resume not in (None, "never")):
@@ -64,13 +65,15 @@ def resolve_checkpoint(
 
 
 def as_checkpoint_ref(path: str | os.PathLike[str]) -> CheckpointRef:
-    """The newest checkpoint of the run at `path`, or the one that `path` itself is: `RUN/checkpoints/step-N`."""
+    """The newest checkpoint of the run at `path`, or the one that `path` itself is:
+    `RUN/checkpoints/step-N`."""
     found = _STEP_PATH.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
     return CheckpointRef(found[1] or ".", int(found[2])) if found else CheckpointRef(path)
 
 
 def restore_run(engine: "Engine", reference: CheckpointRef, like: TrainState) -> Snapshot | None:
-    """The snapshot that the active checkpointer reads; the host states in it are handed to their plugins."""
+    """The snapshot that the active checkpointer reads; the host states in it are handed to their
+    plugins."""
     snapshot = load_snapshot(engine, reference, like)
     host = snapshot.host_states if snapshot else {}
     for hook in engine.plugins.implementations("set_host_state"):
@@ -86,8 +89,9 @@ def plan_step_range(
     epochs: int | None,
     epoch_length: int | None,
 ) -> StepRange:
-    """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as far as it is known.
-    A resumed fit keeps its span, unless it is asked for another length than before."""
+    """The span of a fit of so many steps or epochs; `epoch_length` is that of the first epoch, as
+    far as it is known. A resumed fit keeps its span, unless it is asked for another length than
+    before."""
     if snapshot is not None and snapshot.requested_length in (None, (steps, epochs)):
         return snapshot.step_range
     ends, end = (snapshot.step_range.epoch_ends if snapshot else ()), None
@@ -117,8 +121,9 @@ def fill_missing_state(
 ) -> TrainState:
     """The state with everything that it lacks made anew; all of it where there is no state.
 
-    A new state takes from `init_from` what its map says, else the weights. Its optimizer is made from the weights that
-    were read, and what is read of the optimizer's own state is put in after that.
+    A new state takes from `init_from` what its map says, else the weights. Its optimizer is made
+    from the weights that were read, and what is read of the optimizer's own state is put in after
+    that.
     """
     key = jax.random.key(engine.seed)
     if state is not None:

@@ -11,7 +11,8 @@ from fulgurite.triggers import Trigger, as_trigger
 
 @dataclass(frozen=True, eq=False)
 class BoundAction:
-    """A scheduled action with its owner, under its full name `PLUGIN.NAME`; the engine's own is `log`."""
+    """A scheduled action with its owner, under its full name `PLUGIN.NAME`; the engine's own is
+    `log`."""
 
     name: str
     plugin: RegisteredPlugin
@@ -39,8 +40,8 @@ class BoundAction:
 
 
 def collect_actions(plugins: PluginManager, log: Trigger | None) -> list[BoundAction]:
-    """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the engine's own
-    trigger."""
+    """All tasks, by phase and, within one, by `after` and `before`, ties by plugin; `log` is the
+    engine's own trigger."""
     owner = RegisteredPlugin("fulgurite", plugins, "core")
     found = (
         [BoundAction("log", owner, ScheduledAction("log", log, None, "log"))]

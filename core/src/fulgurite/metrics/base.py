@@ -1,7 +1,8 @@
 """Metrics of three kinds, distinguished by type.
 
-Each is made by `of`, where `mask` is true for the values that count, over all or their leading axes. Numbers become
-float32; float64 stays. `compute` of NumPy fields gives NumPy without touching a device.
+Each is made by `of`, where `mask` is true for the values that count, over all or their leading
+axes. Numbers become float32; float64 stays. `compute` of NumPy fields gives NumPy without touching
+a device.
 """
 
 from abc import abstractmethod
@@ -21,8 +22,9 @@ Mask = Bool[ArrayLike, "..."]
 
 
 class Metric(eqx.Module):
-    """Summed up on the device, by windows and evaluators: `merge` is associative and commutative up to rounding, and
-    `empty()` its identity. A metric whose fields are metrics is merged field by field; one made of arrays says how."""
+    """Summed up on the device, by windows and evaluators: `merge` is associative and commutative up
+    to rounding, and `empty()` its identity. A metric whose fields are metrics is merged field by
+    field; one made of arrays says how."""
 
     def merge(self, other: Self) -> Self:
         """The metric over the examples of both."""
@@ -38,7 +40,8 @@ class Metric(eqx.Module):
         return jax.tree.map(lambda a, b: a.merge(b), self, other, is_leaf=self._is_field)
 
     def empty(self) -> Self:
-        """The metric over no examples, with the same structure, shapes and dtypes. Merging it changes no bit."""
+        """The metric over no examples, with the same structure, shapes and dtypes. Merging it
+        changes no bit."""
         return jax.tree.map(lambda field: field.empty(), self, is_leaf=self._is_field)
 
     @abstractmethod
@@ -50,11 +53,13 @@ class Metric(eqx.Module):
 
 
 class Sum(Metric):
-    """A compensated sum: `value` is the rounded sum, `error` what rounding lost; within a batch as exact as XLA's.
-    `of` sums to a scalar; `jax.vmap(Sum.from_values)` gives sums side by side, which are merged element by element.
+    """A compensated sum: `value` is the rounded sum, `error` what rounding lost; within a batch as
+    exact as XLA's. `of` sums to a scalar; `jax.vmap(Sum.from_values)` gives sums side by side,
+    which are merged element by element.
 
-    Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for Extending the Available
-    Precision (1971). Errors that are only summed apart, as by Neumaier, grow too large themselves.
+    Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for
+    Extending the Available Precision (1971). Errors that are only summed apart, as by Neumaier,
+    grow too large themselves.
     """
 
     value: Float[Array, "..."]
@@ -92,7 +97,8 @@ class Mean(Metric):
     def from_values(
         values: Values, mask: Mask | None = None, weight: Values | None = None
     ) -> "Mean":
-        """`weight` says how much each value counts, over all or the leading axes; weight zero masks."""
+        """`weight` says how much each value counts, over all or the leading axes; weight zero
+        masks."""
         numbers = to_float(values)
         given = 1.0 if weight is None else to_float(weight)
         weights = apply_mask(
@@ -108,7 +114,8 @@ class Mean(Metric):
 
 
 class Accuracy(Metric):
-    """The share of examples whose label is among the `top_k` classes with the largest logits; without examples NaN."""
+    """The share of examples whose label is among the `top_k` classes with the largest logits;
+    without examples NaN."""
 
     mean: Mean
 
@@ -116,8 +123,9 @@ class Accuracy(Metric):
     def from_logits(
         logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1
     ) -> "Accuracy":
-        """From logits `(..., classes)` and labels as `class_labels` takes them. A label that is no class is wrong. The
-        first of equal logits counts as larger, as for `argmax`; a NaN is larger than no other."""
+        """From logits `(..., classes)` and labels as `class_labels` takes them. A label that is no
+        class is wrong. The first of equal logits counts as larger, as for `argmax`; a NaN is larger
+        than no other."""
         logits = to_float(logits)
         label = as_class_indices(logits, labels, "Accuracy")[..., None]
         index, classes = (
@@ -171,7 +179,8 @@ class Min(Metric):
 
 class Std(Metric):
     """The population standard deviation, exact even with a large mean; without values NaN.
-    Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983)."""
+    Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample
+        Variance (1983)."""
 
     mean: Sum
     variance: Mean
@@ -205,7 +214,8 @@ class Std(Metric):
 
 
 class RunningMetric(eqx.Module):
-    """Ordered, carried from step to step across windows: `before.update(new)`, where `new` is one step's fresh value."""
+    """Ordered, carried from step to step across windows: `before.update(new)`, where `new` is one
+    step's fresh value."""
 
     value: Float[Array, "..."]
 
@@ -233,8 +243,8 @@ class LastValue(RunningMetric):
 
 
 class ExponentialMovingAverage(RunningMetric):
-    """The exponential moving average of values of any shape; it begins as a plain mean, because a new value weighs
-    max(`weight`, 1 / count)."""
+    """The exponential moving average of values of any shape; it begins as a plain mean, because a
+    new value weighs max(`weight`, 1 / count)."""
 
     count: Int[Array, ""]
     decay: float | int = eqx.field(static=True)
@@ -256,8 +266,9 @@ class ExponentialMovingAverage(RunningMetric):
 
 
 class CollectingMetric(eqx.Module):
-    """Every example is kept: for evaluators only, computed on the host over all processes in example order. A subclass
-    adds arrays that begin with the example axis, an `of` that is traced, and a `compute` of NumPy arrays."""
+    """Every example is kept: for evaluators only, computed on the host over all processes in
+    example order. A subclass adds arrays that begin with the example axis, an `of` that is traced,
+    and a `compute` of NumPy arrays."""
 
     mask: Bool[Array | np.ndarray, " examples"]
 
@@ -266,7 +277,8 @@ class CollectingMetric(eqx.Module):
         """The result over the examples that are not masked. Runs on the host."""
 
     def merge(self, *others: Self) -> Self:
-        """The examples of all, in order, as NumPy arrays. Runs on the host; one call copies each example once."""
+        """The examples of all, in order, as NumPy arrays. Runs on the host; one call copies each
+        example once."""
 
         def join(*parts: Value) -> np.ndarray:
             kinds = {f"{part.dtype}{list(part.shape[1:])}" for part in parts}
@@ -284,8 +296,8 @@ class CollectingMetric(eqx.Module):
 
 
 def as_class_indices(logits: Array, labels: Values, what: str) -> Int[Array, "..."]:
-    """Labels `(...)` for logits `(..., classes)`, -1 for one that is no class. Given are integers or booleans `(...)`,
-    or one-hot `(..., classes)`. `what` needs them, for the error."""
+    """Labels `(...)` for logits `(..., classes)`, -1 for one that is no class. Given are integers
+    or booleans `(...)`, or one-hot `(..., classes)`. `what` needs them, for the error."""
     labels = jnp.asarray(labels)
     if labels.ndim > 1 and labels.shape == logits.shape:
         labels = jnp.argmax(labels, axis=-1)
@@ -316,7 +328,8 @@ def to_float(values: Any) -> Array:
 
 
 def apply_mask(values: Array, mask: Mask | None, fill: float) -> Array:
-    """The values with `fill` where the mask over all or their leading axes, if any, is False. Selected, never
+    """The values with `fill` where the mask over all or their leading axes, if any, is False.
+    Selected, never
     multiplied: masked values may be NaN."""
     if mask is not None and (dtype := jnp.asarray(mask).dtype) != jnp.bool_:
         fix = "give bools, such as `mask > 0`; how much a value counts is a weight, Mean.from_values(values, weight=...)"
@@ -325,7 +338,8 @@ def apply_mask(values: Array, mask: Mask | None, fill: float) -> Array:
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """The sum rounded and, exactly, what that lost. Source: Knuth, The Art of Computer Programming 2, 4.2.2."""
+    """The sum rounded and, exactly, what that lost. Source: Knuth, The Art of Computer Programming
+    2, 4.2.2."""
     total = jnp.add(a, b)
     part = total - a
     return total, (a - (total - part)) + (b - part)

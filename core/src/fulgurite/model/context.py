@@ -1,4 +1,5 @@
-"""What a step receives besides its batch: keys, mask, model state, and a place for further losses."""
+"""What a step receives besides its batch: keys, mask, model state, and a place for further
+losses."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -57,10 +58,11 @@ class Context:
     )
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
-        """The key of `stream` at this step. Every call returns the same key: split it to draw more than once.
+        """The key of `stream` at this step. Every call returns the same key: split it to draw more
+        than once.
 
-        In evaluation every stream gives a key, specific to that evaluation and batch, so a `training_step` can be
-        evaluated unchanged; layers in inference mode ignore it.
+        In evaluation every stream gives a key, specific to that evaluation and batch, so a
+        `training_step` can be evaluated unchanged; layers in inference mode ignore it.
         """
         phase: RngPhase = "train" if self.training else "eval"
         key = self.streams.key(stream, phase, self.rng_step)
@@ -77,10 +79,12 @@ class Context:
         return jax.random.split(self.key(stream), n)
 
     def is_due(self, name: str) -> Bool[Array, ""]:
-        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or for `"log"`, whether the window is
+        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or for `"log"`,
+        whether the window is
         closed: a traced bool. Put work that is needed only then behind `jax.lax.cond` on it.
 
-        False if only a clock or a request to stop makes the action due, because that becomes known later.
+        False if only a clock or a request to stop makes the action due, because that becomes known
+        later.
         """
         if name not in self.due_flags:
             raise PluginError(
@@ -90,15 +94,18 @@ class Context:
 
     @property
     def media_due(self) -> Bool[Array, ""] | None:
-        """Whether the media of this step are shown, a bool as from `due`; None if they never are."""
+        """Whether the media of this step are shown, a bool as from `due`; None if they never
+        are."""
         return self.due_flags.get(MEDIA_ACTION)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
-        """Adds a term to the loss from anywhere in the step; an array is averaged. An array of one value per example of
-        a padded batch is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the padding out.
+        """Adds a term to the loss from anywhere in the step; an array is averaged. An array of one
+        value per example of
+        a padded batch is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves
+            the padding out.
 
-        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot leave it this way:
-        return it from there and add it outside.
+        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot
+        leave it this way: return it from there and add it outside.
         """
         if self.losses is None:
             raise ModelError(
@@ -131,8 +138,8 @@ class Context:
             raise leak from error
 
     def fork(self, name: str, index: Int[ArrayLike, ""] | None = None, **changes: Any) -> "Context":
-        """A context for another forward pass in the step, or for number `index` of several, with its own keys and
-        terms; `changes` replace `training`, `model_state` or `mask`."""
+        """A context for another forward pass in the step, or for number `index` of several, with
+        its own keys and terms; `changes` replace `training`, `model_state` or `mask`."""
         return replace(self, rng_path=(*self.rng_path, (name, index)), losses=None, **changes)
 
     def for_forward(self) -> "Context":

@@ -9,15 +9,16 @@ import jax
 
 T = TypeVar("T")
 
-# Part of the key of every jit cache. A plain global or a contextvar is not, and was seen to give the training
-# branch to an evaluation (or the reverse) under an inner jit, checkpoint or scan that had been traced before.
+# Part of the key of every jit cache. A plain global or a contextvar is not, and was seen to give
+# the training branch to an evaluation (or the reverse) under an inner jit, checkpoint or scan that
+# had been traced before.
 _training = jax.make_user_context(True)
 
 
 def is_training() -> bool:
     """Whether the code being run or traced belongs to training. True outside of an engine.
-    An ordinary Python bool, correct under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`, `jax.lax.scan` and
-    `jax.lax.cond`."""
+    An ordinary Python bool, correct under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`,
+    `jax.lax.scan` and `jax.lax.cond`."""
     return bool(_training.value)
 
 
@@ -25,7 +26,8 @@ def is_training() -> bool:
 def training_mode(training: bool, module: T = None) -> Iterator[T]:
     """Switches `is_training()` and yields `module` with its layers switched as well.
 
-    Equinox layers such as `eqx.nn.Dropout` carry their own flag; both are set for the length of the block:
+    Equinox layers such as `eqx.nn.Dropout` carry their own flag; both are set for the length of the
+    block:
 
         with fg.training_mode(False, self.encoder) as encoder:
             features = jax.vmap(encoder)(batch["image"])

@@ -25,14 +25,16 @@ class Output(eqx.Module):
 
     Attributes:
         loss: the scalar to minimise; after the engine's forward pass, the sum of all terms.
-        metrics: by name: a `Metric` (merged over the window), a `RunningMetric` one (carried from step to step), or a
-            scalar, taken as a mean over the batch's examples.
-        losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its own optimizer. After
-            the forward pass, all terms.
-        preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled step.
+        metrics: by name: a `Metric` (merged over the window), a `RunningMetric` one (carried from
+            step to step), or a scalar, taken as a mean over the batch's examples.
+        losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its
+            own optimizer. After the forward pass, all terms.
+        preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled
+            step.
         model_state: the new `eqx.nn.State`, for models that carry one.
-        media: what to show, by name: one of `fg.media`, or a function without arguments that is evaluated only where
-            the result is shown. After the forward pass, zeros at all other steps.
+        media: what to show, by name: one of `fg.media`, or a function without arguments that is
+            evaluated only where the result is shown. After the forward pass, zeros at all other
+            steps.
         grads: the gradients as the optimizer receives them; set by the update rule.
         updates: what the optimizer returned; set by the update rule.
     """
@@ -54,8 +56,8 @@ class Output(eqx.Module):
 class Module(eqx.Module):
     """An `equinox.Module` that defines its own training.
 
-    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and everything else a step needs
-    (keys, model state, mask) comes from `ctx`.
+    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and
+    everything else a step needs (keys, model state, mask) comes from `ctx`.
     """
 
     def training_step(self, batch: Any, ctx: "Context") -> Output:
@@ -65,8 +67,9 @@ class Module(eqx.Module):
         )
 
     def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation, in inference mode. Unless overridden, this is `training_step`, or
-        without one the results of the functions that a method `losses` returns."""
+        """The metrics of one batch in evaluation, in inference mode. Unless overridden, this is
+        `training_step`, or without one the results of the functions that a method `losses`
+        returns."""
         if type(self).training_step is Module.training_step and callable(
             getattr(self, "losses", None)
         ):
@@ -83,7 +86,8 @@ class Module(eqx.Module):
         return self.training_step(batch, ctx)
 
     def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:
-        """The predictions for one batch, each with a leading example axis; `validation_step(...).preds` by default."""
+        """The predictions for one batch, each with a leading example axis;
+        `validation_step(...).preds` by default."""
         check_batch(type(self).validation_step, batch)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
@@ -93,7 +97,8 @@ class Module(eqx.Module):
         return preds
 
     def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, OptimizerSpec]":
-        """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes, and no values."""
+        """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes,
+        and no values."""
         raise ModelError(
             f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return one"
         )
@@ -104,12 +109,15 @@ class Task(Module):
 
     Attributes:
         model: the Equinox model.
-        loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over the examples that
-            are not masked) or a scalar. With a parameter `mask` it gets `ctx.mask` as well.
+        loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over
+            the examples that are not masked) or a scalar. With a parameter `mask` it gets
+            `ctx.mask` as well.
         optimizer: an `optax.GradientTransformation`.
-        metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a `Metric`.
-        forward: `forward(model, batch, ctx)` returns `preds`, or an `Output` with `preds` and `model_state`. By default
-            the model is applied to the first entry of a tuple or list, with one key per example if it takes `key`.
+        metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
+            `Metric`.
+        forward: `forward(model, batch, ctx)` returns `preds`, or an `Output` with `preds` and
+            `model_state`. By default the model is applied to the first entry of a tuple or list,
+            with one key per example if it takes `key`.
         weight: a factor for the loss: a number, or a schedule `step -> number`.
     """
 
@@ -144,7 +152,8 @@ class Task(Module):
 
 
 def get_loss_fns(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[[], Any]]:
-    """The functions that `losses(batch, ctx)` of a module gives, each for one of several losses, by name."""
+    """The functions that `losses(batch, ctx)` of a module gives, each for one of several losses, by
+    name."""
     check_batch(module.losses, batch)
     functions, where = module.losses(batch, ctx), f"{type(module).__name__}.losses"
     if not isinstance(functions, dict):
@@ -165,7 +174,8 @@ def get_loss_fns(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[
 
 
 def prefix_output(name: str, made: Any) -> Output:
-    """What the function of the loss `name` made, a loss or an output, with all of it under that name."""
+    """What the function of the loss `name` made, a loss or an output, with all of it under that
+    name."""
     output = made if isinstance(made, Output) else Output(made)
     terms = {} if output.loss is None else {name: output.loss}
     metrics, media = (
@@ -189,8 +199,9 @@ def get_method(module: Any, name: str) -> Callable[..., Any]:
 def evaluate_metric_fn(
     name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any
 ) -> Any:
-    """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the mean without padding.
-    A function with a parameter `mask` gets it. One without must make no metric of a padded batch, padding and all."""
+    """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the
+    mean without padding. A function with a parameter `mask` gets it. One without must make no
+    metric of a padded batch, padding and all."""
     masks = {"mask": mask} if "mask" in inspect.signature(function).parameters else {}
     value = function(preds, batch, **masks)
     if isinstance(value, Metric | RunningMetric | CollectingMetric):

@@ -40,14 +40,15 @@ _NOT_BY_NAME = (
 )
 _ORDER = ("provides", "requires", "after", "before")
 _AUTOLOAD_KINDS = {"event", "sink"}
-# Streams are the one thing that every program needs by name; its `default` has the bits that core alone gives.
+# Streams are the one thing that every program needs by name; its `default` has the bits that core
+# alone gives.
 _AUTOLOAD_ANYTHING = "fulgurite-rng"
 
 
 @dataclass(frozen=True, eq=False)
 class RegisteredPlugin:
-    """A plugin under its name, the key of its state, streams, accounts and manifest entry; `rule` is why it is
-    active."""
+    """A plugin under its name, the key of its state, streams, accounts and manifest entry; `rule`
+    is why it is active."""
 
     name: str
     plugin: Any
@@ -67,7 +68,8 @@ class RegisteredPlugin:
 
 @dataclass(frozen=True)
 class HookImpl:
-    """One plugin's implementation of one hook: called with keyword arguments, of which it takes what it names."""
+    """One plugin's implementation of one hook: called with keyword arguments, of which it takes
+    what it names."""
 
     plugin: RegisteredPlugin
     hook: str
@@ -92,9 +94,9 @@ class HookImpl:
 class PluginManager:
     """Selects, registers and orders plugins at construction; every mistake is an error there.
 
-    Arguments:
-        plugins: instances, names of installed plugins (`"wandb"`), a name with its arguments (`{"wandb": {...}}`), and
-            names to leave out (`"-progress"`).
+    Args:
+        plugins: instances, names of installed plugins (`"wandb"`), a name with its arguments
+            (`{"wandb": {...}}`), and names to leave out (`"-progress"`).
         autoload: whether installed plugins that ask for it are active without being named.
     """
 
@@ -118,7 +120,8 @@ class PluginManager:
         self._implementations = {name: self._order_impls(name) for name in self.kinds}
 
     def add_hookspecs(self, namespace: Any) -> None:
-        """Adds the hooks that `namespace` (a module or class) specifies; call those by `call(name)`.
+        """Adds the hooks that `namespace` (a module or class) specifies; call those by
+        `call(name)`.
 
         A plugin brings its own specifications in the class attribute `hookspecs`.
         """
@@ -141,8 +144,8 @@ class PluginManager:
         self.kinds |= found
 
     def implementations(self, hook: str) -> tuple[HookImpl, ...]:
-        """The implementations of `hook` in the order in which they are called. Of several processes only the first
-        has sinks."""
+        """The implementations of `hook` in the order in which they are called. Of several processes
+        only the first has sinks."""
         if self.kinds.get(hook) == "sink" and jax.process_index() > 0:
             return ()
         return self._implementations.get(hook, ())
@@ -166,7 +169,8 @@ class PluginManager:
         return answers
 
     def call_exclusive(self, hook: str, **arguments: Any) -> Any:
-        """The one answer to an exclusive hook that is not None, or None; two are an error that names them."""
+        """The one answer to an exclusive hook that is not None, or None; two are an error that
+        names them."""
         answers = [
             (plugin.name, value)
             for plugin, value in self.call(hook, **arguments)
@@ -180,7 +184,8 @@ class PluginManager:
         return answers[0][1] if answers else None
 
     def get_single_impl(self, hook: str) -> HookImpl | None:
-        """The one implementation of an exclusive hook, or None; two are an error that names them."""
+        """The one implementation of an exclusive hook, or None; two are an error that names
+        them."""
         found = self.implementations(hook)
         if len(found) > 1:
             names = " and ".join(repr(one.plugin.name) for one in found)
@@ -190,7 +195,8 @@ class PluginManager:
         return found[0] if found else None
 
     def collect_list(self, hook: str, kind: type) -> list[tuple[RegisteredPlugin, Any]]:
-        """The objects in the lists that a hook gives, each with its plugin; another kind of object is an error."""
+        """The objects in the lists that a hook gives, each with its plugin; another kind of object
+        is an error."""
         found = [(plugin, one) for plugin, answer in self.call(hook) for one in answer or ()]
         for plugin, one in found:
             if not isinstance(one, kind):
@@ -249,7 +255,8 @@ class PluginManager:
 
     def _register(self, registered: RegisteredPlugin) -> None:
         where = f"plugin {registered.name!r} ({type(registered.plugin).__name__})"
-        # Not the plugin itself: pluggy compares by `==` and would trip over dataclasses that hold arrays.
+        # Not the plugin itself: pluggy compares by `==` and would trip over dataclasses that hold
+        # arrays.
         methods = ModuleType(registered.name)
         vars(methods).update(self._find_hookimpls(registered, where))
         try:
@@ -264,7 +271,8 @@ class PluginManager:
     def _find_hookimpls(
         self, registered: RegisteredPlugin, where: str
     ) -> dict[str, Callable[..., Any]]:
-        """The methods that carry `@hookimpl`, looked up on the class, bound, after checking names and options."""
+        """The methods that carry `@hookimpl`, looked up on the class, bound, after checking names
+        and options."""
         found, cls = {}, type(registered.plugin)
         free = (
             registered.activation != "autoload"
@@ -341,7 +349,8 @@ def _options(member: Any) -> dict[str, Any] | None:
 
 
 def _function(method: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """The method as a marked function: pluggy passes over anything else, such as methods of Equinox modules."""
+    """The method as a marked function: pluggy passes over anything else, such as methods of Equinox
+    modules."""
 
     def function(**arguments: Any) -> Any:
         return method(**arguments)
@@ -353,7 +362,8 @@ def _function(method: Callable[..., Any], options: dict[str, Any]) -> Callable[.
 def plugin_error_context(
     plugin: RegisteredPlugin, what: str, step: int | None
 ) -> AbstractContextManager[None]:
-    """Adds to an exception which plugin raised it, where it came from, in which hook, at which step."""
+    """Adds to an exception which plugin raised it, where it came from, in which hook, at which
+    step."""
     at = "" if step is None else f", step {step}"
     return error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{at}")
 
@@ -361,7 +371,8 @@ def plugin_error_context(
 def merge_by_name(
     answers: Iterable[tuple[RegisteredPlugin, dict[str, Any]]], what: str
 ) -> dict[str, Any]:
-    """One dictionary of several plugins' answers; a name that two give is an error that names both."""
+    """One dictionary of several plugins' answers; a name that two give is an error that names
+    both."""
     owners: dict[str, RegisteredPlugin] = {}
     merged: dict[str, Any] = {}
     for plugin, answer in answers:
@@ -410,7 +421,8 @@ def _instantiate(name: str, found: InstalledPlugin, arguments: dict[str, Any]) -
 
 
 def _base_name(plugin: Any, available: dict[str, list[InstalledPlugin]]) -> str:
-    """The class attribute `plugin_name`, else its entry point's name, else the class's name in snake case."""
+    """The class attribute `plugin_name`, else its entry point's name, else the class's name in
+    snake case."""
     cls = type(plugin)
     if isinstance(name := getattr(cls, "plugin_name", None), str):
         return name

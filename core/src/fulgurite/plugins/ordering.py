@@ -1,4 +1,5 @@
-"""The order of plugins and of their actions: topological by `before`, `after`, `requires`, ties by registration."""
+"""The order of plugins and of their actions: topological by `before`, `after`, `requires`, ties by
+registration."""
 
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
@@ -14,11 +15,12 @@ T = TypeVar("T", "RegisteredPlugin", "BoundAction")
 
 
 def sort_topologically(plugins: Iterable[T], what: str = "plugin") -> list[T]:
-    """The plugins (or actions), each after those that it names in `after` and `requires` and before those in `before`.
+    """The plugins (or actions), each after those that it names in `after` and `requires` and before
+    those in `before`.
 
-    Names are plugin names, with or without instance, or capabilities that plugins provide. `requires` must be met by an
-    active plugin; `after` and `before` say nothing about plugins that are not active. A cycle is an error that names
-    it.
+    Names are plugin names, with or without instance, or capabilities that plugins provide.
+    `requires` must be met by an active plugin; `after` and `before` say nothing about plugins that
+    are not active. A cycle is an error that names it.
     """
     plugins = list(plugins)
     earlier: dict[str, set[str]] = {plugin.name: set() for plugin in plugins}

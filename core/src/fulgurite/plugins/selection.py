@@ -67,7 +67,8 @@ class InstalledPlugin:
 
 
 def find_installed() -> dict[str, list[InstalledPlugin]]:
-    """Everything installed, by name; more than one entry is a conflict for whoever asks for that name."""
+    """Everything installed, by name; more than one entry is a conflict for whoever asks for that
+    name."""
     places = map(os.path.abspath, sys.path)
     return _installed(
         tuple((place, os.path.exists(place) and os.path.getmtime(place)) for place in places)
@@ -93,7 +94,8 @@ def find(name: str, among: Mapping[str, Sequence[InstalledPlugin]]) -> Installed
 
 
 def autoload_names(among: Mapping[str, Sequence[InstalledPlugin]]) -> list[str]:
-    """What is active without being asked for, as far as FULGURITE_AUTOLOAD (`0`, or an allow-list `a,b`) lets it."""
+    """What is active without being asked for, as far as FULGURITE_AUTOLOAD (`0`, or an allow-list
+    `a,b`) lets it."""
     allowed = os.environ.get("FULGURITE_AUTOLOAD", "1")
     names = sorted(
         name for name, entries in among.items() if any(entry.autoload for entry in entries)
@@ -124,7 +126,8 @@ def distribution_of(cls: type) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether there is metadata beside a package. A program that defines plugins itself mostly lies elsewhere."""
+    """Whether there is metadata beside a package. A program that defines plugins itself mostly lies
+    elsewhere."""
     file = getattr(sys.modules.get(package), "__file__", None)
     if file is None:
         return True

@@ -27,8 +27,9 @@ from fulgurite.model.module import Output
 class MetricWindow(eqx.Module):
     """Metrics over a stretch of steps.
 
-    Only a log trigger closes a window: the values stay until the next step begins a new one, so that they can be read
-    while that step runs, and so that a window that straddles a checkpoint or a kill is logged once with the same bits.
+    Only a log trigger closes a window: the values stay until the next step begins a new one, so
+    that they can be read while that step runs, and so that a window that straddles a checkpoint or
+    a kill is logged once with the same bits.
 
     Attributes:
         count: int32, the steps merged.
@@ -116,8 +117,9 @@ def to_number(value: Any) -> Any:
 def collect_step_metrics(
     output: Output, extra: dict[str, Any], weight: Array
 ) -> tuple[dict[str, Metric], dict[str, RunningMetric]]:
-    """The metrics and running metrics of a step: its own, those of plugins, every loss term, the batch loss and its
-    moving average. A bare scalar is a mean over the batch's examples, so it weighs `weight`."""
+    """The metrics and running metrics of a step: its own, those of plugins, every loss term, the
+    batch loss and its moving average. A bare scalar is a mean over the batch's examples, so it
+    weighs `weight`."""
     given = {name: term for name, term in output.losses.items() if name != "loss"} | output.metrics
     if output.loss is not None:
         kinds = {
@@ -142,7 +144,8 @@ def collect_step_metrics(
 def merge_named_values(
     total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The total loss, if any, its terms and the metrics, all by name. A metric may stand for the total, for no term."""
+    """The total loss, if any, its terms and the metrics, all by name. A metric may stand for the
+    total, for no term."""
     if twice := sorted((terms.keys() & metrics.keys()) - {"loss"}):
         raise ModelError(
             f"{twice[0]!r} is both a term of the loss, which is recorded too, and a metric; rename one"

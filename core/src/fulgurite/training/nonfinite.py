@@ -1,4 +1,5 @@
-"""Whether a step was finite: losses, gradients as the optimizer receives them, and the parameters it updated."""
+"""Whether a step was finite: losses, gradients as the optimizer receives them, and the parameters
+it updated."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,13 +19,15 @@ Terms = list[tuple[str, Array]]
 class NonFiniteTracker(eqx.Module):
     """Sticky: the first step whose update was not finite and was not skipped, and what of it.
 
-    NaN gradients under a finite loss are the common case, so that looking at the loss is not enough.
+    NaN gradients under a finite loss are the common case, so that looking at the loss is not
+    enough.
 
     Attributes:
         step: int32, the first such step, or -1.
         culprit: int32, the index of the first term of that step that is not finite, or -1.
         skipped: int32, the number of updates left out by the policy `skip`.
-        exempt: bool `(parameters,)`, the arrays that were not finite from the beginning, such as a mask of -inf.
+        exempt: bool `(parameters,)`, the arrays that were not finite from the beginning, such as a
+            mask of -inf.
     """
 
     step: Int[Array, ""]
@@ -41,12 +44,13 @@ class NonFiniteTracker(eqx.Module):
     def check(
         self, output: Output, updated: PyTree, module: PyTree, elementwise_limit: int
     ) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
-        """Whether anything of a step is not finite, the index of the first such term, and the names of all terms.
+        """Whether anything of a step is not finite, the index of the first such term, and the names
+        of all terms.
 
-        Arguments:
+        Args:
             output: of the step, with `grads`.
-            updated: the module after the update. That an update was not finite shows in the parameter, which is written
-                anyway.
+            updated: the module after the update. That an update was not finite shows in the
+                parameter, which is written anyway.
             module: what `after_update` made of it, which is looked at where it is another one.
             few: the size up to which the elements of an array are looked at one by one.
         """
@@ -73,7 +77,8 @@ class NonFiniteTracker(eqx.Module):
     def update(
         self, step: Int[Array, ""], bad: Bool[Array, ""], culprit: Int[Array, ""], skip: bool
     ) -> "NonFiniteTracker":
-        """The health after update number `step`, which was skipped if it was bad and `skip` holds."""
+        """The health after update number `step`, which was skipped if it was bad and `skip`
+        holds."""
         if skip:
             return replace(self, skipped=self.skipped + bad)
         first = bad & (self.step < 0)
@@ -93,8 +98,9 @@ def _floating(tree: Any) -> Terms:
 
 
 def _finite_probe(leaf: Array, few: int) -> Float[Array, " marks"]:
-    """Zeros, with NaN among them where an element is not finite: one for each of at most `few` elements; of more,
-    products with zeros, which CPU backends vectorize. They add up a sum one by one, which costs the host allocations.
+    """Zeros, with NaN among them where an element is not finite: one for each of at most `few`
+    elements; of more, products with zeros, which CPU backends vectorize. They add up a sum one by
+    one, which costs the host allocations.
     """
     zeros = partial(jnp.zeros, dtype=leaf.dtype)
     if leaf.size <= few:

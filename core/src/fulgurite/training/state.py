@@ -19,7 +19,8 @@ from fulgurite.tree.typecheck import format_tree
 
 
 class TrainState(eqx.Module):
-    """Everything that a training step reads and writes: one pytree, donated at every step, saved in every checkpoint.
+    """Everything that a training step reads and writes: one pytree, donated at every step, saved in
+    every checkpoint.
 
     Attributes:
         step: int32, the number of completed updates.
@@ -48,8 +49,8 @@ class TrainState(eqx.Module):
 
 @dataclass(frozen=True)
 class ModelInit:
-    """Where a module and its state come from: `build(arrays, key)`, traced, gives both. `given` is the pair and
-    `arrays` are its arrays, unless it is yet to be made."""
+    """Where a module and its state come from: `build(arrays, key)`, traced, gives both. `given` is
+    the pair and `arrays` are its arrays, unless it is yet to be made."""
 
     arrays: PyTree
     build: Callable[[PyTree, Key[Array, ""]], tuple[Any, "eqx.nn.State | None"]]
@@ -57,8 +58,9 @@ class ModelInit:
 
 
 def as_model_init(model: Any) -> ModelInit:
-    """The source of a model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as
-    `model(key=key)`, that gives either. A callable's arrays are made under jit; a given module's are copied."""
+    """The source of a model: a module; a pair of a module and an `eqx.nn.State`; or a callable,
+    called as `model(key=key)`, that gives either. A callable's arrays are made under jit; a given
+    module's are copied."""
     if isinstance(model, eqx.Module) or _is_pair(model):
         pair = _validate_model(model)
         check_not_consumed({"module": pair[0], "model_state": pair[1]})
@@ -78,8 +80,8 @@ def as_model_init(model: Any) -> ModelInit:
 
 
 def copy_arrays(tree: PyTree) -> PyTree:
-    """A copy of every array, as a jax array; other leaves stay. Weak types are stripped: such a leaf would come back
-    strong from a checkpoint and compile the step again."""
+    """A copy of every array, as a jax array; other leaves stay. Weak types are stripped: such a
+    leaf would come back strong from a checkpoint and compile the step again."""
 
     def own(leaf: Any) -> Any:
         if not is_array(leaf):
@@ -96,7 +98,8 @@ def copy_arrays(tree: PyTree) -> PyTree:
 
 
 def deduplicate_arrays(state: "TrainState") -> "TrainState":
-    """The state with a copy of each NumPy array, and of each that comes twice, such as an average made the module."""
+    """The state with a copy of each NumPy array, and of each that comes twice, such as an average
+    made the module."""
     leaves, treedef = jax.tree.flatten(state)
     first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
     own = [
@@ -109,7 +112,8 @@ def deduplicate_arrays(state: "TrainState") -> "TrainState":
 
 
 def check_aliases(module: PyTree) -> None:
-    """One array at two paths would be donated twice and updated as two: an error that names both."""
+    """One array at two paths would be donated twice and updated as two: an error that names
+    both."""
     seen: dict[int, int] = {}
     for place, leaf in enumerate(jax.tree.leaves(module)):
         if is_array(leaf) and (former := seen.setdefault(id(leaf), place)) != place:
@@ -119,7 +123,8 @@ def check_aliases(module: PyTree) -> None:
 
 
 def check_has_state(module: PyTree, model_state: Any) -> None:
-    """A module with layers that keep state, and no state, is an error that says how to make both."""
+    """A module with layers that keep state, and no state, is an error that says how to make
+    both."""
     leaves = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
     if model_state is None and any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
         gap = f"{(name := type(module).__name__)} has layers that keep state, such as BatchNorm, but no state was given"
@@ -141,8 +146,8 @@ def check_not_consumed(state: PyTree) -> None:
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
-    """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that entered it: a slice that
-    changed its shape would compile the step anew without a word."""
+    """What leaves a step or hook must have the structure, other leaves, shapes and dtypes that
+    entered it: a slice that changed its shape would compile the step anew without a word."""
     (old, treedef), (new, other) = jax.tree.flatten(before), jax.tree.flatten(after)
     if treedef != other:
         paths = sorted(
@@ -158,13 +163,15 @@ def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
 
 
 def tree_signature(tree: PyTree) -> Any:
-    """What tells trees apart for which other programs are compiled: structure, shapes and dtypes, and other leaves."""
+    """What tells trees apart for which other programs are compiled: structure, shapes and dtypes,
+    and other leaves."""
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple(map(leaf_signature, leaves))
 
 
 def leaf_signature(leaf: Any) -> Any:
-    """Something that tells leaves apart in a key: shape and dtype of an array, else value or identity."""
+    """Something that tells leaves apart in a key: shape and dtype of an array, else value or
+    identity."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype
     try:

@@ -1,4 +1,5 @@
-"""One training step as it is traced: batch in, new state out, with every traced hook in its place."""
+"""One training step as it is traced: batch in, new state out, with every traced hook in its
+place."""
 
 import warnings
 from collections.abc import Callable
@@ -47,7 +48,8 @@ class TrainStep:
 
     @property
     def step_number(self) -> int:
-        """The number of the step that is being traced, for notes on errors. Waits for the device if `done` is there."""
+        """The number of the step that is being traced, for notes on errors. Waits for the device if
+        `done` is there."""
         return int(self.steps_done) + 1
 
     def __call__(
@@ -75,7 +77,8 @@ class TrainStep:
     def update(
         self, state: TrainState, batch: Any, due: Bool[Array, " tasks"]
     ) -> tuple[TrainState, Output, dict[str, Metric], dict[str, RunningMetric], Array, Array]:
-        """The step without its window: state, output, metrics, running metrics, whether it is bad, and the culprit."""
+        """The step without its window: state, output, metrics, running metrics, whether it is bad,
+        and the culprit."""
         batch, mask = split_mask(batch)
         ctx = Context(
             self._engine.make_rng_streams(state.key),
@@ -165,8 +168,9 @@ class TrainStep:
 
 
 def forward(plugins: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
-    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of `ctx.add_loss`.
-    The output's `losses` are all terms by name and its `loss` is their sum; in training no term at all is an error."""
+    """The module's `step` on a batch, with every loss term: its own, those of plugins, and those of
+    `ctx.add_loss`. The output's `losses` are all terms by name and its `loss` is their sum; in
+    training no term at all is an error."""
     ctx = ctx.for_forward()
     module = constrain_sharding(plugins, "forward_sharding", module=module)
     function = get_method(module, step) if isinstance(step, str) else step
@@ -259,7 +263,8 @@ def split_mask(batch: Any) -> tuple[Any, Any]:
 
 
 def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
-    """The number of examples in a batch, float32: those not masked, or the first leaf's leading dimension."""
+    """The number of examples in a batch, float32: those not masked, or the first leaf's leading
+    dimension."""
     if mask is not None:
         return jnp.sum(mask, dtype=jnp.float32)
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]

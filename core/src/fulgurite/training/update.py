@@ -19,9 +19,10 @@ from fulgurite.tree.paths import Selector, select
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
-"""The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of plugins and of
-`ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their sum. `forward(module, batch, ctx,
-step)` calls `step(module, batch, ctx)` in the place of `training_step`."""
+"""The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of
+plugins and of `ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their
+sum. `forward(module, batch, ctx, step)` calls `step(module, batch, ctx)` in the place of
+`training_step`."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class OptimizerSpec:
 
     Attributes:
         optimizer: an `optax.GradientTransformation`.
-        params: the arrays that it updates, as `select` takes them; all by default. Others get no gradient or state.
-        before: what is applied to the gradients first: the `gradient_transform`s of plugins, set by the engine.
+        params: the arrays that it updates, as `select` takes them; all by default. Others get no
+            gradient or state.
+        before: what is applied to the gradients first: the `gradient_transform`s of plugins, set by
+            the engine.
     """
 
     optimizer: optax.GradientTransformation
@@ -49,7 +52,8 @@ class OptimizerSpec:
             object.__setattr__(self, "params", select(self.params))
 
     def param_mask(self, module: PyTree) -> PyTree[bool]:
-        """True for the floating-point arrays of `module` that this phase updates, False for every other leaf."""
+        """True for the floating-point arrays of `module` that this phase updates, False for every
+        other leaf."""
         chosen = (
             self.params(module)
             if isinstance(self.params, Selector)
@@ -59,7 +63,8 @@ class OptimizerSpec:
 
 
 class UpdateRule:
-    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics, the step count."""
+    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics,
+    the step count."""
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:
@@ -69,34 +74,38 @@ class UpdateRule:
     def __call__(
         self, forward: Forward, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
-        """The state with new module, model state and optimizer state, and the step's output with `grads` (as the
-        optimizer receives them) and `updates`."""
+        """The state with new module, model state and optimizer state, and the step's output with
+        `grads` (as the optimizer receives them) and `updates`."""
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output
     ) -> tuple[TrainState, Output]:
-        """One update with these gradients, for the `train_step` of an engine; not every rule supports it."""
+        """One update with these gradients, for the `train_step` of an engine; not every rule
+        supports it."""
         raise ModelError(
             f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)"
         )
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
-        """True for the arrays of `module` that it may update, by default those of floating-point numbers."""
+        """True for the arrays of `module` that it may update, by default those of floating-point
+        numbers."""
         return jax.tree.map(_is_floating, module)
 
     def for_step(self, step: int, span: StepRange) -> "UpdateRule":
-        """The rule that applies from the update after `step` on, for states of the same structure. Asked wherever
-        something was due; a different object than before is compiled again."""
+        """The rule that applies from the update after `step` on, for states of the same structure.
+        Asked wherever something was due; a different object than before is compiled again."""
         return self
 
     def finalize(self, state: TrainState) -> TrainState:
-        """The state at the end of training, after remaining work, such as applying accumulated gradients. Traced."""
+        """The state at the end of training, after remaining work, such as applying accumulated
+        gradients. Traced."""
         return state
 
 
 @dataclass(frozen=True)
 class GradientUpdate(UpdateRule):
-    """One gradient of the total loss with respect to the arrays that the phase updates, and one optimizer."""
+    """One gradient of the total loss with respect to the arrays that the phase updates, and one
+    optimizer."""
 
     spec: OptimizerSpec
 
@@ -139,8 +148,8 @@ class GradientUpdate(UpdateRule):
 def compute_gradients(
     forward: Forward, module: PyTree, batch: Any, ctx: Context, chosen: PyTree[bool] = None
 ) -> tuple[PyTree, Output]:
-    """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true, by default every
-    floating-point array (None elsewhere), and the forward pass's output."""
+    """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true,
+    by default every floating-point array (None elsewhere), and the forward pass's output."""
     params, static = eqx.partition(module, eqx.is_inexact_array if chosen is None else chosen)
 
     def total(params: PyTree) -> tuple[Any, Output]:
@@ -151,7 +160,8 @@ def compute_gradients(
 
 
 def _is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of floating-point numbers, or stands for one as `jax.ShapeDtypeStruct` does."""
+    """Whether a leaf is an array of floating-point numbers, or stands for one as
+    `jax.ShapeDtypeStruct` does."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 

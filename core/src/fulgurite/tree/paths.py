@@ -1,8 +1,9 @@
 """The one path language: where a node is in a tree, and which leaves a pattern means.
 
-A path is written like Python: `module.layers[0].weight`. A name is an attribute or a dictionary key; one that is no
-identifier is quoted, `plugins["evaluator:test"]`; a number is an index. In a pattern `*` is one segment, `**` any
-number of them, `[*]` an index; within a name `*` and `?` are characters.
+A path is written like Python: `module.layers[0].weight`. A name is an attribute or a dictionary
+key; one that is no identifier is quoted, `plugins["evaluator:test"]`; a number is an index. In a
+pattern `*` is one segment, `**` any number of them, `[*]` an index; within a name `*` and `?` are
+characters.
 """
 
 import json
@@ -40,8 +41,8 @@ def from_keys(keys: Iterable[Any]) -> Path:
 
 
 def resolve(tree: PyTree, path: Path | str) -> Any:
-    """The node of a tree at a path, static fields included; `[-1]` is the last of a list or tuple. Where there is none,
-    the PathError lists what is there."""
+    """The node of a tree at a path, static fields included; `[-1]` is the last of a list or tuple.
+    Where there is none, the PathError lists what is there."""
     path = parse(path) if isinstance(path, str) else path
     node = tree
     for depth, segment in enumerate(path):
@@ -84,7 +85,8 @@ def total_size(tree: PyTree) -> tuple[int, int]:
 
 
 def shape_summary(tree: PyTree) -> str:
-    """A table of the arrays of a tree: path, shape, dtype, bytes. The last line: all elements and bytes."""
+    """A table of the arrays of a tree: path, shape, dtype, bytes. The last line: all elements and
+    bytes."""
     arrays = [(path, leaf) for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
     rows = [
         (path, str(list(leaf.shape)), str(leaf.dtype), f"{total_size(leaf)[1]:,}")
@@ -100,7 +102,8 @@ def shape_summary(tree: PyTree) -> str:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A path with wildcards, made by `Pattern.parse`: an expression for each segment, None for any number of them."""
+    """A path with wildcards, made by `Pattern.parse`: an expression for each segment, None for any
+    number of them."""
 
     text: str
     parts: tuple[re.Pattern[str] | None, ...]
@@ -123,9 +126,9 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Selector:
-    """Made by `select` and `exclude`, joined by `|` and `&`; `~` is every other array. `selector(tree)` is that tree
-    with True for each array chosen and False for every other leaf. To choose nothing is a PathError, for the whole and
-    for each pattern and function in it."""
+    """Made by `select` and `exclude`, joined by `|` and `&`; `~` is every other array.
+    `selector(tree)` is that tree with True for each array chosen and False for every other leaf. To
+    choose nothing is a PathError, for the whole and for each pattern and function in it."""
 
     text: str
     choose: Choice
@@ -146,8 +149,9 @@ class Selector:
 
 
 def select(*what: str | Callable[[Any], Any]) -> Selector:
-    """Selects arrays by any of the arguments: a pattern selects every array in whose path it occurs; a function of the
-    tree, the arrays of the node (or tuple of nodes) that it returns. The function must not read array values."""
+    """Selects arrays by any of the arguments: a pattern selects every array in whose path it
+    occurs; a function of the tree, the arrays of the node (or tuple of nodes) that it returns. The
+    function must not read array values."""
     if not what:
         raise ConfigurationError(
             "select() and exclude() need a pattern or a function; '**' is everything"
@@ -278,7 +282,8 @@ def _from_key(key: Any) -> Segment:
 
 
 def _children(node: Any) -> dict[Segment, Any]:
-    """One level down, and after it what an object holds outside of the tree, such as static fields."""
+    """One level down, and after it what an object holds outside of the tree, such as static
+    fields."""
     level = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda other: other is not node)
     children = {_from_key(keys[0]): child for keys, child in level if keys}
     fields = {} if _is_array(node) else getattr(node, "__dict__", {})

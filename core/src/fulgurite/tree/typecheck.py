@@ -1,4 +1,5 @@
-"""jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in errors."""
+"""jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in
+errors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,10 +16,10 @@ from fulgurite.tree.paths import leaves_with_paths
 
 
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
-    """Checks a batch against the annotation of the step's first parameter behind `self`: a jaxtyping array type, or
-    tuples, lists, dictionaries, `TypedDict`s, `NamedTuple`s, dataclasses or unions of these; named dimensions must
-    agree across the batch. A mismatch, of structure too, is an error that names the place. Any other annotation is
-    left alone."""
+    """Checks a batch against the annotation of the step's first parameter behind `self`: a
+    jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s, `NamedTuple`s, dataclasses
+    or unions of these; named dimensions must agree across the batch. A mismatch, of structure too,
+    is an error that names the place. Any other annotation is left alone."""
     try:
         hint = get_type_hints(step).get(
             [*signature(step).parameters, ""][0 if ismethod(step) else 1]
@@ -40,7 +41,8 @@ def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
 
 
 def format_tree(tree: Any) -> str:
-    """A tree's leaves with dtypes and shapes on one line, such as `image float32[64,28,28], label int32[64]`."""
+    """A tree's leaves with dtypes and shapes on one line, such as `image float32[64,28,28], label
+    int32[64]`."""
     return ", ".join(
         f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip()
         if hasattr(leaf, "dtype")
@@ -50,12 +52,14 @@ def format_tree(tree: Any) -> str:
 
 
 def shape_spec(tree: Any) -> Any:
-    """The tree with `jax.ShapeDtypeStruct`s for arrays, of the dtypes that NumPy arrays have on a device."""
+    """The tree with `jax.ShapeDtypeStruct`s for arrays, of the dtypes that NumPy arrays have on a
+    device."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.typeof(leaf).dtype), tree)
 
 
 def shape_signature(tree: Any) -> tuple[Any, ...]:
-    """What tells the executables of a compiled function apart: structure, shapes and dtypes of a tree of arrays."""
+    """What tells the executables of a compiled function apart: structure, shapes and dtypes of a
+    tree of arrays."""
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 

@@ -1,4 +1,5 @@
-"""Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other runs."""
+"""Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other
+runs."""
 
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
 from fulgurite_checkpoint.saving import SaveError as SaveError

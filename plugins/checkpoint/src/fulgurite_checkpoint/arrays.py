@@ -20,8 +20,8 @@ Spec = tuple[tuple[int, ...], str]
 def flatten_state(state: "fg.TrainState") -> dict[str, Any]:
     """The arrays of a state, or what stands for them, by path.
 
-    An array of an `eqx.nn.State` has no name of its own, only a place among the others: it is called after the layer
-    that owns it, so that another stateful layer does not rename it.
+    An array of an `eqx.nn.State` has no name of its own, only a place among the others: it is
+    called after the layer that owns it, so that another stateful layer does not rename it.
     """
     owners = _owners(state)
     found = {}
@@ -45,12 +45,13 @@ def get_spec(array: Any) -> Spec:
 
 
 def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
-    """Begins to write arrays to the new directory `path`; they may be overwritten and donated as soon as this returns.
-    The answer's `result()` waits for the end and raises what went wrong."""
+    """Begins to write arrays to the new directory `path`; they may be overwritten and donated as
+    soon as this returns. The answer's `result()` waits for the end and raises what went wrong."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
-    # Where Orbax cannot make its folders, its threads would otherwise wait for them for twenty minutes.
+    # Where Orbax cannot make its folders, its threads would otherwise wait for them for twenty
+    # minutes.
     context.asynchronous.create_directories_asynchronously = False
     # Orbax takes no array without elements; its shape is in the index.
     some = {name: array for name, array in arrays.items() if array.size}
@@ -59,8 +60,9 @@ def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
 
 
 def check_writable(path: Path) -> None:
-    """Raises a `CheckpointError` for a local folder below which Orbax loses what it writes: it takes the path for a
-    pattern and merges what that matches, and TensorStore takes neither backslashes nor names that are no UTF-8."""
+    """Raises a `CheckpointError` for a local folder below which Orbax loses what it writes: it
+    takes the path for a pattern and merges what that matches, and TensorStore takes neither
+    backslashes nor names that are no UTF-8."""
     text = str(path.absolute()) if isinstance(path, Path) else ""
     if odd := sorted({char for char in text if char in "*?[\\" or "\ud800" <= char <= "\udfff"}):
         told = f"{path} has {', '.join(map(ascii, odd))} in its name, with which Orbax cannot write"
@@ -68,8 +70,8 @@ def check_writable(path: Path) -> None:
 
 
 def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Reads the arrays that are `wanted`: by the name that they have in the checkpoint, with shape, dtype and sharding.
-    Without a sharding an array goes to the default device."""
+    """Reads the arrays that are `wanted`: by the name that they have in the checkpoint, with shape,
+    dtype and sharding. Without a sharding an array goes to the default device."""
     from orbax.checkpoint import v1 as ocp
 
     here = jnp.zeros(()).sharding
@@ -95,7 +97,8 @@ def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
 
 
 def compare(wanted: Mapping[str, Any], saved: Mapping[str, Spec], where: Path) -> None:
-    """Raises a `CheckpointError` that lists every path at which a checkpoint has something else than is wanted."""
+    """Raises a `CheckpointError` that lists every path at which a checkpoint has something else
+    than is wanted."""
     rows = []
     for name in sorted({*wanted, *saved}):
         kept = saved.get(name)
@@ -121,10 +124,11 @@ def apply_mapping(
     strict: bool,
     where: Path,
 ) -> dict[str, str]:
-    """The names of arrays in a state, each with its name in the checkpoint, for a map of paths to paths.
+    """The names of arrays in a state, each with its name in the checkpoint, for a map of paths to
+    paths.
 
-    Raises a `CheckpointError` for a path below which there is nothing and, if `strict`, for an array that has no
-    counterpart on the other side.
+    Raises a `CheckpointError` for a path below which there is nothing and, if `strict`, for an
+    array that has no counterpart on the other side.
     """
     taken: dict[str, str] = {}
     for target, source in mapping.items():
@@ -158,7 +162,8 @@ def _names_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
 
 
 def _owners(state: "fg.TrainState") -> list[str]:
-    """The paths of the layers' indices, in the order in which their values are in the model state."""
+    """The paths of the layers' indices, in the order in which their values are in the model
+    state."""
     if state.model_state is None:
         return []
     indices = jax.tree_util.tree_leaves_with_path(state.module, is_leaf=_is_index)

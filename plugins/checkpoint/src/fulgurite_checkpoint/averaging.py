@@ -1,4 +1,5 @@
-"""A checkpoint of the mean weights of others (Izmailov et al. 2018, Averaging Weights Leads to Wider Optima)."""
+"""A checkpoint of the mean weights of others (Izmailov et al. 2018, Averaging Weights Leads to
+Wider Optima)."""
 
 import os
 import time
@@ -21,9 +22,9 @@ PARTS = ("module", "model_state")
 
 
 def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
-    """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints of every float or
-    complex array of module and model state, summed in double precision; of other arrays there, and of step and key,
-    those of the newest. Gives their steps."""
+    """Writes a run directory `out` with one checkpoint: the mean over the newest `last` checkpoints
+    of every float or complex array of module and model state, summed in double precision; of other
+    arrays there, and of step and key, those of the newest. Gives their steps."""
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
     if out.exists():

@@ -1,4 +1,5 @@
-"""The commands `fulgurite runs` and `fulgurite checkpoints`. They read alone, but for what `average --out` makes."""
+"""The commands `fulgurite runs` and `fulgurite checkpoints`. They read alone, but for what `average
+--out` makes."""
 
 import argparse
 import os

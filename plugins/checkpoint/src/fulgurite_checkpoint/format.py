@@ -1,19 +1,22 @@
 """A checkpoint on disk, and what is read of it without Orbax.
 
 RUN/checkpoints/
-    step-N/                 a complete checkpoint; it gets this name, by a rename, when it is complete
-        COMMIT              JSON: format, step, attempt, the sinks' positions by process, metrics, the metric of the
-                            best, timers, and SHA-256 of the `hashes-P.json` and of itself
+    step-N/                 a complete checkpoint; it gets this name, by a rename, when it is
+    complete
+        COMMIT              JSON: format, step, attempt, the sinks' positions by process, metrics,
+                            the metric of the best, timers, and SHA-256 of the `hashes-P.json` and
+                            of itself
         hashes-P.json       size and CRC-32 of every file that process P wrote, by name
         manifest.json       what the run is made of (`fulgurite.manifest`)
-        index.json          shape and dtype of the arrays by path; span, pending actions and newest metrics of the run
-        host-P.json         of process P: the place in its data, the host states of its plugins
-        arrays/             an Orbax checkpoint of a flat dictionary: path -> array
+        index.json          shape and dtype of the arrays by path; span, pending actions and newest
+        metrics of the run host-P.json         of process P: the place in its data, the host states
+        of its plugins arrays/             an Orbax checkpoint of a flat dictionary: path -> array
     saving-step-N/          one that is being written, or was when its process ended
     trash-step-N/           one that is being removed, or was when its process ended
     damaged-step-N-A/       one that attempt A found incomplete where it had to write
 
-`COMMIT` is written last, after everything else is on the disk. Nothing that is read is executed, and no name that is
+`COMMIT` is written last, after everything else is on the disk. Nothing that is read is executed,
+and no name that is
 read from a file is joined to a path: the files there are listed, and looked up by their names.
 """
 
@@ -55,7 +58,8 @@ class Commit:
         hashes: SHA-256 of the files `hashes-P.json`, in the order of the processes.
         positions: of the sinks by plugin name, in the order of the processes.
         metrics: those measured at this very step, by source.
-        best: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`; or None.
+        best: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`; or
+            None.
         timers: seconds by name, over all attempts.
         wall: when it was saved, in seconds since 1970.
     """
@@ -88,8 +92,8 @@ class Entry:
 
 
 def resolve_root(path: str | os.PathLike[str]) -> Path:
-    """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`, which has the same
-    methods. A `ConfigurationError` for other schemes."""
+    """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`,
+    which has the same methods. A `ConfigurationError` for other schemes."""
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
         raise ConfigurationError(f"{path!r} is no path to keep checkpoints at")
     if "://" not in text:
@@ -120,8 +124,8 @@ def get_checkpoint_folder(root: Path) -> Path:
 
 
 def list_entries(root: Path) -> list[Entry]:
-    """The checkpoints of the run at `root`, oldest first, damaged ones included. Links and other names are passed
-    over."""
+    """The checkpoints of the run at `root`, oldest first, damaged ones included. Links and other
+    names are passed over."""
     folder, found = get_checkpoint_folder(root), []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(path.name)
@@ -136,8 +140,8 @@ def list_entries(root: Path) -> list[Entry]:
 
 
 def complete_saving(path: Path) -> Commit | None:
-    """The commit of a checkpoint that is complete and was about to take the place of an earlier one of its step, which
-    is out of the way already."""
+    """The commit of a checkpoint that is complete and was about to take the place of an earlier one
+    of its step, which is out of the way already."""
     name = path.name.removeprefix("saving-")
     if (
         name == path.name
@@ -153,8 +157,8 @@ def complete_saving(path: Path) -> Commit | None:
 
 
 def find_best(found: list[Entry], metric: str, mode: str) -> Entry | None:
-    """The first of the complete checkpoints that no later one beats; those without the metric, or with NaN, are not
-    considered."""
+    """The first of the complete checkpoints that no later one beats; those without the metric, or
+    with NaN, are not considered."""
     best: tuple[float, Entry] | None = None
     for entry in found:
         value = entry.value(metric)
@@ -201,8 +205,8 @@ def write_commit(path: Path, commit: Commit) -> None:
 
 
 def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | None = None) -> None:
-    """Compares the files of a checkpoint with their hashes, or those alone whose names match `names`; raises
-    `Damaged`."""
+    """Compares the files of a checkpoint with their hashes, or those alone whose names match
+    `names`; raises `Damaged`."""
     there = dict(files(path))
     for process, digest in enumerate(commit.hashes):
         hashes = there.get(f"hashes-{process}.json")
@@ -226,7 +230,8 @@ def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | Non
 
 
 def write_hashes(path: Path, process: int, count: int) -> str:
-    """Writes the hashes of everything in `path` that the process wrote, durably; gives their SHA-256."""
+    """Writes the hashes of everything in `path` that the process wrote, durably; gives their
+    SHA-256."""
     hashes = {}
     for name, file in files(path):
         if _writer(name, count) == process and not name.startswith("hashes-"):
@@ -239,7 +244,8 @@ def write_hashes(path: Path, process: int, count: int) -> str:
 
 
 def files(path: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """The files below a directory by their names, `/` between the parts. A link is damage: we make none."""
+    """The files below a directory by their names, `/` between the parts. A link is damage: we make
+    none."""
     for child in sorted(path.iterdir(), key=lambda child: child.name):
         if is_link(child):
             raise Damaged(f"{child} is a link; a checkpoint holds none")
@@ -320,8 +326,8 @@ def _parse_commit(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def _writer(name: str, count: int) -> int:
-    """Which process wrote a file: Orbax puts those of process P below `ocdbt.process_P`, we into files of that
-    number, and the first process writes the rest."""
+    """Which process wrote a file: Orbax puts those of process P below `ocdbt.process_P`, we into
+    files of that number, and the first process writes the rest."""
     found = re.search(
         r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)", name
     )

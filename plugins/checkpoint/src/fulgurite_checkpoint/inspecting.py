@@ -15,7 +15,8 @@ from fulgurite_checkpoint.restoring import Read
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Read:
-    """The checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is whole; its small files, verified."""
+    """The checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is whole; its small
+    files, verified."""
     reference = as_checkpoint_ref(path)
     root = format.resolve_root(reference.path or "")
     if not root.is_dir():
@@ -43,7 +44,8 @@ def describe_checkpoint(kept: Read) -> dict[str, Any]:
 
 
 def format_checkpoint(kept: Read) -> str:
-    """The same for people: arrays by path with dtype, shape and size, then the rest as indented JSON."""
+    """The same for people: arrays by path with dtype, shape and size, then the rest as indented
+    JSON."""
     told = describe_checkpoint(kept)
     rows = [
         (name, f"{dtype}[{','.join(map(str, shape))}]", _bytes(shape, dtype))
@@ -64,8 +66,8 @@ def format_checkpoint(kept: Read) -> str:
 
 
 def compare_checkpoints(first: Read, second: Read) -> list[str]:
-    """A line for each difference: arrays that are there once, other shapes and dtypes, other values, and what the runs
-    are made of."""
+    """A line for each difference: arrays that are there once, other shapes and dtypes, other
+    values, and what the runs are made of."""
     rows, same = [], []
     for name in dict.fromkeys([*first.saved, *second.saved]):
         one, two = first.saved.get(name), second.saved.get(name)

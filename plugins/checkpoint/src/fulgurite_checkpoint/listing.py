@@ -23,8 +23,8 @@ class RunRow:
 
     Attributes:
         run: its directory.
-        state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it did not say that it ended;
-            `new`, if it never began; or `unreadable`.
+        state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it did not say
+            that it ended; `new`, if it never began; or `unreadable`.
         heartbeat: seconds since the last one, if it runs.
         attempts: how often it was started.
         step: that of the newest complete checkpoint.
@@ -43,8 +43,8 @@ class RunRow:
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """A checkpoint: its step, size in bytes, when it was saved (seconds since 1970), the metrics measured at that step,
-    what is special about it, and what is wrong with it."""
+    """A checkpoint: its step, size in bytes, when it was saved (seconds since 1970), the metrics
+    measured at that step, what is special about it, and what is wrong with it."""
 
     step: int
     bytes: int

@@ -31,22 +31,26 @@ class _Fit:
 class Checkpointer:
     """Saves everything that a run needs to resume exactly, and restores it.
 
-    Arguments:
-        every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are always saved.
+    Args:
+        every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are
+            always saved.
         directory: where to save: a local path or `gs://...`; the run's directory if None.
         keep: how many of the newest to keep; None for all.
         keep_every: checkpoints whose step is a multiple of this are never removed.
-        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept, and `step="best"`
-            refers to it. Only metrics measured at exactly the saved step count, and NaN never wins.
+        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
+            and `step="best"` refers to it. Only metrics measured at exactly the saved step count,
+            and NaN never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best.
-        on_exception: whether to save when training ends with an exception, if resuming from there is exact. Not with
-            several processes, because the others may not know of it.
+        on_exception: whether to save when training ends with an exception, if resuming from there
+            is exact. Not with several processes, because the others may not know of it.
         background: whether to write while training continues.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
-        on_missing_plugin: what to do if a plugin that affects the numbers was active when a checkpoint was saved and is
+        on_missing_plugin: what to do if a plugin that affects the numbers was active when a
+            checkpoint was saved and is
             not now, or the other way round: `error`, `warn` or `ignore`.
-        resume_data: how to resume data that has no state: `exact` refuses it, `replay` reads and skips the batches
-            already seen, `restart` starts again with the first batch, which is not exact.
+        resume_data: how to resume data that has no state: `exact` refuses it, `replay` reads and
+            skips the batches already seen, `restart` starts again with the first batch, which is
+            not exact.
     """
 
     plugin_name = "checkpoints"
@@ -146,7 +150,8 @@ class Checkpointer:
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        """Rewinds the sinks of this run to where they were, and says what makes the rest of the run differ."""
+        """Rewinds the sinks of this run to where they were, and says what makes the rest of the run
+        differ."""
         kept = self._fit.read
         if kept is None:
             return
@@ -195,7 +200,8 @@ class Checkpointer:
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        """Saves; at the end of a run, and where it stops, returns when the checkpoint is complete."""
+        """Saves; at the end of a run, and where it stops, returns when the checkpoint is
+        complete."""
         if self._fit.saver is not None:
             self._fit.saver.save(
                 run, wait=run.stop_reason is not None or run.step == run.step_range.stop
@@ -246,8 +252,8 @@ class Checkpointer:
         return None if engine.run_dir is None else engine.run_dir.path
 
     def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
-        """Moves what is later than `step`, or everything, out of the way, where the engine does not, which knows the
-        run's directory alone; gives where to."""
+        """Moves what is later than `step`, or everything, out of the way, where the engine does
+        not, which knows the run's directory alone; gives where to."""
         root, directory = self._root(run.engine), run.run_dir
         if root is None or jax.process_index() or (directory is not None and directory.is_at(root)):
             return None
@@ -281,7 +287,8 @@ class Checkpointer:
 
 
 def _prepare(root: Path, step: int) -> None:
-    """Makes the folder for checkpoints and ends what an earlier process left in it; an error if that cannot be done."""
+    """Makes the folder for checkpoints and ends what an earlier process left in it; an error if
+    that cannot be done."""
     folder = format.get_checkpoint_folder(root)
     arrays.check_writable(folder)
     try:

@@ -47,10 +47,11 @@ class Read:
 
 
 def find_newest(root: Path, use: Callable[[Entry], T]) -> T | None:
-    """What `use` makes of the newest checkpoint of the run at `root` that is not damaged; None if there is none at all.
+    """What `use` makes of the newest checkpoint of the run at `root` that is not damaged; None if
+    there is none at all.
 
-    For each one that is damaged there is a warning, which names the one that is taken instead. If all are, that is an
-    error.
+    For each one that is damaged there is a warning, which names the one that is taken instead. If
+    all are, that is an error.
     """
     found = format.list_entries(root)
     damaged: list[str] = []
@@ -71,7 +72,8 @@ def find_newest(root: Path, use: Callable[[Entry], T]) -> T | None:
 
 
 def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
-    """The checkpoint of a step, or the best by a metric: that of the reader, else that of the run."""
+    """The checkpoint of a step, or the best by a metric: that of the reader, else that of the
+    run."""
     found = format.list_entries(root)
     complete = [entry for entry in found if entry.commit]
     if step == "best":
@@ -111,7 +113,8 @@ def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -
 
 
 def check_processes(kept: Read, feed: BatchIterator) -> None:
-    """Raises `CheckpointError` if the place in the data is that of one process among another number of them."""
+    """Raises `CheckpointError` if the place in the data is that of one process among another number
+    of them."""
     then, now = len(kept.commit.hashes), jax.process_count()
     if then != now and not feed.shared:
         raise CheckpointError(
@@ -201,8 +204,8 @@ class PluginStateChanges:
 def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> PluginStateChanges:
     """Compares the plugins of a checkpoint with those that are `active`, as in a manifest.
 
-    One that owns state or takes part in the step must be on both sides; otherwise that is an error or, if `missing`
-    says so, a warning or nothing.
+    One that owns state or takes part in the step must be on both sides; otherwise that is an error
+    or, if `missing` says so, a warning or nothing.
     """
     then = {one["name"]: one for one in kept.manifest["plugins"] if one["decisive"]}
     now = {one["name"]: one for one in active if one["decisive"]}
@@ -231,7 +234,8 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Plu
 
 
 def _source(plugin: dict[str, Any]) -> str:
-    """What to do first to have a plugin of a manifest; one of a program's own is in no distribution."""
+    """What to do first to have a plugin of a manifest; one of a program's own is in no
+    distribution."""
     return (
         "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
     )

@@ -21,8 +21,8 @@ from fulgurite_checkpoint.format import (
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Keeps the newest `keep` checkpoints (all if None), those whose step is a multiple of `keep_every`, and the best
-    by the metric `best`."""
+    """Keeps the newest `keep` checkpoints (all if None), those whose step is a multiple of
+    `keep_every`, and the best by the metric `best`."""
 
     keep: int | None
     keep_every: int | None
@@ -48,7 +48,8 @@ class RetentionPolicy:
 
 
 def publish(path: Path, commit: Commit) -> None:
-    """Gives the complete checkpoint in `path` its name, in place of an earlier one of the same step."""
+    """Gives the complete checkpoint in `path` its name, in place of an earlier one of the same
+    step."""
     target = path.with_name(f"step-{commit.step}")
     if is_link(target) or (target.exists() and not target.is_dir()):
         raise CheckpointError(f"{target} is in the way, and no checkpoint of ours: move it away")
@@ -66,8 +67,8 @@ def publish(path: Path, commit: Commit) -> None:
 
 
 def recover(root: Path, step: int) -> None:
-    """Ends what an earlier process of the run at `root` was in the middle of. Only for the run's own process, which
-    goes on from `step`."""
+    """Ends what an earlier process of the run at `root` was in the middle of. Only for the run's
+    own process, which goes on from `step`."""
     folder = get_checkpoint_folder(root)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if not LEFT.fullmatch(path.name) or is_link(path) or not path.is_dir():
@@ -86,8 +87,8 @@ def list_later(root: Path, step: int | None) -> list[Entry]:
 
 
 def supersede(root: Path, step: int | None) -> Path | None:
-    """Moves what is later than `step`, or everything, out of the way of the run at `root`, the newest first; where
-    to, if there was anything."""
+    """Moves what is later than `step`, or everything, out of the way of the run at `root`, the
+    newest first; where to, if there was anything."""
     if not (later := list_later(root, step)):
         return None
     folder = root / "superseded"
@@ -112,7 +113,8 @@ def supersede(root: Path, step: int | None) -> Path | None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint: renamed first, so that what is half removed is no checkpoint any more."""
+    """Removes a checkpoint: renamed first, so that what is half removed is no checkpoint any
+    more."""
     if STEP.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():
         trash = path.with_name(f"trash-{path.name}")
         clear(trash)

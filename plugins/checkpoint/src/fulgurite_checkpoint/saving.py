@@ -1,4 +1,5 @@
-"""Writing checkpoints: the arrays leave the device at once, everything else happens behind the training."""
+"""Writing checkpoints: the arrays leave the device at once, everything else happens behind the
+training."""
 
 import time
 import warnings
@@ -23,7 +24,8 @@ FAILURES = 3
 
 
 class SaveError(CheckpointError):
-    """Checkpoints repeatedly could not be written. This ends the fit, but what was trained is in `result`.
+    """Checkpoints repeatedly could not be written. This ends the fit, but what was trained is in
+    `result`.
 
     Attributes:
         result: what `fit` would have returned at that step.
@@ -38,8 +40,8 @@ class SaveError(CheckpointError):
 class Saver:
     """Writes the checkpoints of one fit below `root`, one at a time.
 
-    A save that fails leaves all older checkpoints as they are. The next one tries again; the third failure in a row
-    ends the run.
+    A save that fails leaves all older checkpoints as they are. The next one tries again; the third
+    failure in a row ends the run.
     """
 
     root: Path
@@ -64,10 +66,11 @@ class Saver:
         )
 
     def save(self, run: fg.Run, *, wait: bool) -> None:
-        """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and if not in the
-        background, returns when the checkpoint is complete."""
+        """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and
+        if not in the background, returns when the checkpoint is complete."""
         snapshot = run.snapshot()
-        # Of one step there may be two states: before and after what was pending, or an action, at that step.
+        # Of one step there may be two states: before and after what was pending, or an action, at
+        # that step.
         content = run.step, run.num_records, snapshot.pending_actions, id(snapshot.state.step)
         while True:
             self.settle(run)
@@ -100,7 +103,8 @@ class Saver:
             warnings.warn(_reason(self._saving[0][0][0], error), stacklevel=2)
 
     def _manifest(self, run: fg.Run) -> dict[str, Any]:
-        """What made the state: of one that is saved anew with no step taken, what made it before."""
+        """What made the state: of one that is saved anew with no step taken, what made it
+        before."""
         if self.previous_best is None or self.previous_best[0] != run.step:
             return run.manifest
         settings = {name: run.manifest["settings"][name] for name in ("steps", "epochs")}
@@ -154,7 +158,8 @@ class Saver:
         self._saving = (content, snapshot.state.step), job
 
     def _check_best(self, measured: dict[str, dict[str, Any]]) -> None:
-        """Warns once if the metric of the best is not among those that its source has just measured."""
+        """Warns once if the metric of the best is not among those that its source has just
+        measured."""
         source, _, name = (self.policy.best or "").partition("/")
         there = measured.get(source, {})
         if there and source != "train" and name not in there and not self._told:
@@ -231,8 +236,8 @@ def _flush_sinks(run: fg.Run) -> dict[str, Callable[[], Any]]:
 
 
 def _position(sink: Any, future: Any) -> Any:
-    """Where a sink is. What went wrong is told and stands in the place of that, unless the sink is required: a log that
-    cannot be written ends no training."""
+    """Where a sink is. What went wrong is told and stands in the place of that, unless the sink is
+    required: a log that cannot be written ends no training."""
     try:
         if not isinstance(future, Future):
             raise TypeError(f"hook durable gives a concurrent.futures.Future, not {future!r}")
@@ -260,8 +265,8 @@ def _finish(
     held: Callable[[], None],
     consensus: fg.ProcessSync,
 ) -> None:
-    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the disk, and only if this
-    process still has the run, as `held` tells.
+    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the
+    disk, and only if this process still has the run, as `held` tells.
 
     A process that fails says so to the others, which would wait for it.
     """
@@ -292,7 +297,8 @@ def _finish(
 
 
 class _Shared:
-    """A block that all processes enter. `values` are what each of them made there; if one fails, all do."""
+    """A block that all processes enter. `values` are what each of them made there; if one fails,
+    all do."""
 
     def __init__(self, consensus: fg.ProcessSync, name: str) -> None:
         self.value: Any = None

@@ -110,7 +110,8 @@ def autoloading() -> Iterator[str]:
 
 
 def missing_extras() -> Iterator[str]:
-    """What only a part of a distribution needs, and is not installed, by the extra that brings it."""
+    """What only a part of a distribution needs, and is not installed, by the extra that brings
+    it."""
     for one in ours():
         for extra in one.metadata.get_all("Provides-Extra") or ():
             if absent := [
@@ -120,7 +121,8 @@ def missing_extras() -> Iterator[str]:
 
 
 def ours() -> list[Distribution]:
-    """Fulgurite's distributions, and those that bring plugins or commands; of two of one name the first on the path."""
+    """Fulgurite's distributions, and those that bring plugins or commands; of two of one name the
+    first on the path."""
     found: dict[str, Distribution] = {}
     for one in distributions():
         if one.name and (one.name.startswith("fulgurite") or _is_plugin(one)):
@@ -129,8 +131,8 @@ def ours() -> list[Distribution]:
 
 
 def unmet(one: Distribution) -> Iterator[str]:
-    """The requirements of a distribution that do not hold here; those of extras only where what they ask for is here
-    in another version."""
+    """The requirements of a distribution that do not hold here; those of extras only where what
+    they ask for is here in another version."""
     for text in one.requires or ():
         try:
             Requirement(text)
@@ -162,7 +164,8 @@ def requirements(one: Distribution, extra: str = "") -> list[Requirement]:
 
 
 def unwritable(directory: Path) -> str | None:
-    """Why no file can be made in a directory, or in the one in which it would be made; None if one can."""
+    """Why no file can be made in a directory, or in the one in which it would be made; None if one
+    can."""
     place = next(
         one for one in (directory.absolute(), *directory.absolute().parents) if one.exists()
     )

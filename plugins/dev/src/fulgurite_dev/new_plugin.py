@@ -39,8 +39,8 @@ def command(arguments: list[str]) -> int:
 
 
 def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
-    """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be there yet; gives the
-    folder."""
+    """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be
+    there yet; gives the folder."""
     if name.startswith("fulgurite"):
         raise ConfigurationError(
             f"the name {name!r} begins with fulgurite: leave that out, it is put before it"

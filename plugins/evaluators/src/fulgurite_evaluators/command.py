@@ -18,8 +18,8 @@ POLL = 0.2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `fulgurite evaluate`; gives 0, 1 if anything failed or was waited for in vain, and 2 on arguments that
-    cannot be meant."""
+    """Runs `fulgurite evaluate`; gives 0, 1 if anything failed or was waited for in vain, and 2 on
+    arguments that cannot be meant."""
     parser = argparse.ArgumentParser(
         "fulgurite evaluate",
         description="Evaluates a checkpoint of a run (--step), or its checkpoints while it is training (--group). "

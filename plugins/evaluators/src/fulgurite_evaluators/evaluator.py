@@ -20,26 +20,31 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Evaluator:
     """Evaluates the model on its own data, during training or in a separate process.
 
-    The results become records of the source `name` and `result.metrics[name]`, and go to the hook `on_evaluate_end`.
+    The results become records of the source `name` and `result.metrics[name]`, and go to the hook
+    `on_evaluate_end`.
 
     For another kind of evaluation, override `evaluate` in a subclass, or pass a function as `call`.
 
     Attributes:
         name: unique, and usable as a file name.
-        data: any data source, or an object whose `evaluations[name]` is one; one epoch of it is evaluated.
-        run: when: a trigger, an int for an interval in steps, or `EveryCheckpoint` or `LastCheckpoint` for an
-            evaluation by `fulgurite evaluate`, which training ignores. An evaluation at step i sees exactly i updates.
+        data: any data source, or an object whose `evaluations[name]` is one; one epoch of it is
+            evaluated.
+        run: when: a trigger, an int for an interval in steps, or `EveryCheckpoint` or
+            `LastCheckpoint` for an evaluation by `fulgurite evaluate`, which training ignores. An
+            evaluation at step i sees exactly i updates.
         limit: use at most this many batches.
-        metrics: by name, instead of those of the module's `validation_step`: `metric(preds, batch)` returns an array
-            with an example axis, which is averaged, or `metric(preds, batch, mask)` a metric.
+        metrics: by name, instead of those of the module's `validation_step`: `metric(preds, batch)`
+            returns an array with an example axis, which is averaged, or `metric(preds, batch,
+            mask)` a metric.
         losses: likewise, instead of the module's loss; `loss` is their sum.
-        weights: `current`, or the name of a module that another plugin derives from the state, such as `averaged`.
+        weights: `current`, or the name of a module that another plugin derives from the state, such
+            as `averaged`.
         fresh: whether each evaluation draws different random numbers; by default all draw the same.
-        required: whether an exception ends training; if not, the evaluator is left out from then on, with one notice
-            and an entry in `result.failures`.
+        required: whether an exception ends training; if not, the evaluator is left out from then
+            on, with one notice and an entry in `result.failures`.
         group: the name of the process that runs a standalone evaluator; None for `default`.
-        call: `call(state, step)` returns the metrics, instead of an evaluation of the module over `data`; see
-            `evaluate`.
+        call: `call(state, step)` returns the metrics, instead of an evaluation of the module over
+            `data`; see `evaluate`.
     """
 
     plugin_name: ClassVar[str] = "evaluator"
@@ -98,11 +103,11 @@ class Evaluator:
         return self.name
 
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
-        """The metrics by name: numbers, arrays, or dictionaries of these. Any `fg.media` among them, or functions that
-        make them, are shown. Subclasses override it.
+        """The metrics by name: numbers, arrays, or dictionaries of these. Any `fg.media` among
+        them, or functions that make them, are shown. Subclasses override it.
 
-        `state.module` has the chosen weights and is in inference mode. Copy the state's arrays only to keep them for
-        longer than the call.
+        `state.module` has the chosen weights and is in inference mode. Copy the state's arrays only
+        to keep them for longer than the call.
         """
         return self._standard(state) if self.fn is None else self.fn(state, step)
 

@@ -20,17 +20,20 @@ Tell = Callable[[str], None]
 
 
 class Follower:
-    """Runs the standalone evaluators of one group on the checkpoints of a run, one process for each group.
+    """Runs the standalone evaluators of one group on the checkpoints of a run, one process for each
+    group.
 
-    It takes the newest checkpoint first and may skip others, never the last. What was evaluated is not evaluated again,
-    in whichever process, unless the checkpoint of that step is another one now. Nothing of the run is written but
-    `evaluations/GROUP.jsonl` and the group's lock, and no data but that of its evaluators is touched.
+    It takes the newest checkpoint first and may skip others, never the last. What was evaluated is
+    not evaluated again, in whichever process, unless the checkpoint of that step is another one
+    now. Nothing of the run is written but `evaluations/GROUP.jsonl` and the group's lock, and no
+    data but that of its evaluators is touched.
 
-    Arguments:
+    Args:
         experiment: of the program that trains.
         run: its directory, which exists.
         group: of evaluators.
-        idle_timeout: seconds without a heartbeat of the trainer after which to give up, if the run is not complete.
+        idle_timeout: seconds without a heartbeat of the trainer after which to give up, if the run
+            is not complete.
         tell: is given one line for each result and each failure.
 
     Raises `ConfigurationError` if no evaluator is of that group.
@@ -56,9 +59,11 @@ class Follower:
         self._failed: set[tuple[str, int, str]] = set()
 
     def follow(self) -> bool:
-        """Evaluates until the run is complete and its last checkpoint done; gives whether every evaluation succeeded.
+        """Evaluates until the run is complete and its last checkpoint done; gives whether every
+        evaluation succeeded.
 
-        Raises `CheckpointError` if another process runs this group, and if the trainer is gone before its end.
+        Raises `CheckpointError` if another process runs this group, and if the trainer is gone
+        before its end.
         """
         poll = min(one.poll for one in self._evaluators.values())
         with self._held() as results:

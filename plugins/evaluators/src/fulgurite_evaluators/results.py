@@ -22,8 +22,8 @@ class EvaluationRecord:
     Attributes:
         evaluator: its name.
         step: of the checkpoint.
-        commit: the SHA-256 of the checkpoint's `COMMIT`, in hexadecimal; a different one means a different checkpoint
-            of that step.
+        commit: the SHA-256 of the checkpoint's `COMMIT`, in hexadecimal; a different one means a
+            different checkpoint of that step.
         metrics: by name.
     """
 
@@ -39,9 +39,11 @@ class EvaluationRecord:
 
 
 class Results:
-    """The results of one group, in `evaluations/GROUP.jsonl` of a run; only the holder of the group's lock appends.
+    """The results of one group, in `evaluations/GROUP.jsonl` of a run; only the holder of the
+    group's lock appends.
 
-    A line that a process was killed in is no result: it is cut off here, and what it said is found again.
+    A line that a process was killed in is no result: it is cut off here, and what it said is found
+    again.
     """
 
     def __init__(self, run: RunDirectory, group: str) -> None:
@@ -83,8 +85,9 @@ class Results:
 def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationRecord]:
     """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
 
-    If a step was evaluated again on a different checkpoint, the newer result counts; results of checkpoints that a
-    later attempt set aside do not. May be called while the run and its evaluators are running.
+    If a step was evaluated again on a different checkpoint, the newer result counts; results of
+    checkpoints that a later attempt set aside do not. May be called while the run and its
+    evaluators are running.
 
     Raises:
         CheckpointError: a file of results that was not written by an evaluator.

@@ -7,7 +7,8 @@ from fulgurite.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Standalone:
-    """The base of what makes an evaluator standalone: training ignores it, `fulgurite evaluate --group` runs it.
+    """The base of what makes an evaluator standalone: training ignores it, `fulgurite evaluate
+    --group` runs it.
 
     Attributes:
         poll: seconds between two looks at the run's directory.
@@ -24,7 +25,8 @@ class Standalone:
 
 @dataclass(frozen=True)
 class EveryCheckpoint(Standalone):
-    """The newest checkpoint, whenever there is a new one; some may be skipped, the last one never."""
+    """The newest checkpoint, whenever there is a new one; some may be skipped, the last one
+    never."""
 
 
 @dataclass(frozen=True)

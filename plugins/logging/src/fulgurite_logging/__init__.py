@@ -1,4 +1,5 @@
-"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that record more."""
+"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that
+record more."""
 
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger

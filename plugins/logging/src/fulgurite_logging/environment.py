@@ -39,9 +39,10 @@ _OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 class EnvironmentLogger:
     """Reports the environment and the parameters to the sinks at the start of a fit, as telemetry.
 
-    It makes two records of kind `config`: `environment` (versions, plugins, devices, processes, command, variables) and
-    `parameters` (count and bytes of the arrays, of each module, and of the optimizer's state), and one text: a table of
-    the arrays. Secrets in the command and in variables are masked.
+    It makes two records of kind `config`: `environment` (versions, plugins, devices, processes,
+    command, variables) and `parameters` (count and bytes of the arrays, of each module, and of the
+    optimizer's state), and one text: a table of the arrays. Secrets in the command and in variables
+        are masked.
 
     Attributes:
         variables: names or patterns of further environment variables that may be recorded.
@@ -88,7 +89,8 @@ class EnvironmentLogger:
 
 
 def parameters(state: fg.TrainState) -> dict[str, Any]:
-    """Elements and bytes of the module, of each module in it by path, of the arrays, and of the optimizer's state."""
+    """Elements and bytes of the module, of each module in it by path, of the arrays, and of the
+    optimizer's state."""
     modules: dict[str, dict[str, int]] = defaultdict(lambda: {"count": 0, "bytes": 0})
     arrays = {}
     for path, leaf in leaves_with_paths(state.module):
@@ -113,7 +115,8 @@ def parameters(state: fg.TrainState) -> dict[str, Any]:
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command, each `masked`, and those behind an option such as `--api-key` as well."""
+    """The arguments of a command, each `masked`, and those behind an option such as `--api-key` as
+    well."""
     hidden = [bool(_OPTION.fullmatch(before)) for before in ("", *arguments)]
     return [
         MASK if secret and not argument.startswith("--") else redact_text(argument)

@@ -13,8 +13,8 @@ _CHUNK = 1 << 16
 
 
 class LineFile:
-    """A file of whole lines, made if it is not there. It is opened once, links are not followed, and what is written is
-    in the hands of the operating system at once.
+    """A file of whole lines, made if it is not there. It is opened once, links are not followed,
+    and what is written is in the hands of the operating system at once.
 
     Attributes:
         size: how many bytes of whole lines it has.
@@ -42,7 +42,8 @@ class LineFile:
         self.size = size
 
     def repair(self) -> None:
-        """Drops a last line that is not whole, as a process leaves it that was killed while it wrote."""
+        """Drops a last line that is not whole, as a process leaves it that was killed while it
+        wrote."""
         end = self.size
         while end > 0:
             start = max(end - _CHUNK, 0)
@@ -53,7 +54,8 @@ class LineFile:
         self._cut(end)
 
     def rewind(self, size: int) -> None:
-        """Drops everything after the first `size` bytes, which were whole lines; otherwise a `CheckpointError`."""
+        """Drops everything after the first `size` bytes, which were whole lines; otherwise a
+        `CheckpointError`."""
         if type(size) is not int or size < 0:
             raise CheckpointError(
                 f"{self.path}: the checkpoint says it had {size!r} bytes, which is no size"
@@ -77,8 +79,8 @@ class LineFile:
             os.close(self._descriptor)
 
     def replace_by(self, other: "LineFile") -> None:
-        """Puts the file `other`, of the same folder, in the place of this one, durably and at once, and goes on with
-        it."""
+        """Puts the file `other`, of the same folder, in the place of this one, durably and at once,
+        and goes on with it."""
         other.sync()
         os.replace(other.path, self.path)
         sync_folder(self.path.parent)

@@ -16,9 +16,10 @@ EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 class JSONLLogger(fg.FileLogger):
     """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
 
-    `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend only on the
-    records; a resumed run continues where its checkpoint was, so each record is there once. `telemetry.jsonl` holds
-    the rest, with `attempt` and `wall` (seconds since 1970); it only grows. `fulgurite.encoding.loads` reads a line.
+    `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
+    only on the records; a resumed run continues where its checkpoint was, so each record is there
+    once. `telemetry.jsonl` holds the rest, with `attempt` and `wall` (seconds since 1970); it only
+    grows. `fulgurite.encoding.loads` reads a line.
     """
 
     plugin_name = "jsonl"

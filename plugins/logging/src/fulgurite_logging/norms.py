@@ -20,10 +20,10 @@ KINDS = ("gradients", "updates", "parameters")
 class NormMonitor:
     """Logs Euclidean norms, only at log steps: at other steps nothing is computed.
 
-    `norms/gradients` is that of the gradients as the optimizer receives them, `norms/updates` of what it returned,
-    `norms/parameters` of the parameters after the update; float32 each. With groups there is also
-    `norms/gradients/NAME` for each. If only a clock or a stop closes the window the value is NaN, because that is known
-    too late.
+    `norms/gradients` is that of the gradients as the optimizer receives them, `norms/updates` of
+    what it returned, `norms/parameters` of the parameters after the update; float32 each. With
+    groups there is also `norms/gradients/NAME` for each. If only a clock or a stop closes the
+    window the value is NaN, because that is known too late.
 
     Attributes:
         of: which of the three.
@@ -73,8 +73,9 @@ class NormMonitor:
 
 @dataclass(frozen=True)
 class LearningRateMonitor:
-    """Logs the learning rate of the step's update as `learning_rate/OPTIMIZER`, of optimizers that expose it:
-    `optax.inject_hyperparams(optax.adam)(learning_rate=...)`, with a number or a schedule. None that does is an error.
+    """Logs the learning rate of the step's update as `learning_rate/OPTIMIZER`, of optimizers that
+    expose it: `optax.inject_hyperparams(optax.adam)(learning_rate=...)`, with a number or a
+        schedule. None that does is an error.
     """
 
     @fg.hookimpl

@@ -85,8 +85,8 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
 
 
 def series(run: Path) -> Series:
-    """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values. What evaluators in
-    processes of their own found is among them."""
+    """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values. What
+    evaluators in processes of their own found is among them."""
     found: Series = {}
     rows = (
         (one["source"], one["step"], one["values"])
@@ -113,8 +113,9 @@ def records(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
-    """Evaluator, step and metrics of the results that `fulgurite evaluate --group` wrote into the directory of a run,
-    the newest of each step, but those of checkpoints that a later attempt set aside."""
+    """Evaluator, step and metrics of the results that `fulgurite evaluate --group` wrote into the
+    directory of a run, the newest of each step, but those of checkpoints that a later attempt set
+    aside."""
     aside, there = (
         {_digest(path) for path in run.glob(f"{where}/step-*/COMMIT")} for where in FOLDERS
     )
@@ -133,8 +134,8 @@ def _digest(path: Path) -> str:
 
 
 def _lines(path: Path, what: str, members: dict[str, type]) -> Iterator[dict[str, Any]]:
-    """The lines of a file, which have these members. A last one that is not whole is left out: a run may be writing
-    it."""
+    """The lines of a file, which have these members. A last one that is not whole is left out: a
+    run may be writing it."""
     with open(path, "rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE):

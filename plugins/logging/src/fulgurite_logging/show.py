@@ -9,11 +9,13 @@ from fulgurite.triggers import Or, as_trigger, is_exact
 
 @dataclass(frozen=True)
 class MediaLogger:
-    """Passes the `fg.Output(media=...)` of steps to the sinks that show media. At other steps none of it is computed.
+    """Passes the `fg.Output(media=...)` of steps to the sinks that show media. At other steps none
+    of it is computed.
 
     Attributes:
-        every: a trigger, or an interval in steps. A step must know beforehand whether it is shown, so a trigger by the
-            clock is not possible; at the start of a run there is nothing to show.
+        every: a trigger, or an interval in steps. A step must know beforehand whether it is shown,
+            so a trigger by the clock is not possible; at the start of a run there is nothing to
+            show.
     """
 
     every: int | fg.Trigger = 500

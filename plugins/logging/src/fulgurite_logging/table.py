@@ -21,10 +21,11 @@ EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 class CSVLogger(fg.FileLogger):
     """Writes scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
-    `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run continues where its
-    checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall`. A name that first appears later becomes a
-    new column, empty in the rows before: the file is rewritten and replaces the old one atomically. A number that is
-    not finite is `nan`, `inf` or `-inf`; arrays are JSON.
+    `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run
+    continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall`. A
+    name that first appears later becomes a
+    new column, empty in the rows before: the file is rewritten and replaces the old one atomically.
+    A number that is not finite is `nan`, `inf` or `-inf`; arrays are JSON.
     """
 
     plugin_name = "csv"
@@ -65,7 +66,8 @@ class Tables:
 
 
 class Table:
-    """A file of comma-separated values that begins with the columns `first` and gets further ones as they come up."""
+    """A file of comma-separated values that begins with the columns `first` and gets further ones
+    as they come up."""
 
     def __init__(self, path: Path, first: Sequence[str]) -> None:
         self.file = LineFile(path)
@@ -97,7 +99,8 @@ class Table:
         self._count += 1
 
     def rewind(self, position: Any) -> None:
-        """Goes back to the rows and columns that there were; a `CheckpointError` if these are not there."""
+        """Goes back to the rows and columns that there were; a `CheckpointError` if these are not
+        there."""
         size, columns, rows = (entry(position, name) for name in ("bytes", "columns", "rows"))
         if not _within(columns, 1, len(self._columns)) or not _within(rows, 0, self._count):
             raise CheckpointError(

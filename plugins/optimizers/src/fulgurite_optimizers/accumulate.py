@@ -15,15 +15,17 @@ from fulgurite_optimizers.update import PhasedUpdate
 class GradientAccumulation(FinalizeMixin):
     """Takes the mean gradient of `n` parts for one update.
 
-    As a plugin it is for modules with one optimizer; with several, each has its own: `Phase(..., accumulate=...)`.
+    As a plugin it is for modules with one optimizer; with several, each has its own: `Phase(...,
+    accumulate=...)`.
 
     Attributes:
         n: the number of microbatches or steps.
-        how: with `microbatch`, a step splits its batch into `n` parts and processes them one after another, which takes
-            a fraction of the activation memory. Examples `i`, `i + n`, ... form a microbatch, so examples spread over
-            several devices stay where they are. Each has its own random keys; the model's state goes from one to the
-            next; running metrics are averaged; the output has no `preds`, and the media of the first.
-            With `steps`, only every `n`-th step changes the parameters. A remainder at the end of training is applied
+        how: with `microbatch`, a step splits its batch into `n` parts and processes them one after
+            another, which takes a fraction of the activation memory. Examples `i`, `i + n`, ...
+            form a microbatch, so examples spread over several devices stay where they are. Each has
+            its own random keys; the model's state goes from one to the next; running metrics are
+            averaged; the output has no `preds`, and the media of the first. With `steps`, only
+            every `n`-th step changes the parameters. A remainder at the end of training is applied
             and constrained there; this is not a step, so no other plugin's `after_update` sees it.
     """
 

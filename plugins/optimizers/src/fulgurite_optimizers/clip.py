@@ -13,7 +13,8 @@ class GradientClip:
     """Clips the gradients before an optimizer.
 
     Attributes:
-        norm: the largest global norm over all arrays of the optimizer; larger gradients are scaled down.
+        norm: the largest global norm over all arrays of the optimizer; larger gradients are scaled
+            down.
         value: the largest absolute value of each number; clipped before the norm is taken.
         optimizer: the name of a phase; all phases by default.
     """
@@ -47,7 +48,8 @@ class GradientClip:
 
     @fg.hookimpl
     def wrap_update_rule(self, rule: Any) -> None:
-        """Changes nothing: all optimizers are known by now, and that of this one has to be among them."""
+        """Changes nothing: all optimizers are known by now, and that of this one has to be among
+        them."""
         if self.optimizer is not None and self.optimizer not in self._asked:
             raise ConfigurationError(
                 f"{self}: there is no such optimizer. {did_you_mean(str(self.optimizer), self._asked)}"

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class Constraint:
-    """The base class: changes the floating-point arrays that `where` selects, after every update. Several constraints
-    are applied in order.
+    """The base class: changes the floating-point arrays that `where` selects, after every update.
+    Several constraints are applied in order.
 
     If a phase repeats its update in a step, the constraint applies after the last one.
     """
@@ -45,8 +45,8 @@ class Constraint:
 
 @dataclass(frozen=True)
 class UnitNorm(Constraint):
-    """Scales vectors along `axis` to Euclidean length 1; zero vectors stay zero. By default these are the rows of an
-    `eqx.nn.Linear`, the weights of one output."""
+    """Scales vectors along `axis` to Euclidean length 1; zero vectors stay zero. By default these
+    are the rows of an `eqx.nn.Linear`, the weights of one output."""
 
     axis: int | tuple[int, ...] = -1
 
@@ -69,7 +69,8 @@ class NonNegative(Constraint):
 
 @dataclass(frozen=True)
 class WeightClip(Constraint):
-    """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et al., 2017)."""
+    """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et
+    al., 2017)."""
 
     limit: float = 0.01
 

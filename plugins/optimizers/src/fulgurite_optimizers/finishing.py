@@ -16,7 +16,8 @@ from fulgurite_optimizers.steps import StepsState
 
 
 class FinalizeMixin:
-    """The base of plugins whose update rule may have something left to do at the end of training."""
+    """The base of plugins whose update rule may have something left to do at the end of
+    training."""
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -29,8 +30,9 @@ class FinalizeMixin:
 
 
 def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
-    """Puts `run.update_rule.finish` of the state in the place of the state, with weights as constraints will have them, if any
-    phase holds gradients of steps. What is not finite is an error as it is in a step, or is left out."""
+    """Puts `run.update_rule.finish` of the state in the place of the state, with weights as
+    constraints will have them, if any phase holds gradients of steps. What is not finite is an
+    error as it is in a step, or is left out."""
     nodes = jax.tree.leaves(run.state.opt_state, is_leaf=lambda node: isinstance(node, StepsState))
     if not any(isinstance(node, StepsState) for node in nodes):
         return None

@@ -22,14 +22,16 @@ from fulgurite_optimizers.wrapped import UpdateRuleWrapper
 class Freeze:
     """Leaves a part of the module out of training, whatever its optimizers are.
 
-    A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. With `until`, that
-    state exists from the beginning and is left alone until then, so checkpoints from before and after have the same
-    structure.
+    A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state.
+    With `until`, that state exists from the beginning and is left alone until then, so checkpoints
+    from before and after have the same structure.
 
     Attributes:
-        where: what to freeze: a pattern, a function of the module, or a selection by `fg.select` and `fg.exclude`.
-        until: when its training begins: a step, or the first time of a trigger. The step is then compiled again. A
-            trigger by epochs counts those of the fit; a loop of `engine.step` has none. None for never.
+        where: what to freeze: a pattern, a function of the module, or a selection by `fg.select`
+            and `fg.exclude`.
+        until: when its training begins: a step, or the first time of a trigger. The step is then
+            compiled again. A trigger by epochs counts those of the fit; a loop of `engine.step` has
+            none. None for never.
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -83,7 +85,8 @@ class Freeze:
         return self.until.next(0, replace(span, start=0))
 
     def split_frozen(self, module: PyTree) -> tuple[PyTree, PyTree]:
-        """The module with `HIDDEN` in the place of the arrays that are frozen, and those arrays, None elsewhere."""
+        """The module with `HIDDEN` in the place of the arrays that are frozen, and those arrays,
+        None elsewhere."""
         assert isinstance(self.where, Selector)
         chosen = self.where(module)
         trained = jax.tree.map(lambda leaf, yes: HIDDEN if yes else leaf, module, chosen)
@@ -100,7 +103,8 @@ def freeze(*what: str | Callable[[Any], Any]) -> Freeze:
 
 
 class _Hidden:
-    """Stands for an array that is not trained: selectors find it at its path, but it holds no numbers."""
+    """Stands for an array that is not trained: selectors find it at its path, but it holds no
+    numbers."""
 
     shape, dtype = (), np.dtype(object)
 
@@ -109,7 +113,8 @@ HIDDEN = _Hidden()
 
 
 class FrozenUpdate(UpdateRuleWrapper):
-    """A rule for a module of which a part is frozen for good: it never sees that part, but in the forward pass."""
+    """A rule for a module of which a part is frozen for good: it never sees that part, but in the
+    forward pass."""
 
     def __init__(self, rule: fg.UpdateRule, freeze: Freeze) -> None:
         super().__init__(rule)
@@ -154,10 +159,11 @@ class FrozenUpdate(UpdateRuleWrapper):
 
 
 class UnfreezingUpdate(FrozenUpdate):
-    """A rule for a module of which a part is frozen until a step; from there on it is the rule within.
+    """A rule for a module of which a part is frozen until a step; from there on it is the rule
+    within.
 
-    The optimizer state is always that of the whole module. While a part is frozen, the rule is handed the leaves that
-    it would have for the rest, found by their paths.
+    The optimizer state is always that of the whole module. While a part is frozen, the rule is
+    handed the leaves that it would have for the rest, found by their paths.
     """
 
     def init(self, module: PyTree) -> PyTree:

@@ -24,8 +24,8 @@ Terms = dict[str, Float[Array, ""]]
 
 
 class PhaseGradients(NamedTuple):
-    """What a phase needs of one forward and backward pass; `terms` are those of its loss, `media` the arrays of what it
-    shows, for `Gradients.media`."""
+    """What a phase needs of one forward and backward pass; `terms` are those of its loss, `media`
+    the arrays of what it shows, for `Gradients.media`."""
 
     grads: PyTree
     terms: Terms
@@ -36,16 +36,19 @@ class PhaseGradients(NamedTuple):
 
 
 Gradient = Callable[[str, Any, Any, fg.Context], PhaseGradients]
-"""`gradient(phase, module, batch, ctx)`: of the loss of that phase, for what it updates; None elsewhere."""
+"""`gradient(phase, module, batch, ctx)`: of the loss of that phase, for what it updates; None
+elsewhere."""
 
 
 class Gradients:
-    """Makes the gradients of the losses of `phases`. A term of a loss is called as the phase, or begins with its name
-    and a slash. `functions` is whether a module may give its losses as functions."""
+    """Makes the gradients of the losses of `phases`. A term of a loss is called as the phase, or
+    begins with its name and a slash. `functions` is whether a module may give its losses as
+    functions."""
 
     def __init__(self, phases: dict[str, Phase], *, functions: bool) -> None:
         self._phases, self._functions = phases, functions
-        # It runs in every step, so the metrics and media of `training_step` are from its forward pass.
+        # It runs in every step, so the metrics and media of `training_step` are from its forward
+        # pass.
         self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
         self._unchecked = set(phases)
         self._shown: dict[str, Any] = {}
@@ -148,7 +151,8 @@ class Gradients:
         return PhaseGradients(None, terms, metrics, output.model_state, output.preds, media)
 
     def _owners(self, terms: Terms) -> dict[str, str]:
-        """The phase of each term. A single one has them all, unless the losses have names, of which its own is one."""
+        """The phase of each term. A single one has them all, unless the losses have names, of which
+        its own is one."""
         owners = {term: term.partition("/")[0] for term in terms}
         name, *others = self._phases
         alone = not others and not (self._functions and name != "loss" and name in owners.values())
@@ -200,7 +204,8 @@ def total(terms: Terms) -> Float[Array, ""]:
 
 
 def _is_zero(out: Any, made: dict[Any, Any]) -> bool:
-    """Whether a value of a jaxpr is zero as it is written there, as gradients are that nothing contributes to."""
+    """Whether a value of a jaxpr is zero as it is written there, as gradients are that nothing
+    contributes to."""
     if isinstance(out, Literal):
         return not out.val.any() if hasattr(out.val, "any") else out.val == 0
     equation = made.get(out)

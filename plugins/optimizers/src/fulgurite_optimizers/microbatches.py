@@ -13,14 +13,15 @@ from jaxtyping import Array, PyTree
 from fulgurite_optimizers.metrics import merge_metrics, zeros_like_spec
 
 Computed = tuple[Any, dict[str, Any], Any, list[Array]]
-"""Numbers that are means over the examples; metrics by name, of which the running ones are averaged, too; the new model
-state; arrays of the first microbatch."""
+"""Numbers that are means over the examples; metrics by name, of which the running ones are
+averaged, too; the new model state; arrays of the first microbatch."""
 
 
 def run_microbatches(
     compute: Callable[[Any, fg.Context], Computed], batch: PyTree, ctx: fg.Context, n: int
 ) -> Computed:
-    """What `compute(batch, ctx)` gives for the whole batch, by `n` microbatches of which one is in memory at a time."""
+    """What `compute(batch, ctx)` gives for the whole batch, by `n` microbatches of which one is in
+    memory at a time."""
     parts, masks = split(batch, n), None if ctx.mask is None else split(ctx.mask, n)
 
     def one(index: Any, model_state: Any) -> tuple[Array, Computed]:
@@ -61,12 +62,14 @@ def run_microbatches(
 
 
 def _accumulation_dtype(dtype: Any) -> Any:
-    """In what numbers are summed up: half precision has too few digits for it, and too small a range."""
+    """In what numbers are summed up: half precision has too few digits for it, and too small a
+    range."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def _add_weighted(sum: Array, new: Array, weight: Array) -> Array:
-    """A microbatch more; one of nothing but padding may give NaN. Of a count, as a running metric has it, the last."""
+    """A microbatch more; one of nothing but padding may give NaN. Of a count, as a running metric
+    has it, the last."""
     if not jnp.issubdtype(sum.dtype, jnp.inexact):
         return new
     return sum + jnp.where(weight > 0, weight.astype(sum.dtype) * new.astype(sum.dtype), 0)
@@ -77,7 +80,8 @@ def _divide(sum: Array, total: Array) -> Array:
 
 
 def split(batch: PyTree, n: int) -> PyTree:
-    """Every leaf `(examples, ...)` as `(n, examples / n, ...)`; part `i` has the examples `i`, `i + n`, ..."""
+    """Every leaf `(examples, ...)` as `(n, examples / n, ...)`; part `i` has the examples `i`, `i +
+    n`, ..."""
 
     def apart(leaf: Any) -> Any:
         if not leaf.shape or leaf.shape[0] % n:

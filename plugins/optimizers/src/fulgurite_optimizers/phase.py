@@ -16,9 +16,10 @@ class Phase(fg.OptimizerSpec):
     """An optimizer for one of several losses.
 
     Attributes:
-        optimizer: an `optax.GradientTransformation`. It counts its own updates, and its schedules follow that count.
-        params: the arrays that it updates: a pattern, a function of the module, or what `fg.select` and `fg.exclude`
-            give; all of them by default.
+        optimizer: an `optax.GradientTransformation`. It counts its own updates, and its schedules
+            follow that count.
+        params: the arrays that it updates: a pattern, a function of the module, or what `fg.select`
+            and `fg.exclude` give; all of them by default.
         every: it runs in every `every`-th update of the engine, as `fg.Every(n)` counts them.
         repeat: the number of its updates in one step, each with random keys of its own.
         split: whether each repetition takes a share of the batch instead of the whole.
@@ -59,6 +60,6 @@ class Phase(fg.OptimizerSpec):
 def optimize_only(
     optimizer: optax.GradientTransformation, params: Any
 ) -> dict[str, fg.OptimizerSpec]:
-    """For `configure_optimizers`: an optimizer that updates only the arrays that `params` selects. All others get no
-    gradient, no optimizer state and no weight decay. Needs no plugin."""
+    """For `configure_optimizers`: an optimizer that updates only the arrays that `params` selects.
+    All others get no gradient, no optimizer state and no weight decay. Needs no plugin."""
     return {"default": fg.OptimizerSpec(optimizer, params)}

@@ -16,16 +16,19 @@ from fulgurite_optimizers.update import PhasedUpdate
 class MultiOptimizer(FinalizeMixin):
     """Trains each loss with its own optimizer, all in one compiled step.
 
-    The losses come by name from `training_step`, `fg.Output(losses={"generator": ..., ...})`, or as functions from a
-    method `losses(batch, ctx)` of the module, so that a phase computes only what it needs. A further term
-    `generator/l2`, from a plugin or from `ctx.add_loss`, is part of the loss `generator`.
+    The losses come by name from `training_step`, `fg.Output(losses={"generator": ..., ...})`, or as
+    functions from a method `losses(batch, ctx)` of the module, so that a phase computes only what
+    it needs. A further term `generator/l2`, from a plugin or from `ctx.add_loss`, is part of the
+    loss `generator`.
 
-    Arguments:
-        order: with `alternating`, each phase sees the updates of those before it and runs its own forward pass; with
-            `simultaneous`, all gradients are taken at the same parameters and the updates are applied together. Then
-            the losses of `training_step` come from one forward pass, with one pullback per phase.
+    Args:
+        order: with `alternating`, each phase sees the updates of those before it and runs its own
+            forward pass; with `simultaneous`, all gradients are taken at the same parameters and
+            the updates are applied together. Then the losses of `training_step` come from one
+            forward pass, with one pullback per phase.
         overlap: whether two phases may update the same array.
-        phases: by the name of their loss. If none are given, they come from the module's `configure_optimizers`.
+        phases: by the name of their loss. If none are given, they come from the module's
+            `configure_optimizers`.
     """
 
     plugin_name = "phases"

@@ -18,11 +18,12 @@ from fulgurite_optimizers.wrapped import UpdateRuleWrapper
 
 @dataclass(frozen=True)
 class ReduceOnPlateau:
-    """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved `patience` times.
+    """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved
+    `patience` times.
 
-    The rule is that of `optax.contrib.reduce_on_plateau`, fed at `every` instead of in every step. Its state is part of
-    the train state, and the scale is logged as `reduce_on_plateau/scale`, of several as
-    `reduce_on_plateau/SOURCE/NAME/scale`.
+    The rule is that of `optax.contrib.reduce_on_plateau`, fed at `every` instead of in every step.
+    Its state is part of the train state, and the scale is logged as `reduce_on_plateau/scale`, of
+    several as `reduce_on_plateau/SOURCE/NAME/scale`.
 
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
@@ -125,7 +126,8 @@ class ReduceOnPlateau:
 
 
 class ScaledUpdate(UpdateRuleWrapper):
-    """A rule whose changes of the parameters are multiplied by the scale in a plugin's slice of the state."""
+    """A rule whose changes of the parameters are multiplied by the scale in a plugin's slice of the
+    state."""
 
     def __init__(self, rule: fg.UpdateRule, slice: str) -> None:
         super().__init__(rule)

@@ -19,11 +19,12 @@ class StepsState(NamedTuple):
 def accumulate_over_steps(
     optimizer: optax.GradientTransformation, n: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Gives updates of zero but for every `n`-th, which is the optimizer's for the mean of the last `n` gradients.
+    """Gives updates of zero but for every `n`-th, which is the optimizer's for the mean of the last
+    `n` gradients.
 
-    `update(None, state, params, finish=True)` gives the one for the mean of those that are left, if there are any.
-    Other than `optax.MultiSteps`, it adds up in the gradients' own dtype, and runs the optimizer only where its update
-    is wanted.
+    `update(None, state, params, finish=True)` gives the one for the mean of those that are left, if
+    there are any. Other than `optax.MultiSteps`, it adds up in the gradients' own dtype, and runs
+    the optimizer only where its update is wanted.
     """
 
     def init(params: Any) -> StepsState:

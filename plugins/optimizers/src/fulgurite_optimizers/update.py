@@ -29,7 +29,8 @@ from fulgurite_optimizers.steps import StepsState, accumulate_over_steps
 
 
 class PhaseState(NamedTuple):
-    """What a phase keeps: the states of what its gradients go through, and the number of its updates."""
+    """What a phase keeps: the states of what its gradients go through, and the number of its
+    updates."""
 
     gradient_transform: PyTree
     optimizer: PyTree
@@ -37,7 +38,8 @@ class PhaseState(NamedTuple):
 
 
 class PhaseResult(NamedTuple):
-    """What a phase did in a step. `params`, `grads` and `updates` have the module's structure, with None elsewhere."""
+    """What a phase did in a step. `params`, `grads` and `updates` have the module's structure, with
+    None elsewhere."""
 
     params: PyTree
     state: PhaseState
@@ -51,8 +53,8 @@ class PhaseResult(NamedTuple):
 
 
 class PhasedUpdate(fg.UpdateRule):
-    """One optimizer for each loss: one after the other, or `simultaneous`. Without `functions` the loss is that of
-    `training_step`, whatever a method `losses` of the module is for."""
+    """One optimizer for each loss: one after the other, or `simultaneous`. Without `functions` the
+    loss is that of `training_step`, whatever a method `losses` of the module is for."""
 
     def __init__(
         self, phases: dict[str, Phase], *, simultaneous: bool, functions: bool = True
@@ -206,7 +208,8 @@ class PhasedUpdate(fg.UpdateRule):
         return merge_disjoint(further, {f"{name}/loss": total(part.terms)})
 
     def _output(self, done: dict[str, PhaseResult]) -> fg.Output:
-        """The output of the step; the sum of the losses of several optimizers would mean nothing."""
+        """The output of the step; the sum of the losses of several optimizers would mean
+        nothing."""
         losses = {key: value for one in done.values() for key, value in one.losses.items()}
         metrics = {key: value for one in done.values() for key, value in one.metrics.items()}
         for name, one in done.items():
@@ -256,7 +259,8 @@ def _split_batch(phase: Phase, batch: Any, mask: Any) -> list[tuple[Any, Any]]:
 def _skip(
     name: str, run: Any, ctx: fg.Context, params: PyTree, own: PhaseState, model_state: Any
 ) -> PhaseResult:
-    """What is left of `run` at a step at which the phase `name` does nothing: what it shows, where it is to show it."""
+    """What is left of `run` at a step at which the phase `name` does nothing: what it shows, where
+    it is to show it."""
     like: PhaseResult = jax.eval_shape(run, params, own, model_state)
     grads, updates, losses, media = jax.tree.map(
         zeros_like_spec, (like.grads, like.updates, like.losses, like.media)

@@ -1,4 +1,5 @@
-"""Shows in the terminal what a run is doing: `Engine(plugins=["progress"])`, or active once it is installed."""
+"""Shows in the terminal what a run is doing: `Engine(plugins=["progress"])`, or active once it is
+installed."""
 
 from fulgurite_progress.plugin import ProgressBar as ProgressBar
 from fulgurite_progress.summary import (

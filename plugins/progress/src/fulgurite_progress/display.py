@@ -1,4 +1,5 @@
-"""The line of a run and who renews it: a terminal's by the clock, or plain lines at growing intervals."""
+"""The line of a run and who renews it: a terminal's by the clock, or plain lines at growing
+intervals."""
 
 import sys
 import threading
@@ -29,7 +30,8 @@ class Display:
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
         if console.is_interactive:
-            # What is printed goes above the line, through rich, unless it goes somewhere else, such as into a file.
+            # What is printed goes above the line, through rich, unless it goes somewhere else, such
+            # as into a file.
             above, line = sys.stdout.isatty(), self.line
             self._live = Live(
                 get_renderable=line,
@@ -103,7 +105,8 @@ def intervals() -> Iterator[float]:
 
 
 def activity(accounts: list[str]) -> str:
-    """What is going on besides steps, of the accounts that are open; another thread may change them meanwhile."""
+    """What is going on besides steps, of the accounts that are open; another thread may change them
+    meanwhile."""
     accounts = list(accounts)
     name = next(iter(accounts), "")
     if name in ("compile", "wait"):  # for steps is waited

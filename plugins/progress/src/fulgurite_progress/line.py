@@ -37,7 +37,8 @@ class Line:
         yield self.text(options.max_width)
 
     def text(self, width: int | None = None) -> Text:
-        """The line in at most `width` columns, or without a width the whole of it but for the bar."""
+        """The line in at most `width` columns, or without a width the whole of it but for the
+        bar."""
         chosen: list[tuple[int, str, str]] = []
         for place, (text, style) in self._parts(bar=width is not None):
             used = sum(len(one) + 2 for _, one, _ in chosen)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ProgressBar:
-    """Shows a run on standard error: in a terminal as one line that is kept up to date, elsewhere as plain lines at
-    growing intervals. It never waits for the device and takes part in no step. Only the first process shows anything.
+    """Shows a run on standard error: in a terminal as one line that is kept up to date, elsewhere
+    as plain lines at growing intervals. It never waits for the device and takes part in no step.
+    Only the first process shows anything.
 
     Attributes:
         refresh: how often per second the line in a terminal is updated.

@@ -7,8 +7,8 @@ from rich.text import Text
 
 
 class Screen(Console):
-    """A console that prints texts as they are, and whose end is not that of the run: once it cannot be written to,
-    such as a pipe that nobody reads any more, nothing more is shown."""
+    """A console that prints texts as they are, and whose end is not that of the run: once it cannot
+    be written to, such as a pipe that nobody reads any more, nothing more is shown."""
 
     def __init__(self, **options: Any) -> None:
         # What the program prints while there is a line goes through here as well.

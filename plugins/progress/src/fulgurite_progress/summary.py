@@ -16,9 +16,9 @@ ROWS = 24
 def model_summary(
     state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None
 ) -> RenderableType:
-    """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the optimizer, and whether they
-    are frozen (never updated by `rule`), with totals below. Modules are listed as deep as fits into `rows` rows. Only
-    shapes are read."""
+    """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the
+    optimizer, and whether they are frozen (never updated by `rule`), with totals below. Modules are
+    listed as deep as fits into `rows` rows. Only shapes are read."""
     arrays, kept = _arrays(state.module), _arrays(state.opt_state)
     groups = _group_rows(arrays, rows)
     sharded = any(_spec(leaf) != "-" for _, leaf in arrays)
@@ -63,7 +63,8 @@ def model_summary(
 
 
 def parameter_table(module: Any) -> Table:
-    """A table of the arrays of a module, or of another tree: path, shape, dtype, sharding, parameters, bytes."""
+    """A table of the arrays of a module, or of another tree: path, shape, dtype, sharding,
+    parameters, bytes."""
     table = Table("path", "shape", "dtype", "sharding", box=None, pad_edge=False)
     for name in ("parameters", "bytes"):
         table.add_column(name, justify="right")
@@ -76,7 +77,8 @@ def parameter_table(module: Any) -> Table:
 
 
 def costs(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
-    """A line about an executable: FLOPs of one run, memory besides its arguments, and seconds of compilation so far."""
+    """A line about an executable: FLOPs of one run, memory besides its arguments, and seconds of
+    compilation so far."""
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     parts = [f"compiled {name}"]
@@ -119,7 +121,8 @@ def _frozen(module: Any, rule: fg.UpdateRule) -> set[str]:
 
 
 def _optimizer_bytes(kept: list[tuple[str, Any]], paths: set[str]) -> dict[str, int]:
-    """The bytes that an optimizer keeps for the array at each of `paths`, which is the longest one that ends a path."""
+    """The bytes that an optimizer keeps for the array at each of `paths`, which is the longest one
+    that ends a path."""
     owned = dict.fromkeys(paths, 0)
     for path, leaf in kept:
         ends = [path, *(path[place + 1 :] for place, letter in enumerate(path) if letter == ".")]

@@ -15,7 +15,8 @@ _NAMES = {
 
 
 def timing_table(accounts: fg.Timings) -> Table:
-    """A table of seconds and shares by part: steps, waiting for data, compiling, evaluations, saving, each plugin."""
+    """A table of seconds and shares by part: steps, waiting for data, compiling, evaluations,
+    saving, each plugin."""
     seconds: dict[str, float] = defaultdict(float)
     for name, spent in accounts.seconds.items():
         seconds[_part(name)] += spent

@@ -1,4 +1,5 @@
-"""Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise", train=True, eval=True))])`."""
+"""Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise", train=True,
+eval=True))])`."""
 
 from fulgurite import RngStream as RngStream
 

@@ -15,11 +15,12 @@ DEFAULTS = (
 class Rng:
     """Adds random streams to an engine, or replaces defaults of the same name.
 
-    Without arguments it gives the defaults: `params` (for initializing modules; the same at every step), `default` and
-    `dropout` (training only). A key depends only on the seed, the stream's name, the step and the phase, so adding a
-    stream changes no other, and the bits of `default` are those of an engine without this plugin.
+    Without arguments it gives the defaults: `params` (for initializing modules; the same at every
+    step), `default` and `dropout` (training only). A key depends only on the seed, the stream's
+    name, the step and the phase, so adding a stream changes no other, and the bits of `default` are
+    those of an engine without this plugin.
 
-    Arguments:
+    Args:
         streams: to add, or to use instead of a default of the same name.
     """
 
@@ -43,7 +44,8 @@ class Rng:
         return list(self._streams.values())
 
     def streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
-        """The streams over a seed or root key, for use outside an engine: `rng.streams(0).train_keys(step)`.
+        """The streams over a seed or root key, for use outside an engine:
+        `rng.streams(0).train_keys(step)`.
 
         The keys are those of an engine with that seed. The step may be traced.
         """

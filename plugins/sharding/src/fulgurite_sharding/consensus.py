@@ -1,4 +1,5 @@
-"""How several processes agree, over JAX's coordination service: no device takes part, so nobody waits for one."""
+"""How several processes agree, over JAX's coordination service: no device takes part, so nobody
+waits for one."""
 
 import json
 import signal
@@ -21,8 +22,8 @@ _TIDIED_EVERY = 64
 
 @dataclass
 class _Counters:
-    """How often this process has spoken with the others. It belongs to the process as the store of their answers does:
-    of two engines the second would else read what the first one said."""
+    """How often this process has spoken with the others. It belongs to the process as the store of
+    their answers does: of two engines the second would else read what the first one said."""
 
     polls: int = 0
     meetings: int = 0
@@ -38,11 +39,12 @@ _said = _Counters()
 class CoordinatedSync(fg.ProcessSync):
     """Makes every process do the same at the same step.
 
-    SIGTERM is JAX's: once one process has it, all stop at the same point, asked for at each end of a dispatch and
-    between the batches of an evaluation. Other requests are checked every `every` steps: process 0's clock decides
-    which actions are due by the clock, and any process can ask to stop.
+    SIGTERM is JAX's: once one process has it, all stop at the same point, asked for at each end of
+    a dispatch and between the batches of an evaluation. Other requests are checked every `every`
+    steps: process 0's clock decides which actions are due by the clock, and any process can ask to
+        stop.
 
-    Arguments:
+    Args:
         every: steps between two checks.
         timeout: seconds to wait for another process where all must take part.
     """
@@ -55,7 +57,8 @@ class CoordinatedSync(fg.ProcessSync):
         self._met: int | None = None
 
     def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
-        # Counted by polls instead of steps, because evaluations poll as well; every process does so equally often.
+        # Counted by polls instead of steps, because evaluations poll as well; every process does so
+        # equally often.
         _said.polls += 1
         preempted = frozenset({"stop:SIGTERM"} if reached_sync_point(_said.polls) else ())
         if (
@@ -103,8 +106,8 @@ class CoordinatedSync(fg.ProcessSync):
         return values
 
     def _meet(self, requests: frozenset[str]) -> frozenset[str]:
-        """Process 0's decision. The others cast their votes to stop before they read it; it may come to know of a vote
-        one meeting late, and waits for none."""
+        """Process 0's decision. The others cast their votes to stop before they read it; it may
+        come to know of a vote one meeting late, and waits for none."""
         _said.meetings += 1
         block, number = divmod(_said.meetings, _TIDIED_EVERY)
         key = f"fulgurite/agree/{block}/{number}"

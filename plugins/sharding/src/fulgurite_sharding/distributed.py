@@ -1,4 +1,5 @@
-"""Several processes become one program: `jax.distributed`, connected before anything touches a device.
+"""Several processes become one program: `jax.distributed`, connected before anything touches a
+device.
 
 Everything that JAX offers no public name for is in this file.
 """
@@ -16,7 +17,8 @@ from fulgurite.errors import ConfigurationError, ProcessError
 from fulgurite.processes import VARIABLE
 from jax._src import distributed as _distributed, xla_bridge as _xla_bridge
 
-# Seconds that JAX itself waits longer than we do: it ends a process that waited in vain without an exception.
+# Seconds that JAX itself waits longer than we do: it ends a process that waited in vain without an
+# exception.
 _LONGER = 3600
 
 
@@ -25,12 +27,13 @@ class Group:
     """Which processes there are, and which of them this one is.
 
     Attributes:
-        coordinator: `HOST:PORT` of process 0; with `processes` and `process`, or none of the three, which leaves it
-            to JAX to detect them.
+        coordinator: `HOST:PORT` of process 0; with `processes` and `process`, or none of the three,
+            which leaves it to JAX to detect them.
         processes: how many.
         process: which one this is, from 0.
         timeout: seconds to wait for all to arrive.
-        heartbeat: seconds without a sign of life after which a process counts as dead, and all others end.
+        heartbeat: seconds without a sign of life after which a process counts as dead, and all
+            others end.
     """
 
     coordinator: str | None = None
@@ -65,8 +68,8 @@ class Group:
 
     @classmethod
     def parse(cls, text: str) -> "Group":
-        """The group that FULGURITE_DISTRIBUTED describes: `auto`, or `HOST:PORT PROCESS/PROCESSES`, perhaps followed
-        by `timeout=SECONDS` and `heartbeat=SECONDS`."""
+        """The group that FULGURITE_DISTRIBUTED describes: `auto`, or `HOST:PORT PROCESS/PROCESSES`,
+        perhaps followed by `timeout=SECONDS` and `heartbeat=SECONDS`."""
         place = [word for word in text.split() if "=" not in word]
         options = dict(word.split("=", 1) for word in text.split() if "=" in word)
         try:
@@ -106,12 +109,14 @@ def initialize_distributed(
 ) -> None:
     """Connects this process with the others: from then on `jax.devices()` are the devices of all.
 
-    Called before anything touches a device. Without arguments the variable FULGURITE_DISTRIBUTED counts, and without it
-    what JAX detects: SLURM, Open MPI, Kubernetes, cloud TPUs. `fulgurite launch`, and `fulgurite fit` and `fg.main`
-    with that variable, have called it already; a second call does nothing.
+    Called before anything touches a device. Without arguments the variable FULGURITE_DISTRIBUTED
+    counts, and without it
+    what JAX detects: SLURM, Open MPI, Kubernetes, cloud TPUs. `fulgurite launch`, and `fulgurite
+    fit` and `fg.main` with that variable, have called it already; a second call does nothing.
 
-    From then on an exception that nobody catches ends the process at once, without functions registered by `atexit`,
-    because JAX would wait there for the other processes, which wait for this one.
+    From then on an exception that nobody catches ends the process at once, without functions
+    registered by `atexit`, because JAX would wait there for the other processes, which wait for
+    this one.
 
     Arguments: see `Group`.
 
@@ -142,25 +147,29 @@ def is_connected() -> bool:
 
 
 def client() -> Any:
-    """The client of the coordination service: a store of keys and texts, and barriers, without a device."""
+    """The client of the coordination service: a store of keys and texts, and barriers, without a
+    device."""
     return _distributed.global_state.client
 
 
 def reached_sync_point(poll: int) -> bool:
-    """Whether all processes stop at this poll, because one was told to end. All poll the same numbers in order."""
+    """Whether all processes stop at this poll, because one was told to end. All poll the same
+    numbers in order."""
     manager = _distributed.global_state.preemption_sync_manager
     return manager is not None and manager.reached_sync_point(poll)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once: at a regular end JAX would wait for the others, which wait for this one."""
+    """Ends this process at once: at a regular end JAX would wait for the others, which wait for
+    this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _connect(group: Group) -> None:
-    """Waits for all processes, in a thread: JAX would end the process where it can wait no longer."""
+    """Waits for all processes, in a thread: JAX would end the process where it can wait no
+    longer."""
     failed: list[BaseException] = []
 
     def connect() -> None:
@@ -220,7 +229,8 @@ def _bind_address(coordinator: str | None) -> str | None:
 
 
 def _exit_hook(former: Any) -> Any:
-    """An exception hook that ends the process, and with it the connection, after the former one has printed."""
+    """An exception hook that ends the process, and with it the connection, after the former one has
+    printed."""
 
     def end(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         former(kind, value, trace)

@@ -1,4 +1,5 @@
-"""Looking at what is spread over devices: where it is, the whole of it, and whether its replicas agree."""
+"""Looking at what is spread over devices: where it is, the whole of it, and whether its replicas
+agree."""
 
 import importlib.util
 from typing import Any
@@ -17,15 +18,18 @@ class ReplicaError(FulguriteError):
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """The bytes that each device holds of the arrays of a tree, or would hold of specs with shardings."""
+    """The bytes that each device holds of the arrays of a tree, or would hold of specs with
+    shardings."""
     return sum(_part_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_on_devices(leaf))
 
 
 def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
-    """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line sums them up.
+    """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line
+    sums them up.
 
     `visualize` is the path of an array with one or two dimensions, whose parts are drawn by
-    `jax.debug.visualize_array_sharding`, which needs `rich`: `pip install 'fulgurite-sharding[visualize]'`.
+    `jax.debug.visualize_array_sharding`, which needs `rich`: `pip install
+    'fulgurite-sharding[visualize]'`.
     """
     rows = [("path", "shape", "spec", "bytes per device")]
     for path, leaf in leaves_with_paths(tree):
@@ -51,10 +55,12 @@ def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """The same tree with every array whole, as a NumPy array, in every process. Every process must call it.
+    """The same tree with every array whole, as a NumPy array, in every process. Every process must
+    call it.
 
-    Arrays local to a process (NumPy arrays and numbers, arrays on its own devices) are concatenated over all processes
-    along the first axis. Typed keys become their data; leaves that are not arrays stay.
+    Arrays local to a process (NumPy arrays and numbers, arrays on its own devices) are concatenated
+    over all processes along the first axis. Typed keys become their data; leaves that are not
+    arrays stay.
     """
 
     def whole(leaf: Any) -> Any:
@@ -68,10 +74,12 @@ def gather(tree: PyTree) -> PyTree:
 
 
 def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
-    """Compares all copies of each array, or part of one, over all devices and processes; all of these call it.
+    """Compares all copies of each array, or part of one, over all devices and processes; all of
+    these call it.
 
     Raises:
-        ReplicaError: two copies differ by more than `tolerance`; it names path, device and largest difference.
+        ReplicaError: two copies differ by more than `tolerance`; it names path, device and largest
+            difference.
     """
     for path, leaf in leaves_with_paths(tree):
         if not isinstance(leaf, jax.Array):

@@ -29,7 +29,8 @@ GRACE = 5.0
 
 
 def launch(arguments: list[str]) -> int:
-    """Runs the command; gives 0, or the exit code of the process that failed or was stopped first."""
+    """Runs the command; gives 0, or the exit code of the process that failed or was stopped
+    first."""
     parser = argparse.ArgumentParser(
         "fulgurite launch",
         description="Runs a program as several processes on this machine, connected before it is imported: with the "
@@ -98,7 +99,8 @@ def launch(arguments: list[str]) -> int:
 
 
 class _Member:
-    """One of the processes, whose lines are passed on: those of process 0 as they are, others' with their number."""
+    """One of the processes, whose lines are passed on: those of process 0 as they are, others' with
+    their number."""
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class _Member:
         self.name = f"process {number} of {count}"
         # One for each stream, because which of two streams was written to last cannot be told here.
         self._tails: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(2)]
-        # A session of its own: Ctrl-C reaches it once, through us. It ends when its standard input does, with us.
+        # A session of its own: Ctrl-C reaches it once, through us. It ends when its standard input
+        # does, with us.
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -185,7 +188,8 @@ class _Member:
 
 
 def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: list[int]) -> int:
-    """Waits for all to end; hands signals on; ends the others when one has failed. Gives the exit code."""
+    """Waits for all to end; hands signals on; ends the others when one has failed. Gives the exit
+    code."""
     running, ended = list(members), []
     handed_on, deadline = 0, float("inf")
     while running:
@@ -227,7 +231,8 @@ def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: l
 
 @contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port on loopback, which nobody else gets: JAX's coordinator, which shares ports, binds it as well."""
+    """A free port on loopback, which nobody else gets: JAX's coordinator, which shares ports, binds
+    it as well."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
@@ -250,7 +255,8 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _devices(processes: int) -> list[dict[str, str]]:
-    """What tells each process its devices: an equal part of the GPUs; nothing on a machine without."""
+    """What tells each process its devices: an equal part of the GPUs; nothing on a machine
+    without."""
     platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
     gpus = [] if platform not in ("", "cuda", "gpu") else _gpus()
     if not gpus:

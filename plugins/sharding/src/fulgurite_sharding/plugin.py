@@ -34,25 +34,30 @@ Known = dict[Path, LeafSharding]
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Trains on a mesh of devices. The step is compiled once for all of them; GSPMD inserts the communication.
+    """Trains on a mesh of devices. The step is compiled once for all of them; GSPMD inserts the
+    communication.
 
-    Arguments:
-        mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together they take every
-            device. Or a `jax.sharding.Mesh` whose axes are of type Auto.
-        batch: the axes that divide the first dimension of every batch array; () keeps batches whole on every device.
-        parameters: how to divide parameters that no rule matches: `ShardBySize(axis, min_size)`, or None to keep them whole
-            on every device. It also divides dimensions that a rule leaves whole, unless the rule names no axis at all.
-        optimizer: the optimizer state follows its parameters. `ShardBySize` divides it further; rules over its own paths
-            (such as `**.mu.**.weight`) take precedence.
-        rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches decides.
-        outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), in training and
-            evaluation. In evaluation, a batch that does not divide evenly is left whole.
-        agree_every: with several processes, the number of steps after which they agree on actions due by the clock and
-            on requests to stop; see `CoordinatedSync`.
+    Args:
+        mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together
+            they take every device. Or a `jax.sharding.Mesh` whose axes are of type Auto.
+        batch: the axes that divide the first dimension of every batch array; () keeps batches whole
+            on every device.
+        parameters: how to divide parameters that no rule matches: `ShardBySize(axis, min_size)`, or
+            None to keep them whole on every device. It also divides dimensions that a rule leaves
+            whole, unless the rule names no axis at all.
+        optimizer: the optimizer state follows its parameters. `ShardBySize` divides it further;
+            rules over its own paths (such as `**.mu.**.weight`) take precedence.
+        rules: pairs of a path pattern over the module and a `PartitionSpec`; the first that matches
+            decides.
+        outputs: likewise, over what the module's step returns (`preds.logits`, `metrics.**`), in
+            training and evaluation. In evaluation, a batch that does not divide evenly is left
+            whole.
+        agree_every: with several processes, the number of steps after which they agree on actions
+            due by the clock and on requests to stop; see `CoordinatedSync`.
 
     Raises:
-        ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a rule that does not
-            fit an array.
+        ConfigurationError: sizes that do not fit the devices, axes that the mesh does not have, a
+            rule that does not fit an array.
         PathError: a rule that matches no array.
     """
 
@@ -145,7 +150,8 @@ class Sharding:
 
     @fg.hookimpl
     def state_sharding(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
-        """Parameters by rule and size, optimizer state and slices after their parameters, the rest whole."""
+        """Parameters by rule and size, optimizer state and slices after their parameters, the rest
+        whole."""
         known = self._parameters(state.module)
 
         def place(keys: Any, leaf: Any) -> NamedSharding | None:
@@ -167,8 +173,9 @@ class Sharding:
 
     @fg.hookimpl
     def forward_sharding(self, module: PyTree) -> PyTree[NamedSharding | None]:
-        """What is divided by size is gathered where it is used. Left to itself, the compiler may gather batches and
-        divide the work by the parts of a parameter instead, which moves activations at every layer."""
+        """What is divided by size is gathered where it is used. Left to itself, the compiler may
+        gather batches and divide the work by the parts of a parameter instead, which moves
+        activations at every layer."""
         if self.parameters is None:
             return None
         known = self._parameters(module)
@@ -181,7 +188,8 @@ class Sharding:
 
     @fg.hookimpl
     def output_sharding(self, output: fg.Output) -> PyTree[NamedSharding | None]:
-        """What the rules for outputs say; in evaluation where it fits, whose last batch may be of any size."""
+        """What the rules for outputs say; in evaluation where it fits, whose last batch may be of
+        any size."""
         rules = Rules(self.outputs, "Sharding(outputs=)", strict=fg.is_training())
 
         def place(keys: Any, leaf: Any) -> NamedSharding | None:
@@ -238,7 +246,8 @@ class Sharding:
         return spec
 
     def _following(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
-        """The spec of the parameter whose path this one ends with, if they are of one shape; else by size alone."""
+        """The spec of the parameter whose path this one ends with, if they are of one shape; else
+        by size alone."""
         for start in range(len(path)):
             found = known.get(Path(path[start:]))
             if found and found.shape == shape:
@@ -261,8 +270,9 @@ class DataParallel(Sharding):
 
 
 class FSDP(Sharding):
-    """Divides batches, parameters and optimizer state over one axis: each parameter with at least `min_size` elements
-    along its largest dimension that divides evenly. It is gathered where it is used.
+    """Divides batches, parameters and optimizer state over one axis: each parameter with at least
+    `min_size` elements along its largest dimension that divides evenly. It is gathered where it is
+    used.
 
     With `rules` and a mesh of more axes it is fully sharded and tensor parallel at once:
     `FSDP(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
@@ -287,8 +297,8 @@ class FSDP(Sharding):
 
 
 class TensorParallel(Sharding):
-    """Divides parameters by the rules over the axis "model" of `size` devices (-1: all), and batches over the others
-    along "data"."""
+    """Divides parameters by the rules over the axis "model" of `size` devices (-1: all), and
+    batches over the others along "data"."""
 
     def __init__(self, rules: Sequence[Rule], size: int = -1, *, agree_every: int = 50) -> None:
         mesh = {"data": 1 if size == -1 else -1, "model": size}

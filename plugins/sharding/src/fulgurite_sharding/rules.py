@@ -10,15 +10,15 @@ from fulgurite.tree.paths import Path, Pattern
 from jax.sharding import Mesh, PartitionSpec
 
 Rule = tuple[str, PartitionSpec | Sequence[Any]]
-"""A path pattern, and the mesh axes of each dimension: `("**.attention.*.weight", P("model", None))`, or as plain data
-`("**.attention.*.weight", ["model", None])`."""
+"""A path pattern, and the mesh axes of each dimension: `("**.attention.*.weight", P("model",
+None))`, or as plain data `("**.attention.*.weight", ["model", None])`."""
 
 
 @dataclass(frozen=True)
 class ShardBySize:
-    """Divides every array with at least `min_size` elements by `axis`, along its largest dimension that divides
-    evenly. Smaller arrays, and those with no such dimension, stay as they are. Dimensions that a rule divides are
-    left alone."""
+    """Divides every array with at least `min_size` elements by `axis`, along its largest dimension
+    that divides evenly. Smaller arrays, and those with no such dimension, stay as they are.
+    Dimensions that a rule divides are left alone."""
 
     axis: str = "data"
     min_size: int = 2**14
@@ -44,8 +44,8 @@ class ShardBySize:
 
 
 class Rules:
-    """Rules for the arrays of one tree; the first whose pattern is the whole path decides. Unless `strict`, an array
-    whose dimensions do not divide as that says is left alone."""
+    """Rules for the arrays of one tree; the first whose pattern is the whole path decides. Unless
+    `strict`, an array whose dimensions do not divide as that says is left alone."""
 
     def __init__(self, rules: Iterable[Rule], what: str, *, strict: bool = True) -> None:
         self._what, self._strict, self._rules = (
@@ -63,7 +63,8 @@ class Rules:
         return {axis for _, spec in self._rules for axis in axes_of(spec)}
 
     def spec(self, path: Path, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
-        """What the first matching rule says of an array, or None. A `ConfigurationError` if it does not fit."""
+        """What the first matching rule says of an array, or None. A `ConfigurationError` if it does
+        not fit."""
         for pattern, spec in self._rules:
             if pattern.matches(path):
                 return spec if self._fits(pattern, spec, path, shape, mesh) else None

@@ -1,7 +1,7 @@
 """Event files: the records of TensorBoard, framed as TFRecords, in files that can be cut back.
 
-The frame of a record is the length of its data (uint64), the masked CRC-32C of these eight bytes, the data, and its
-masked CRC-32C (uint32 each, all little-endian).
+The frame of a record is the length of its data (uint64), the masked CRC-32C of these eight bytes,
+the data, and its masked CRC-32C (uint32 each, all little-endian).
 """
 
 import os
@@ -26,12 +26,14 @@ def recorded(step: int, wall: float, summary: Any) -> Any:
 
 
 def started(step: int) -> Any:
-    """Tells a server that a run goes on: what it has of this step and later ones is no longer so."""
+    """Tells a server that a run goes on: what it has of this step and later ones is no longer
+    so."""
     return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
 
 
 class EventFile:
-    """A new event file; an existing one is an error. Each write goes to the operating system at once.
+    """A new event file; an existing one is an error. Each write goes to the operating system at
+    once.
 
     Attributes:
         size: how many bytes of whole records it has.
@@ -72,8 +74,8 @@ class EventFile:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Any]]:
-    """The events of a file with the position after each, up to the last complete one. Checksums are verified; a wrong
-    one is a `CheckpointError`."""
+    """The events of a file with the position after each, up to the last complete one. Checksums are
+    verified; a wrong one is a `CheckpointError`."""
     with open(path, "rb") as file:
         end = 0
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
@@ -91,7 +93,8 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def cut(path: Path, size: int) -> None:
-    """Drops what comes after the first `size` bytes, which must be whole records; otherwise a `CheckpointError`."""
+    """Drops what comes after the first `size` bytes, which must be whole records; otherwise a
+    `CheckpointError`."""
     with open(path, "r+b") as file:
         end, there = 0, os.fstat(file.fileno()).st_size
         while end < min(size, there) and len(header := file.read(_HEADER.size)) == _HEADER.size:
@@ -108,6 +111,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def _masked_crc(data: bytes) -> int:
-    """The CRC-32C of data, rotated and shifted, as TFRecords have it, lest a CRC be computed of one that is stored."""
+    """The CRC-32C of data, rotated and shifted, as TFRecords have it, lest a CRC be computed of one
+    that is stored."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -29,13 +29,16 @@ _TELEMETRY = "telemetry="
 
 @dataclass(eq=False)
 class TensorBoardLogger(fg.FileLogger):
-    """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`, a directory of
-    event files for each source: `train`, an evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
+    """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`,
+    a directory of
+    event files for each source: `train`, an evaluator's name. `tensorboard --logdir
+        RUN/tensorboard` shows them.
 
-    Each record of the exact stream is there once: a resumed run cuts the files back to its checkpoint, sets the
-    contents of later files aside, and begins a new file with a `SessionLog.START` event, so a running server drops what
-    it has read of later steps. Telemetry goes to separate directories, `telemetry=train`, and may appear more than
-    once. A value that cannot be shown, such as a figure that fails to draw, is left out with one notice.
+    Each record of the exact stream is there once: a resumed run cuts the files back to its
+    checkpoint, sets the contents of later files aside, and begins a new file with a
+    `SessionLog.START` event, so a running server drops what it has read of later steps. Telemetry
+    goes to separate directories, `telemetry=train`, and may appear more than once. A value that
+    cannot be shown, such as a figure that fails to draw, is left out with one notice.
     """
 
     plugin_name = FOLDER
@@ -134,7 +137,8 @@ class _Backend:
             name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
             self._open[split] = EventFile(folder / name)
             if split not in self._whole and _is_exact(split):
-                # TensorBoard's reader in Python takes the first START of a run for its begin, and no later one.
+                # TensorBoard's reader in Python takes the first START of a run for its begin, and
+                # no later one.
                 self._open[split].append(started(0))
         return self._open[split]
 
@@ -195,7 +199,8 @@ def _up_to(step: int, folder: Path) -> dict[str, int]:
 
 
 def _set_aside(folder: Path, known: dict[str, int]) -> None:
-    """Moves what is in event files that are not `known` to files that TensorBoard does not see. They stay, empty, for a
+    """Moves what is in event files that are not `known` to files that TensorBoard does not see.
+    They stay, empty, for a
     server that reads them: it would stop where one is gone."""
     for path in sorted(folder.iterdir()):
         match = _FILE.fullmatch(path.name)

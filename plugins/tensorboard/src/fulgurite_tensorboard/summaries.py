@@ -13,7 +13,8 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttr
 
 
 def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
-    """The one summary of a record. A value that cannot be shown is left out; `refuse` is told its name and why."""
+    """The one summary of a record. A value that cannot be shown is left out; `refuse` is told its
+    name and why."""
     whole = Summary()
     if record.kind == "config":
         for part in _config(record):
@@ -111,7 +112,8 @@ def _text(name: str, text: fg.media.Text) -> Iterator[Any]:
 
 
 def _encodable(text: str) -> str:
-    """A text without lone surrogates, which UTF-8 does not have: file names of other encodings hold them."""
+    """A text without lone surrogates, which UTF-8 does not have: file names of other encodings hold
+    them."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -20,14 +20,16 @@ def same_bits(a: Any, b: Any) -> str | None:
 
 
 def assert_same_bits(a: Any, b: Any) -> None:
-    """Both trees have the same arrays, at least one, bit for bit: NaN equals NaN, and 0 does not equal -0."""
+    """Both trees have the same arrays, at least one, bit for bit: NaN equals NaN, and 0 does not
+    equal -0."""
     assert arrays(a)
     difference = same_bits(a, b)
     assert difference is None, difference
 
 
 def about_same(a: Any, b: Any) -> str | None:
-    """None if both trees have the same arrays but for rounding, else where the first difference is."""
+    """None if both trees have the same arrays but for rounding, else where the first difference
+    is."""
     return _difference(
         a, b, lambda one, other: np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
     )

@@ -76,22 +76,26 @@ def check_plugin(
     distributed: bool = False,
     timeout: float = 10.0,
 ) -> None:
-    """Trains tiny models with a plugin in every way that matters, and raises if it breaks a promise.
+    """Trains tiny models with a plugin in every way that matters, and raises if it breaks a
+    promise.
 
-    Arguments:
-        plugin: a class, or a function without arguments that makes one; or an instance, of which each run gets a copy.
-        bad_arguments: sets of keyword arguments that its class must reject, each with a `FulguriteError` that names
-            one.
+    Args:
+        plugin: a class, or a function without arguments that makes one; or an instance, of which
+            each run gets a copy.
+        bad_arguments: sets of keyword arguments that its class must reject, each with a
+            `FulguriteError` that names one.
         beside: a function that makes the other plugins it needs.
         model, data: what to train; `data` is called for each run.
         skip, only: names of `CHECKS` to leave out, or to run alone.
-        content: returns what to compare of a file that it writes, such as the rows of a database, whose bytes depend on
-            history.
-        distributed: whether to run the check `processes` too, which takes seconds and starts two processes.
+        content: returns what to compare of a file that it writes, such as the rows of a database,
+            whose bytes depend on history.
+        distributed: whether to run the check `processes` too, which takes seconds and starts two
+            processes.
         timeout: seconds that the plugin may take to close.
 
     Raises:
-        PluginFailure: lists all problems found. After `hooks` or `trains` has failed, nothing else is tried.
+        PluginFailure: lists all problems found. After `hooks` or `trains` has failed, nothing else
+            is tried.
     """
     if unknown := {*skip, *(only or ())} - CHECKS.keys():
         raise ValueError(f"there is no check {sorted(unknown)[0]!r}; there are {', '.join(CHECKS)}")

@@ -1,4 +1,5 @@
-"""The fixtures that pytest finds by itself. Nothing of jax or Fulgurite is imported before one of them is used."""
+"""The fixtures that pytest finds by itself. Nothing of jax or Fulgurite is imported before one of
+them is used."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tiny_engine() -> "Callable[..., fg.Engine]":
-    """`tiny_engine(*plugins, **settings)`: an engine for 8 steps that logs every second one; nothing is autoloaded."""
+    """`tiny_engine(*plugins, **settings)`: an engine for 8 steps that logs every second one;
+    nothing is autoloaded."""
     from fulgurite_testing.tiny import tiny_engine
 
     return tiny_engine
@@ -22,7 +24,8 @@ def tiny_engine() -> "Callable[..., fg.Engine]":
 
 @pytest.fixture
 def record_events() -> "Callable[[], Events]":
-    """`record_events()`: a plugin that keeps the events and records of the runs that it is given to."""
+    """`record_events()`: a plugin that keeps the events and records of the runs that it is given
+    to."""
     from fulgurite_testing.events import Events
 
     return Events
@@ -30,8 +33,8 @@ def record_events() -> "Callable[[], Events]":
 
 @pytest.fixture
 def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.FitResult, Events]]":
-    """`run_with(*plugins, resume=None, **settings)`: trains the tiny model with them in a run directory of its own, and
-    gives the result and what was recorded."""
+    """`run_with(*plugins, resume=None, **settings)`: trains the tiny model with them in a run
+    directory of its own, and gives the result and what was recorded."""
     from fulgurite_testing.events import Events
     from fulgurite_testing.tiny import TinyModel, tiny_data, tiny_engine
 

@@ -15,7 +15,8 @@ from fulgurite_testing.subject import Broken, Subject
 from fulgurite_testing.watched import watch
 
 FREE = ("on_epoch_end", "on_compile", "log_scalars", "log_media", "log_text", "log_config")
-"""Host hooks that are called while steps run. The others come before the first step, or where the engine waits."""
+"""Host hooks that are called while steps run. The others come before the first step, or where the
+engine waits."""
 MOMENT = 0.01
 """Seconds, a small part of a slow step."""
 SLOW = 60
@@ -37,7 +38,8 @@ def no_sync(subject: Subject) -> None:
 
     plugin = watch(subject.make(), FREE, around, phases=("log", "act"))
     subject.fit(plugin, others=[_Slow()], log_every=1, steps=8)
-    # One that waits finds the device idle, and one that does not finds it busy; on a busy machine not each time.
+    # One that waits finds the device idle, and one that does not finds it busy; on a busy machine
+    # not each time.
     if waited := [
         name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)
     ]:
@@ -67,8 +69,8 @@ def busy() -> bool:
 
 
 def still_busy() -> bool:
-    """Whether anything is being computed for a while yet. What was waited for is done, but what is computed from it,
-    and what came with it, is marked as done a moment later."""
+    """Whether anything is being computed for a while yet. What was waited for is done, but what is
+    computed from it, and what came with it, is marked as done a moment later."""
     deadline = time.monotonic() + MOMENT
     while busy():
         if time.monotonic() > deadline:
@@ -78,7 +80,8 @@ def still_busy() -> bool:
 
 @dataclass(frozen=True)
 class _Slow:
-    """Makes each step slow, by a sum of products that is worth nothing and that XLA cannot leave out."""
+    """Makes each step slow, by a sum of products that is worth nothing and that XLA cannot leave
+    out."""
 
     plugin_name = "slow_step"
 

@@ -1,4 +1,5 @@
-"""A checkpointer that keeps snapshots in memory, as arrays and a JSON text: nothing else survives."""
+"""A checkpointer that keeps snapshots in memory, as arrays and a JSON text: nothing else
+survives."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""A check that starts two processes, connected by `jax.distributed`, and has them train one model with the plugin."""
+"""A check that starts two processes, connected by `jax.distributed`, and has them train one model
+with the plugin."""
 
 import inspect
 import os

@@ -18,8 +18,8 @@ KEPT = {
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Has JAX compile programs that are alike once in this process, as most of those of the checks are. Where it keeps
-    programs in a directory already, that one is used."""
+    """Has JAX compile programs that are alike once in this process, as most of those of the checks
+    are. Where it keeps programs in a directory already, that one is used."""
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         yield
         return

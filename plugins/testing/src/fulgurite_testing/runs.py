@@ -19,7 +19,8 @@ OF_THE_RUN = ("COMPLETE", "attempts", "checkpoints", "lock", "superseded")
 
 
 def hooks(subject: Subject) -> None:
-    """An engine takes it: its hooks are known, take what they are given, and give what they should."""
+    """An engine takes it: its hooks are known, take what they are given, and give what they
+    should."""
     try:
         plugin = subject.make()
     except Exception as error:
@@ -37,7 +38,8 @@ def hooks(subject: Subject) -> None:
 
 
 def arguments(subject: Subject) -> None:
-    """Its class refuses arguments that it does not know, and those that are said to be bad, by clear errors."""
+    """Its class refuses arguments that it does not know, and those that are said to be bad, by
+    clear errors."""
     cls = type(subject.make())
     if "__init__" in vars(cls) or cls.__init__ is not object.__init__:
         kinds = [one.kind for one in inspect.signature(cls).parameters.values()]
@@ -94,8 +96,8 @@ def streams(subject: Subject) -> None:
 
 
 def results(subject: Subject) -> None:
-    """Nothing of a run changes, unless the plugin says that it does: by hooks that are there for that, or by a class
-    attribute `changes_results = True`."""
+    """Nothing of a run changes, unless the plugin says that it does: by hooks that are there for
+    that, or by a class attribute `changes_results = True`."""
     if subject.changes_results:
         return
     parts = [
@@ -110,7 +112,8 @@ def results(subject: Subject) -> None:
 
 
 def deterministic(subject: Subject) -> None:
-    """Two runs with it have the same bits and the same exact records, of two instances or of one."""
+    """Two runs with it have the same bits and the same exact records, of two instances or of
+    one."""
     if difference := same_bits(_whole(subject.ran), _whole(subject.again.ran)):
         raise Broken(
             f"two runs of one seed differ: {difference}. The exact stream holds what follows from program, "
@@ -124,8 +127,8 @@ def deterministic(subject: Subject) -> None:
 
 
 def resume(subject: Subject) -> None:
-    """A run that ends at any moment after it was saved, and is gone on with in a new instance, has the bits, the exact
-    records and the files of one that was not."""
+    """A run that ends at any moment after it was saved, and is gone on with in a new instance, has
+    the bits, the exact records and the files of one that was not."""
     ran = subject.ran
     files = _files(subject, ran.run)
     # Those with clocks in them differ between any two runs.

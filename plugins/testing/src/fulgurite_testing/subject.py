@@ -169,8 +169,8 @@ class Subject:
         others: Sequence[Any] = (),
         **settings: Any,
     ) -> Ran:
-        """Trains with a plugin, or without any, in `run` or a directory of its own. It is saved after half of the
-        steps."""
+        """Trains with a plugin, or without any, in `run` or a directory of its own. It is saved
+        after half of the steps."""
         run = self.directory() if run is None else run
         events, memory = Events(), memory or Memory()
         keeps = not self.hooks & {"save_checkpoint", "restore_checkpoint"}

@@ -13,7 +13,8 @@ STEPS = 8
 
 
 class TinyModel(fg.Module):
-    """A linear classifier of four numbers into three classes, with noise on its inputs, a metric, and momentum."""
+    """A linear classifier of four numbers into three classes, with noise on its inputs, a metric,
+    and momentum."""
 
     linear: eqx.nn.Linear
 
@@ -36,7 +37,8 @@ class TinyModel(fg.Module):
 
 
 def tiny_data() -> fg.ArrayData:
-    """Five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label` int32 (batch,)."""
+    """Five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label` int32
+    (batch,)."""
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     return fg.ArrayData(
         {"x": x, "label": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, 4, shuffle=True

@@ -1,5 +1,5 @@
-"""Run by the check `processes`: one of two processes that train the tiny model with a plugin, made by a function of a
-file. `python -m fulgurite_testing.together PORT RUN FILE FUNCTION PROCESS`."""
+"""Run by the check `processes`: one of two processes that train the tiny model with a plugin, made
+by a function of a file. `python -m fulgurite_testing.together PORT RUN FILE FUNCTION PROCESS`."""
 
 import hashlib
 import importlib

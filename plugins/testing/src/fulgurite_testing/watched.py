@@ -12,7 +12,8 @@ Around = Callable[[str, Callable[[], Any]], Any]
 
 
 def watch(plugin: Any, hooks: Collection[str], around: Around, phases: Collection[str] = ()) -> Any:
-    """`plugin`, whose implementations of `hooks`, and whose actions of `phases`, are called by `around` from now on.
+    """`plugin`, whose implementations of `hooks`, and whose actions of `phases`, are called by
+    `around` from now on.
 
     Its class becomes a subclass of what it was, so that everything else of it stays.
     """

@@ -22,7 +22,8 @@ _LONGEST_LINE = 64 * 2**20
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a resumed run goes on from: its step, and the first `size` bytes of its records, if there are any."""
+    """What a resumed run goes on from: its step, and the first `size` bytes of its records, if
+    there are any."""
 
     step: int
     records: Path | None
@@ -32,7 +33,8 @@ class Resumed:
 class Backend:
     """A run at Weights & Biases.
 
-    `wandb.init` gets `settings`. Which steps have arrived is looked up where they arrive, at the server or in the run's
+    `wandb.init` gets `settings`. Which steps have arrived is looked up where they arrive, at the
+    server or in the run's
     files: what was handed over before a kill is not all there.
     """
 
@@ -50,7 +52,8 @@ class Backend:
         self._refused = set[str]()
 
     def write(self, record: fg.Record) -> None:
-        """Takes one record. Those of one step become one row, which is handed over with the next step."""
+        """Takes one record. Those of one step become one row, which is handed over with the next
+        step."""
         run = self._run or self._begin()
         if record.kind == "config":
             self._configure(run, record)
@@ -131,7 +134,8 @@ class Backend:
             self._mode = "offline"
             self._run = wandb.init(mode="offline", **arguments)
         if self._resumed is not None:
-            # What an attempt that was online had here may be at the server or not, which that one knows.
+            # What an attempt that was online had here may be at the server or not, which that one
+            # knows.
             known = [
                 one
                 for one in files
@@ -193,7 +197,8 @@ class Backend:
 
 @contextmanager
 def _unasked(quiet: Any) -> Iterator[None]:
-    """Nobody is asked for a key, lest training wait for the answer. What `wandb.init` is given does not see to that."""
+    """Nobody is asked for a key, lest training wait for the answer. What `wandb.init` is given does
+    not see to that."""
     import wandb
 
     everywhere = wandb.setup().settings
@@ -206,8 +211,8 @@ def _unasked(quiet: Any) -> Iterator[None]:
 
 @contextmanager
 def _thrifty() -> Iterator[None]:
-    """wandb's own process, which is written in Go and starts within, leaves the processors to training: a row costs it
-    less with one thread at work and rarer collections of garbage."""
+    """wandb's own process, which is written in Go and starts within, leaves the processors to
+    training: a row costs it less with one thread at work and rarer collections of garbage."""
     added = {
         name: value
         for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items()

@@ -23,18 +23,20 @@ Mode = Literal["online", "offline", "disabled"]
 class WandbLogger:
     """Sends scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
 
-    The step in wandb is the step of the run. A resumed run keeps its id, and so does a fit from the state of the one
-    before: what is missing between the last step that arrived and the checkpoint is taken from `records.jsonl` (of
-    fulgurite-logging), and what has already arrived is not sent again. A run that starts from the checkpoint of another
-    run gets its own id. Without a key or a network it continues offline and says so; `wandb sync` sends the records
-    later.
+    The step in wandb is the step of the run. A resumed run keeps its id, and so does a fit from the
+    state of the one
+    before: what is missing between the last step that arrived and the checkpoint is taken from
+    `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent again. A run
+    that starts from the checkpoint of another run gets its own id. Without a key or a network it
+    continues offline and says so; `wandb sync` sends the records later.
 
     Attributes:
         project: the project at Weights & Biases.
         mode: `online`, `offline` (files in `directory`, nothing sent) or `disabled`.
         directory: where files go; the run's directory, or without one the current directory.
         best: metrics whose best value is kept in the summary: `{"test/accuracy": "max"}`.
-        settings: further arguments of `wandb.init`, such as `entity`, `group`, `name`, `tags`, `notes`.
+        settings: further arguments of `wandb.init`, such as `entity`, `group`, `name`, `tags`,
+            `notes`.
         timeout: seconds that a connection may take before the run continues offline.
         required: whether training ends when the sink fails.
     """
@@ -160,7 +162,8 @@ class WandbLogger:
 
     @fg.hookimpl
     def rewind_logger(self, position: Any) -> None:
-        """The checkpoint is one of this run, whose id and best values are gone on with; another run has its own."""
+        """The checkpoint is one of this run, whose id and best values are gone on with; another run
+        has its own."""
         self._resumed = self._restored and self._id is not None
 
     @fg.hookimpl

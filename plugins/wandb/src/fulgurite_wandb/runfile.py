@@ -1,8 +1,10 @@
 """What a run's file holds that wandb writes offline.
 
-The file is a log as LevelDB writes it (https://github.com/google/leveldb/blob/main/doc/log_format.md) behind seven
-bytes of header: blocks of 32 KiB, in them chunks of a CRC (uint32), a length (uint16), a type (uint8: whole, first,
-middle, last) and data, little-endian. Each record is a `wandb_internal_pb2.Record`.
+The file is a log as LevelDB writes it
+(https://github.com/google/leveldb/blob/main/doc/log_format.md) behind seven
+bytes of header: blocks of 32 KiB, in them chunks of a CRC (uint32), a length (uint16), a type
+(uint8: whole, first, middle, last) and data, little-endian. Each record is a
+`wandb_internal_pb2.Record`.
 """
 
 import struct
@@ -17,7 +19,8 @@ _IDENT = b":W&B"
 
 
 def read_run(path: str | Path) -> Iterator[Any]:
-    """The records of a run's file in order, up to its end or to where a killed process broke it off."""
+    """The records of a run's file in order, up to its end or to where a killed process broke it
+    off."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -1,7 +1,9 @@
-"""Metrics for classification and regression, beside those of `fulgurite.metrics`; `docs/metrics.md` lists all.
+"""Metrics for classification and regression, beside those of `fulgurite.metrics`; `docs/metrics.md`
+lists all.
 
-Of the kind `Metric`: summed up on the device, of fixed shape, exact in any grouping; for windows and evaluators. Of the
-kind `CollectingMetric` (`RocAuc`, `AveragePrecision`, `Collect`): over the whole set at once; for evaluators.
+Of the kind `Metric`: summed up on the device, of fixed shape, exact in any grouping; for windows
+and evaluators. Of the kind `CollectingMetric` (`RocAuc`, `AveragePrecision`, `Collect`): over the
+whole set at once; for evaluators.
 """
 
 from fulgurite_evaluators.metrics.calibration import ExpectedCalibrationError, Perplexity

@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 
 def count_indices(index: Int[Array, "..."], size: int) -> Sum:
-    """How often each of `0 … size - 1` occurs; anything else is dropped. Counted as int32, held exactly as a sum."""
+    """How often each of `0 … size - 1` occurs; anything else is dropped. Counted as int32, held
+    exactly as a sum."""
     counts = (
         jnp.zeros(size, jnp.int32).at[jnp.where(index < 0, size, index).ravel()].add(1, mode="drop")
     )

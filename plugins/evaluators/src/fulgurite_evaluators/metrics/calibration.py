@@ -1,4 +1,5 @@
-"""How good the probabilities are that a classifier gives: logits `(..., classes)`, labels as for accuracy."""
+"""How good the probabilities are that a classifier gives: logits `(..., classes)`, labels as for
+accuracy."""
 
 from typing import Any
 
@@ -22,7 +23,8 @@ from fulgurite_evaluators.metrics.arrays import get_array_namespace
 
 
 class Perplexity(Metric):
-    """exp of the mean of -log p(label); of nothing, NaN. A label that is no class has probability zero."""
+    """exp of the mean of -log p(label); of nothing, NaN. A label that is no class has probability
+    zero."""
 
     surprise: Mean
 
@@ -41,10 +43,12 @@ class Perplexity(Metric):
 
 
 class ExpectedCalibrationError(Metric):
-    """How far confidence is from accuracy: examples are binned by the probability of their likeliest class, and the
-    distances of mean confidence and accuracy averaged, weighted by the bins' examples; of nothing, NaN.
+    """How far confidence is from accuracy: examples are binned by the probability of their
+    likeliest class, and the distances of mean confidence and accuracy averaged, weighted by the
+    bins' examples; of nothing, NaN.
 
-    Source: Guo et al., On Calibration of Modern Neural Networks (2017), equations 2 to 3; bins are open below.
+    Source: Guo et al., On Calibration of Modern Neural Networks (2017), equations 2 to 3; bins are
+        open below.
 
     Attributes:
         excess: `(bins,)`, the sum of confidence - correctness in each bin.

@@ -1,8 +1,9 @@
 """What was predicted against what is: the confusion matrix, precision, recall and F1.
 
-Predictions are logits `(..., classes)`, of which the largest is predicted, the first of equal ones, and none where one
-is NaN; or booleans `(...)` for two classes, such as `logit > 0`. Labels are integers or booleans `(...)`, or one-hot
-`(..., classes)`. A label that is no class is never predicted rightly. `mask` is over all or the leading axes.
+Predictions are logits `(..., classes)`, of which the largest is predicted, the first of equal ones,
+and none where one is NaN; or booleans `(...)` for two classes, such as `logit > 0`. Labels are
+integers or booleans `(...)`, or one-hot `(..., classes)`. A label that is no class is never
+predicted rightly. `mask` is over all or the leading axes.
 """
 
 from abc import abstractmethod
@@ -31,7 +32,8 @@ Average = Literal["macro", "micro"] | None
 
 
 class ConfusionMatrix(Metric):
-    """`(classes, classes)`, float32: how many examples of each class (rows) were predicted as each class (columns)."""
+    """`(classes, classes)`, float32: how many examples of each class (rows) were predicted as each
+    class (columns)."""
 
     counts: Sum
 
@@ -49,14 +51,16 @@ class ConfusionMatrix(Metric):
 
 
 class _Ratio(Metric):
-    """A share of counts for each class, averaged. Of two classes it is that of the second, whatever the average.
+    """A share of counts for each class, averaged. Of two classes it is that of the second, whatever
+    the average.
 
     Attributes:
         hits: examples of each class that were predicted as it.
         predicted: examples that were predicted as each class.
         actual: examples of each class.
-        average: `macro`, the mean over the classes that occur, as a label or as a prediction; `micro`, that of the
-            counts of all classes; None, an array with one for each class, NaN for one that does not occur.
+        average: `macro`, the mean over the classes that occur, as a label or as a prediction;
+            `micro`, that of the counts of all classes; None, an array with one for each class, NaN
+            for one that does not occur.
     """
 
     hits: Sum
@@ -68,8 +72,9 @@ class _Ratio(Metric):
     def from_predictions(
         cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro"
     ) -> Self:
-        """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers, booleans or one-hot;
-        `average` is "macro" (over the classes that occur), "micro" (of all counts), or None (one for each class)."""
+        """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers,
+        booleans or one-hot; `average` is "macro" (over the classes that occur), "micro" (of all
+        counts), or None (one for each class)."""
         if average not in ("macro", "micro", None):
             raise ConfigurationError(
                 f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None"
@@ -106,14 +111,16 @@ class _Ratio(Metric):
 
 
 class Precision(_Ratio):
-    """The share of correct ones among the examples predicted as a class; 0 if none was, without examples NaN."""
+    """The share of correct ones among the examples predicted as a class; 0 if none was, without
+    examples NaN."""
 
     def _among(self, predicted: Any, actual: Any) -> Any:
         return predicted
 
 
 class Recall(_Ratio):
-    """The share of correct ones among the examples of a class; 0 if there is none, without examples NaN."""
+    """The share of correct ones among the examples of a class; 0 if there is none, without examples
+    NaN."""
 
     def _among(self, predicted: Any, actual: Any) -> Any:
         return actual

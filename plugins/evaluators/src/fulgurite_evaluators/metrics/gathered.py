@@ -1,4 +1,5 @@
-"""Metrics over the whole set at once, for evaluators: computed on the host over the examples of all processes."""
+"""Metrics over the whole set at once, for evaluators: computed on the host over the examples of all
+processes."""
 
 from typing import Self
 
@@ -13,7 +14,8 @@ from fulgurite_evaluators.metrics.arrays import example_mask
 
 
 class Collect(CollectingMetric):
-    """The examples themselves, in order: `compute` gives the tree that was collected, without what was masked."""
+    """The examples themselves, in order: `compute` gives the tree that was collected, without what
+    was masked."""
 
     values: PyTree[Shaped[Array | np.ndarray, "examples ..."]]
 
@@ -28,7 +30,8 @@ class Collect(CollectingMetric):
 
 
 class _Ranking(CollectingMetric):
-    """Of a binary classifier, exact: scores, the larger the likelier positive, and labels 0 or 1, or booleans."""
+    """Of a binary classifier, exact: scores, the larger the likelier positive, and labels 0 or 1,
+    or booleans."""
 
     scores: Float[Array | np.ndarray, " examples"]
     labels: Shaped[Array | np.ndarray, " examples"]
@@ -46,7 +49,8 @@ class _Ranking(CollectingMetric):
         return cls(example_mask((scores, labels), mask), scores, labels)
 
     def _by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
-        """Negative and positive examples at each distinct score, from the largest; none with a NaN among the scores."""
+        """Negative and positive examples at each distinct score, from the largest; none with a NaN
+        among the scores."""
         mask = np.asarray(self.mask)
         scores, labels = np.asarray(self.scores)[mask], np.asarray(self.labels)[mask]
         if not np.isin(labels, (0, 1)).all():
@@ -62,8 +66,9 @@ class _Ranking(CollectingMetric):
 
 
 class RocAuc(_Ranking):
-    """The area under the receiver operating characteristic: the share of pairs of a negative and a positive example in
-    which the positive one has the larger score, a tie counting half. NaN without a pair, and with a NaN in the scores.
+    """The area under the receiver operating characteristic: the share of pairs of a negative and a
+    positive example in which the positive one has the larger score, a tie counting half. NaN
+    without a pair, and with a NaN in the scores.
 
     Source: Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve (1982).
     """
@@ -76,8 +81,8 @@ class RocAuc(_Ranking):
 
 
 class AveragePrecision(_Ranking):
-    """The precision at each distinct score, weighted by what that adds to the recall, as scikit-learn defines it. NaN
-    without a positive example and with a NaN among the scores."""
+    """The precision at each distinct score, weighted by what that adds to the recall, as
+    scikit-learn defines it. NaN without a positive example and with a NaN among the scores."""
 
     def compute(self) -> Value:
         negative, positive = self._by_threshold()

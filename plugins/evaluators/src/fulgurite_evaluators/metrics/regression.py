@@ -1,4 +1,5 @@
-"""Errors of predicted numbers. All elements count alike, over all or the leading axes of the mask."""
+"""Errors of predicted numbers. All elements count alike, over all or the leading axes of the
+mask."""
 
 from typing import Any
 
@@ -44,8 +45,9 @@ class MeanAbsoluteError(Metric):
 
 
 class R2(Metric):
-    """The share of the targets' variance that the predictions explain, 1 - squared error / variance, as in
-    scikit-learn: NaN for fewer than two; if all targets are equal, 1 if they are met, else 0."""
+    """The share of the targets' variance that the predictions explain, 1 - squared error /
+    variance, as in scikit-learn: NaN for fewer than two; if all targets are equal, 1 if they are
+    met, else 0."""
 
     error: Mean
     targets: Std

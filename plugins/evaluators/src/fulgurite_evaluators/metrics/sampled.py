@@ -16,8 +16,9 @@ from fulgurite_evaluators.metrics.arrays import example_mask, get_array_namespac
 class SampledSet(Metric):
     """A uniform sample of `size` examples without replacement, or all of them if there are fewer.
 
-    Each example has a random priority, made by folding its id into a key, and those with the smallest are kept. So the
-    sample depends only on the ids, not on order or grouping. An id stands for one example and is not taken twice.
+    Each example has a random priority, made by folding its id into a key, and those with the
+    smallest are kept. So the sample depends only on the ids, not on order or grouping. An id stands
+    for one example and is not taken twice.
     Source: bottom-k sampling, Cohen and Kaplan, Summarizing Data using Bottom-k Sketches (2007).
 
     Attributes:
@@ -41,8 +42,8 @@ class SampledSet(Metric):
         size: int,
         key: Key[Array, ""] | None = None,
     ) -> "SampledSet":
-        """Of a tree of arrays that begin with the example axis, and ids of 32 bits. `key` chooses the sample; it is the
-        same for all batches, and if none is given for all sets."""
+        """Of a tree of arrays that begin with the example axis, and ids of 32 bits. `key` chooses
+        the sample; it is the same for all batches, and if none is given for all sets."""
         values, ids = jax.tree.map(jnp.asarray, values), jnp.asarray(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ConfigurationError(
@@ -66,14 +67,16 @@ class SampledSet(Metric):
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Value]:
-        """`count`, and the sample: `values`, or the entries of a dictionary by name. Entries after `count` are zero."""
+        """`count`, and the sample: `values`, or the entries of a dictionary by name. Entries after
+        `count` are zero."""
         values = self.values if isinstance(self.values, dict) else {"values": self.values}
         return {"count": self.count, **values}
 
 
 class Median(Metric):
-    """The median of a uniform sample of `size` numbers, or of all if there are no more. NaN without numbers, and if one
-    is NaN. The share of numbers below it is off from one half by `0.5 / size**0.5` (standard deviation)."""
+    """The median of a uniform sample of `size` numbers, or of all if there are no more. NaN without
+    numbers, and if one is NaN. The share of numbers below it is off from one half by `0.5 /
+    size**0.5` (standard deviation)."""
 
     sample: SampledSet
 
