@@ -23,7 +23,7 @@ from models import Act, Counting, numbers
 HOLD = """
 import os, sys, time
 from fulgurite import RunDirectory
-with RunDirectory(sys.argv[1]).hold():
+with RunDirectory(sys.argv[1]).lock():
     worker = bool(sys.argv[2:]) and os.fork() == 0
     if worker or not sys.argv[2:]:
         print(os.getpid(), flush=True)

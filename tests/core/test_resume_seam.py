@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import CheckpointError, NonFiniteError, PluginError
+from fulgurite.errors import CheckpointError, NonFiniteError, PluginError, StateError
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression
 
 LATEST = fg.CheckpointRef("memory")
@@ -340,7 +340,7 @@ def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     look = Act(fg.AtEnd(), lambda run: spans.append(run.step_range))
     resumed = engine(memory, look, **settings).fit(Learner, data, resume=LATEST)
     assert_same_bits(resumed.state, second().state)
-    assert [(span.origin, span.end) for span in spans] == [(7, 14)]
+    assert [(span.start, span.stop) for span in spans] == [(7, 14)]
 
 
 @pytest.mark.parametrize(("path", "stays"), [(None, True), ("run", True), ("other", False)])
@@ -348,10 +348,10 @@ def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
     tmp_path: Path, path: str | None, stays: bool
 ) -> None:
     memory, run = Memory(), tmp_path / "run"
-    engine(memory, Act(fg.At(7), stop), steps=12, run=run).fit(Counting(), numbers([0]))
+    engine(memory, Act(fg.At(7), stop), steps=12, run_dir=run).fit(Counting(), numbers([0]))
     (run / "records.jsonl").write_text("")
     reference = fg.CheckpointRef(path and tmp_path / path, 5)
-    engine(memory, steps=12, run=run).fit(Counting(), numbers([0]), resume=reference)
+    engine(memory, steps=12, run_dir=run).fit(Counting(), numbers([0]), resume=reference)
     assert (run / "records.jsonl").exists() == stays
     assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
 
@@ -568,10 +568,10 @@ def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
 ) -> None:
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
-    stopped = line_up(kept, file, interrupting(2, 1), run=str(tmp_path)).fit(Learner, data)
+    stopped = line_up(kept, file, interrupting(2, 1), run_dir=str(tmp_path)).fit(Learner, data)
     assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 12)
     assert not fg.RunDirectory(tmp_path).complete
-    resumed = line_up(kept, file, never, run=str(tmp_path)).fit(Learner, data, resume=LATEST)
+    resumed = line_up(kept, file, never, run_dir=str(tmp_path)).fit(Learner, data, resume=LATEST)
     assert file.lines == whole[0]
     assert resumed.stop_reason is None
     assert fg.RunDirectory(tmp_path).complete
@@ -808,5 +808,5 @@ def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
             assert snapshot is not None
             return replace(snapshot, state=snapshot.state.replace(plugin_states={}))
 
-    with pytest.raises(StateError, match=r"does not fit.*plugins.*average"):
+    with pytest.raises(StateError, match=r"does not fit.*plugin_states.*average"):
         engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)

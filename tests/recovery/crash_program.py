@@ -200,14 +200,14 @@ SOURCES: dict[str, Callable[[Callable[[], None]], Any]] = {
 
 def experiment(
     steps: int = 100,
-    fuse: int = 1,
+    steps_per_execution: int = 1,
     source: str = "arrays",
     log: int = 4,
     evaluate: int = 14,
     times: int = 9,
     save: int = 15,
     period: float = 1e9,
-    background: bool = True,
+    async_save: bool = True,
     delay: float = 0.0,
     place: str = "nowhere",
     count: int = 1,
@@ -231,14 +231,14 @@ def experiment(
         killer,
         Checkpointer(
             every=fg.Every(save) | fg.EverySeconds(period),
-            async_save=background,
+            async_save=async_save,
             resume_data="replay" if source == "replayed" else "exact",
         ),
     ]
     engine = fg.Engine(
         steps=steps,
         seed=7,
-        steps_per_execution=fuse,
+        steps_per_execution=steps_per_execution,
         log_every=log,
         plugins=plugins,
         autoload=False,

@@ -11,7 +11,7 @@ from crash_harness import Kill, killed_until_done, kills, undisturbed
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {"source": "arrays", "period": 0.25},
     "fused": {"source": "ahead", "steps_per_execution": 4},
-    "replayed": {"source": "replayed", "steps_per_execution": 3, "background": False},
+    "replayed": {"source": "replayed", "steps_per_execution": 3, "async_save": False},
     "stream": {"source": "stream", "period": 0.1},
 }
 

@@ -100,7 +100,7 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path) or "://" in os.fspath(path):
             raise ConfigurationError(
-                f"run={path} is no local folder, as a run needs; checkpoints may be elsewhere"
+                f"run_dir={path} is no local folder, as a run needs; checkpoints may be elsewhere"
             )
         self.path = Path(path).absolute()  # the program may change its working directory
         self._lock: Lock | None = None

@@ -128,7 +128,7 @@ ATTACKS: dict[str, Any] = {
     },
 }
 
-counting(base / "good", steps=2, keep=None)
+counting(base / "good", steps=2, max_to_keep=None)
 checkpoints = Checkpointer(1, max_to_keep=1)
 reader = engine(None, checkpoints, steps=1, log_every=None)
 like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
@@ -194,7 +194,7 @@ for name, attack in ATTACKS.items():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            trained = float(counting(run, steps=4, keep=1, resume="auto").module.weight)
+            trained = float(counting(run, steps=4, max_to_keep=1, resume="auto").module.weight)
         except CheckpointError as error:
             trained = f"CheckpointError: {error}"
     after = {str(path): path.stat().st_mtime_ns for path in sorted(victim.rglob("*"))}

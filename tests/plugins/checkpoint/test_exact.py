@@ -234,7 +234,7 @@ def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phas
 
 
 def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) -> None:
-    counting(tmp_path, keep=None)
+    counting(tmp_path, max_to_keep=None)
     with pytest.raises(CheckpointError, match="step 5 is past step 3, where"):
         counting(tmp_path, steps=3, resume="auto")
     assert fg.RunDirectory(tmp_path).complete

@@ -32,9 +32,9 @@ def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
 
 
 def test_a_run_itself_is_local() -> None:
-    with pytest.raises(ConfigurationError, match="run= is no local folder"):
+    with pytest.raises(ConfigurationError, match="run_dir= is no local folder"):
         fg.Engine(run_dir="", steps=1, autoload=False)
-    with pytest.raises(ConfigurationError, match="run=gs://bucket/run is no local folder"):
+    with pytest.raises(ConfigurationError, match="run_dir=gs://bucket/run is no local folder"):
         fg.Engine(run_dir="gs://bucket/run", steps=1)
 
 
@@ -104,7 +104,7 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
                 for item in json.load(answer)["items"]
             ]
 
-    options: dict[str, Any] = {"directory": BUCKET, "keep": 2, "best": "test/score"}
+    options: dict[str, Any] = {"directory": BUCKET, "keep": 2, "monitor": "test/score"}
     counting(path / "run", Scores((0.9, 0.1, 0.2, 0.3)), steps=4, **options)
     told: dict[str, Any] = {"saved": [entry.step for entry in list_entries(resolve_root(BUCKET))]}
     seen: list[float] = []

@@ -25,7 +25,7 @@ from trained import NET, ZEROS, Act, Average, Counting, Net, counting, engine, r
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `Counting` with checkpoints of steps 1 to 4."""
     path = tmp_path_factory.mktemp("run")
-    counting(path, steps=4, keep=None)
+    counting(path, steps=4, max_to_keep=None)
     return path
 
 

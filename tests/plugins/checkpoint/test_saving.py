@@ -45,7 +45,7 @@ def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
 def test_case_33_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
     seen: list[float] = []
     look = Act(2, lambda run: seen.append(float(run.state.module.weight)), "evaluate")
-    result = counting(tmp_path, look, every=3, keep=None)
+    result = counting(tmp_path, look, every=3, max_to_keep=None)
     assert (float(result.module.weight), seen) == (-5, [-2, -4])
     assert steps_in(tmp_path) == [3, 5]
     assert weights_in(tmp_path) == -5
@@ -77,7 +77,7 @@ def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(
             )
         )
 
-    counting(tmp_path, Act(fg.At(4), double), steps=4, every=4, background=background)
+    counting(tmp_path, Act(fg.At(4), double), steps=4, every=4, async_save=background)
     assert steps_in(tmp_path) == [4]
     assert weights_in(tmp_path) == 7
 
@@ -107,7 +107,7 @@ def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path:
 
 
 def test_every_mth_stays_for_good(tmp_path: Path) -> None:
-    counting(tmp_path, steps=8, keep=1, keep_every=3)
+    counting(tmp_path, steps=8, max_to_keep=1, keep_period=3)
     assert steps_in(tmp_path) == [3, 6, 8]
 
 
@@ -126,21 +126,21 @@ NAN = float("nan")
 def test_case_19_the_best_is_strictly_better_and_never_nan(
     tmp_path: Path, scores: tuple[float, ...], mode: Any, best: int, stay: list[int]
 ) -> None:
-    options: dict[str, Any] = {"best": "test/score", "mode": mode}
-    counting(tmp_path, Scores(scores), steps=len(scores), keep=1, **options)
+    options: dict[str, Any] = {"monitor": "test/score", "mode": mode}
+    counting(tmp_path, Scores(scores), steps=len(scores), max_to_keep=1, **options)
     assert steps_in(tmp_path) == stay
     assert weights_in(tmp_path, "best") == -best
 
 
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
-    counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score")
+    counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score")
     with pytest.warns(UserWarning, match="scores was"):
-        counting(tmp_path, Scores((0.7, 0.8)), steps=4, keep=1, best="test/score", resume="auto")
+        counting(tmp_path, Scores((0.7, 0.8)), steps=4, max_to_keep=1, monitor="test/score", resume="auto")
     assert steps_in(tmp_path) == [2, 4]
 
 
 def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
-    counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, keep=None, best="test/score")
+    counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, max_to_keep=None, monitor="test/score")
     assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
         None,
         0.5,
@@ -148,23 +148,23 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
         None,
     ]
     with pytest.raises(CheckpointError, match=r"'test/loss'.*There is: test/score"):
-        weights_in(tmp_path, "best", best="test/loss")
+        weights_in(tmp_path, "best", monitor="test/loss")
     counting(tmp_path / "nan", Scores((NAN,)), steps=1)
     with pytest.raises(
         CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"
     ):
-        weights_in(tmp_path / "nan", "best", best="test/score")
+        weights_in(tmp_path / "nan", "best", monitor="test/score")
 
 
 def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
-        counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, best="test/scroe")
+        counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe")
     assert ["which 'test' does not measure" in str(one.message) for one in warned] == [True, False]
     assert "Did you mean 'score'" in str(warned[0].message)
     with pytest.warns(
         UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"
     ):
-        counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, best="tset/score")
+        counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, monitor="tset/score")
 
 
 # --- never from a state that is not finite
@@ -257,7 +257,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     for name in ("saving-step-3", "trash-step-1"):
         (tmp_path / "checkpoints" / name / "arrays").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-2").rename(tmp_path / "checkpoints" / "saving-step-2")
-    counting(tmp_path, steps=4, resume="auto", keep=None)
+    counting(tmp_path, steps=4, resume="auto", max_to_keep=None)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         f"step-{n}" for n in (1, 2, 3, 4)
     ]
@@ -271,10 +271,10 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"every": 0}, "0"),
-        ({"keep": 0}, "keep is 0"),
-        ({"keep_every": True}, "keep_every is True"),
-        ({"best": "accuracy"}, "SOURCE/NAME"),
-        ({"best": 3}, "SOURCE/NAME"),
+        ({"max_to_keep": 0}, "max_to_keep is 0"),
+        ({"keep_period": True}, "keep_period is True"),
+        ({"monitor": "accuracy"}, "SOURCE/NAME"),
+        ({"monitor": 3}, "SOURCE/NAME"),
         ({"directory": 3}, "3 is no path"),
         ({"directory": ""}, "'' is no path"),
         ({"mode": "most"}, "'max', 'min'"),
@@ -289,7 +289,7 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], says: str) -> Non
 
 
 def test_without_a_place_to_write(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no place.*Engine\(run="):
+    with pytest.raises(ConfigurationError, match=r"no place.*Engine\(run_dir="):
         counting(None)
 
 
@@ -307,7 +307,7 @@ def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
             Counting, data, **options
         )
 
-    with pytest.raises(ConfigurationError, match=r"no state\(\).*'replay'.*'restart'"):
+    with pytest.raises(ConfigurationError, match=r"no get_state\(\).*'replay'.*'restart'"):
         fit("exact", Stream())
     for how in ("replay", "restart"):
         fit(how, Stream())
@@ -339,8 +339,8 @@ def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
     for how in ("exact", "replay"):
         with pytest.raises(ConfigurationError, match="is an iterator.*'restart'"):
             fit(how, iter(Stream()))
-    with pytest.raises(ConfigurationError, match=r"cut off by Engine\(limit=\)"):
-        fit("exact", Kept(), limit=3)
+    with pytest.raises(ConfigurationError, match=r"cut off by Engine\(limit_train_batches=\)"):
+        fit("exact", Kept(), limit_train_batches=3)
     fit("restart", iter(Stream()))
     assert fit("restart", iter(Stream()), "auto", steps=4).history["train/seen"].tolist() == [0, 1]
 
@@ -383,7 +383,7 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
     say = Act(1, lambda run: run.log_text("said", {"at": str(run.step)}))
 
     def fit(steps: int, resume: Any = None) -> fg.FitResult:
-        return counting(run, say, "jsonl", directory=elsewhere, keep=2, steps=steps, resume=resume)
+        return counting(run, say, "jsonl", directory=elsewhere, max_to_keep=2, steps=steps, resume=resume)
 
     fit(6)
     records = (run / "records.jsonl").read_bytes()
@@ -410,7 +410,7 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
     tmp_path: Path,
 ) -> None:
     for _ in range(2):
-        counting(tmp_path, Scores((0.5, 0.9)), steps=2, keep=1, best="test/score", resume="auto")
+        counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", resume="auto")
         assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
             pytest.approx(0.9)
         ]

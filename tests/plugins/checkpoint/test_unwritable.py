@@ -28,7 +28,7 @@ def blocked(run: fg.Run) -> None:
 
 def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
-        result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, background=False)
+        result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, async_save=False)
     assert steps_in(tmp_path) == [2, 5, 6]
     assert result.stop_reason is None
 
@@ -83,7 +83,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
     try:
         with pytest.warns(UserWarning, match=r"step [34] could not be written"):
-            result = counting(tmp_path, Act(1, fill), steps=6, background=False, keep=None)
+            result = counting(tmp_path, Act(1, fill), steps=6, async_save=False, max_to_keep=None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (steps_in(tmp_path), float(result.module.weight)) == ([1, 2, 5, 6], -6)
@@ -96,7 +96,7 @@ def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: st
     """What was there is gone; training goes on, and what is saved later is whole."""
     run = tmp_path / "run"
     delete = Act(fg.At(3), lambda _: shutil.rmtree(run / deleted))
-    result = counting(run, delete, steps=6, background=False)
+    result = counting(run, delete, steps=6, async_save=False)
     assert (float(result.module.weight), steps_in(run)) == (-6, [4, 5, 6])
     assert float(counting(run, steps=8, resume="auto").module.weight) == -8
 
@@ -179,7 +179,7 @@ def read_only(path: Path) -> None:
     run, closed = path / "run", path / "closed"
     closed.mkdir(mode=0o500)
     forbid = Act(fg.At(3), lambda _: (run / "checkpoints").chmod(0o500))
-    attempt("later", run, lambda: counting(run, forbid, steps=9, background=False))
+    attempt("later", run, lambda: counting(run, forbid, steps=9, async_save=False))
     attempt("checkpoints", run, lambda: counting(run, steps=9, resume="auto"))
     run.chmod(0o500)
     (run / "lock").chmod(0o400)
@@ -203,7 +203,7 @@ def read_only(path: Path) -> None:
     attempt(
         "folders",
         path / "spoiled",
-        lambda: counting(path / "spoiled", Spoiling(), steps=4, keep=None),
+        lambda: counting(path / "spoiled", Spoiling(), steps=4, max_to_keep=None),
     )
     print(json.dumps(told))
 

@@ -112,7 +112,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._ahead = None
         self._items.close()
         if "source" in self._left:
-            self._source.restore(self._left["source"])
+            self._source.set_state(self._left["source"])
         self._left = {}
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ def _iter_source(
     stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
     rest = restored or (stateful and not once)
     if restored:
-        source.restore(at["source"])
+        source.set_state(at["source"])
     while epochs is None or epoch < epochs:
         start = number
         batches = islice(iter(source), 0 if restored else start, limit)

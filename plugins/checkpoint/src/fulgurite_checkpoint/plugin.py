@@ -35,15 +35,15 @@ class Checkpointer:
         every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are
             always saved.
         directory: where to save: a local path or `gs://...`; the run's directory if None.
-        keep: how many of the newest to keep; None for all.
-        keep_every: checkpoints whose step is a multiple of this are never removed.
-        best: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
+        max_to_keep: how many of the newest to keep; None for all.
+        keep_period: checkpoints whose step is a multiple of this are never removed.
+        monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
             and `step="best"` refers to it. Only metrics measured at exactly the saved step count,
             and NaN never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best.
         on_exception: whether to save when training ends with an exception, if resuming from there
             is exact. Not with several processes, because the others may not know of it.
-        background: whether to write while training continues.
+        async_save: whether to write while training continues.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
             checkpoint was saved and is
@@ -70,11 +70,11 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
-        for name in ("keep", "keep_every"):
+        for name in ("max_to_keep", "keep_period"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(
-                    f"Checkpoints: {name} is {value!r}; it must be a positive integer or None"
+                    f"Checkpointer: {name} is {value!r}; it must be a positive integer or None"
                 )
         if self.directory is not None:
             resolve_root(self.directory)
@@ -82,12 +82,12 @@ class Checkpointer:
             isinstance(self.monitor, str) and all(self.monitor.partition("/"))
         ):
             raise ConfigurationError(
-                f"Checkpoints: best is {self.monitor!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
+                f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
             )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigurationError(
-                    f"Checkpoints: {name} is {getattr(self, name)!r}; choose {', '.join(map(repr, choices))}"
+                    f"Checkpointer: {name} is {getattr(self, name)!r}; choose {', '.join(map(repr, choices))}"
                 )
 
     @fg.hookimpl
@@ -176,7 +176,7 @@ class Checkpointer:
         root = self._root(run.engine)
         if root is None:
             raise ConfigurationError(
-                "Checkpoints has no place to write to: give Engine(run_dir=...), --run, or Checkpointer(directory=...)"
+                "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or Checkpointer(directory=...)"
             )
         self._check_data(run)
         read, own = self._fit.read, self._fit.own
@@ -186,7 +186,7 @@ class Checkpointer:
         if not (read and own) and (
             target := self._set_aside(run, None if read else run.step or None)
         ):
-            told = f"{root} held checkpoints that this run does not resume from: they are now in {target} now"
+            told = f"{root} held checkpoints that this run does not resume from: they are in {target} now"
             warnings.warn(told, stacklevel=2)
         timers = read.commit.timers if read and own else {}
         policy = RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode)

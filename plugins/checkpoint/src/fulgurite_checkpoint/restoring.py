@@ -283,4 +283,4 @@ def _texts(*values: Any) -> None:
 
 
 def _slice(name: str) -> str:
-    return str(TreePath(("plugins", name)))
+    return str(TreePath(("plugin_states", name)))
