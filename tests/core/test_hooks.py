@@ -598,7 +598,7 @@ def test_a_slice_has_arrays_alone(leaf: Any) -> None:
     one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
     with pytest.raises(
         PluginError,
-        match="plugin 'careless', hook init_plugin_state: average is .*; a slice has arrays",
+        match="plugin 'careless', hook init_plugin_state: average is .*; a plugin's state holds nothing but arrays",
     ):
         engine(one, steps=1).fit(Counting(), numbers([0]))
 

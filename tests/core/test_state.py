@@ -561,8 +561,8 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
 )
 def test_a_step_that_changes_the_state_s_structure(weight: Any, message: str) -> None:
     class Changing(fg.Engine):
-        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
-            state, output = super().train_step(state, batch, ctx)
+        def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
+            state, output = super().train_step(state, batch, ctx, update_rule)
             return state.replace(
                 module=eqx.tree_at(lambda module: module.weight, state.module, weight)
             ), output
@@ -573,8 +573,8 @@ def test_a_step_that_changes_the_state_s_structure(weight: Any, message: str) ->
 
 def test_a_step_that_changes_what_is_no_array() -> None:
     class Changing(fg.Engine):
-        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
-            state, output = super().train_step(state, batch, ctx)
+        def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
+            state, output = super().train_step(state, batch, ctx, update_rule)
             return state.replace(
                 module=eqx.tree_at(lambda module: module.factor, state.module, 2.0)
             ), output

@@ -23,10 +23,10 @@ class Halving(fg.Engine):
     """Takes half of the gradient, by the parts of an update."""
 
     def train_step(
-        self, state: fg.TrainState, batch: Any, ctx: fg.Context
+        self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
         grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
-        rule = ctx.rule
+        rule = update_rule
         assert isinstance(rule, fg.GradientUpdate)
         return rule.apply_gradients(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
 
@@ -55,10 +55,10 @@ def test_case_39_half_the_gradient_is_half_the_step_of_gradient_descent() -> Non
 def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
     class Twice(fg.Engine):
         def train_step(
-            self, state: fg.TrainState, batch: Any, ctx: fg.Context
+            self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
         ) -> tuple[fg.TrainState, fg.Output]:
-            state, _ = super().train_step(state, batch, ctx)
-            return super().train_step(state, batch, ctx.fork("second"))
+            state, _ = super().train_step(state, batch, ctx, update_rule)
+            return super().train_step(state, batch, ctx.fork("second"), update_rule)
 
     seen = []
 
@@ -82,13 +82,13 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
 
 def test_a_subclass_that_forgets_what_a_step_gives_is_told() -> None:
     class Gradientless(fg.Engine):
-        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
-            state, output = super().train_step(state, batch, ctx)
+        def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
+            state, output = super().train_step(state, batch, ctx, update_rule)
             return state, output.replace(grads=None)
 
     class Forgetful(fg.Engine):
-        def train_step(self, state: Any, batch: Any, ctx: Any) -> Any:
-            return super().train_step(state, batch, ctx)[0]
+        def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
+            return super().train_step(state, batch, ctx, update_rule)[0]
 
     assert float(Gradientless(steps=1).fit(Counting, numbers([0])).module.weight) == -1
     with pytest.raises(ModelError, match="train_step"):

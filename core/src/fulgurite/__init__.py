@@ -7,8 +7,9 @@ from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation import EvaluatorSpec
 from fulgurite.experiment import Experiment, main
+from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import History, Record
-from fulgurite.fit.run import FitResult, ReplaceState, Run, ScheduledAction, StopTraining
+from fulgurite.fit.run import FitResult, Run
 from fulgurite.hookspecs import hookimpl, hookspec
 from fulgurite.model.context import Context
 from fulgurite.model.mode import is_training, training_mode

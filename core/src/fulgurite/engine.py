@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ from fulgurite.execution.program import Program
 from fulgurite.explain import explain_engine
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
+from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.start import (
     InitFrom,
@@ -39,7 +40,6 @@ from fulgurite.fit.start import (
     resolve_checkpoint,
     restore_run,
 )
-from fulgurite.fit.tasks import BoundAction, collect_actions
 from fulgurite.lockstep import check_same_start
 from fulgurite.manifest import build_manifest
 from fulgurite.model.context import Context
@@ -47,9 +47,11 @@ from fulgurite.model.module import Output
 from fulgurite.placing import check_processes, process_shard
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import DEFAULT, PARAMS, RngStream, RngStreams
-from fulgurite.runs import RunDirectory
+from fulgurite.runs import CheckpointRef, RunDirectory
 from fulgurite.timing import Timings
-from fulgurite.training.nonfinite import Policy
+from fulgurite.training.forward import Step, forward
+from fulgurite.training.nonfinite import NonFinitePolicy
+from fulgurite.training.services import Services, Settings
 from fulgurite.training.state import (
     ModelInit,
     TrainState,
@@ -58,7 +60,7 @@ from fulgurite.training.state import (
     leaf_signature,
     tree_signature,
 )
-from fulgurite.training.step import Step, forward
+from fulgurite.training.update import UpdateRule
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
 from fulgurite.weights import as_eval_target, get_module_view, load_weights
 
@@ -73,19 +75,19 @@ class Engine:
         plugins: instances, names, names with arguments, and names to leave out; see
             `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
-        run: the run's directory, for plugins that write.
+        run_dir: the run's directory, for plugins that write.
         steps_per_execution: the largest number of steps in one dispatch; helps with small steps,
             not with convolutions on a CPU. Each dispatch moves `steps_per_execution` batches,
             however few of its steps run.
         log_every: when the metric window is closed: an interval in steps, and the end; or a
             trigger; None for never.
-        nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
+        on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
             `skip` (the step is counted and otherwise discarded); or `ignore`.
         max_compilations: the largest number of batch shapes in training; evaluations have no limit.
-        dev_run: a trial of this many steps and as many batches in each evaluation, with nothing
+        fast_dev_run: a trial of this many steps and as many batches in each evaluation, with nothing
             written.
-        limit: use at most this many batches of each epoch.
-        compilation_cache: a directory in which compiled programs are kept for the next process.
+        limit_train_batches: use at most this many batches of each epoch.
+        compilation_cache_dir: a directory in which compiled programs are kept for the next process.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Engine:
         run_dir: str | os.PathLike[str] | None = None,
         steps_per_execution: int = 1,
         log_every: int | Trigger | None = 50,
-        on_nonfinite: Policy = "raise",
+        on_nonfinite: NonFinitePolicy = "raise",
         max_compilations: int = 8,
         fast_dev_run: int | None = None,
         limit_train_batches: int | None = None,
@@ -109,31 +111,24 @@ class Engine:
             raise ConfigurationError(
                 f"{type(self).__name__} overrides step; fit never calls it: override train_step"
             )
-        counts = {
-            "steps": steps,
-            "epochs": epochs,
-            "steps_per_execution": steps_per_execution,
-            "limit_train_batches": limit_train_batches,
-            "fast_dev_run": fast_dev_run,
-        }
-        _check_counts(**counts, max_compilations=max_compilations)
-        if on_nonfinite not in ("raise", "skip", "ignore"):
-            raise ConfigurationError(
-                f"nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'"
-            )
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise ConfigurationError(
-                f"seed is {seed!r}; it must be an integer of 63 bits that is not negative"
-            )
-        self.steps, self.epochs, self.seed, self.steps_per_execution, self.limit_train_batches = (
-            steps,
-            epochs,
-            seed,
-            steps_per_execution,
-            limit_train_batches,
+        _check_counts(
+            steps=steps,
+            epochs=epochs,
+            steps_per_execution=steps_per_execution,
+            limit_train_batches=limit_train_batches,
+            fast_dev_run=fast_dev_run,
+            max_compilations=max_compilations,
         )
-        self.on_nonfinite: Policy = on_nonfinite
-        self.max_compilations, self.fast_dev_run = max_compilations, fast_dev_run
+        _check_policy(on_nonfinite)
+        _check_seed(seed)
+        self.steps = steps
+        self.epochs = epochs
+        self.seed = seed
+        self.steps_per_execution = steps_per_execution
+        self.limit_train_batches = limit_train_batches
+        self.on_nonfinite: NonFinitePolicy = on_nonfinite
+        self.max_compilations = max_compilations
+        self.fast_dev_run = fast_dev_run
         self.config: dict[str, Any] | None = None
         self.run_dir = None if run_dir is None else RunDirectory(run_dir)
         if compilation_cache_dir is not None:
@@ -141,21 +136,27 @@ class Engine:
         self.plugins = PluginManager(plugins, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)
-        log = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
-        self.tasks: list[BoundAction] = collect_actions(self.plugins, log)
+        log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
+        self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
         self.mesh: jax.sharding.Mesh | None = self.plugins.call_exclusive("mesh")
-        self.consensus: ProcessSync = self.plugins.call_exclusive("consensus") or LOCAL
-        streams = self.plugins.collect_by_name("register_rng_streams", "random stream", RngStream)
-        self._rng_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)} | streams
+        self.sync: ProcessSync = self.plugins.call_exclusive("consensus") or LOCAL
+        plugin_streams = self.plugins.collect_by_name(
+            "register_rng_streams", "random stream", RngStream
+        )
+        core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
+        self._rng_streams = {**core_streams, **plugin_streams}
         self.evaluators: dict[str, EvaluatorSpec] = self.plugins.collect_by_name(
             "register_evaluators", "evaluator", EvaluatorSpec
         )
         if "train" in self.evaluators:
             raise PluginError(
-                "an evaluator is called 'train', which is the source of training's records; rename it"
+                "an evaluator is called 'train', which is the source of training's records: "
+                "rename it"
             )
+        self._services = self._build_services()
+        self.due_names = self._services.settings.due_names
         self._programs: dict[Any, Program] = {}
-        self._stepping: Program | None = None
+        self._step_program: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
     def fit(
@@ -191,80 +192,70 @@ class Engine:
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
         _check_counts(steps_per_execution=steps_per_execution)
-        check_processes(self.mesh, self.consensus)
-        steps, epochs = self._length(steps, epochs)
+        check_processes(self.mesh, self.sync)
+        steps, epochs = self._resolve_length(steps, epochs)
+        length = {"steps": steps, "epochs": epochs}
+        if steps_per_execution is None:
+            steps_per_execution = self.steps_per_execution
         data = get_split(data, "train")
         self.plugins.timings = Timings()
-        origin = 0 if state is None else _step_of_given_state(model, state)
-        source = as_model_init(model if state is None else (state.module, state.model_state))
+        start_step = 0 if state is None else _get_start_step(model, state)
+        model_init = as_model_init(model if state is None else (state.module, state.model_state))
         directory = self.run_dir if self.fast_dev_run is None else None
-        with StopRequests(self.consensus.signals) as signals, ExitStack() as stack:
+        with StopRequests(self.sync.signals) as signals, ExitStack() as stack:
             if directory is not None:
-                self.consensus.broadcast(lambda: stack.enter_context(directory.lock()))
+                self.sync.broadcast(lambda: stack.enter_context(directory.lock()))
             reference = resolve_checkpoint(resume, directory, state, init_from)
-            feed = stack.enter_context(self._feed(data, origin))
+            batches = stack.enter_context(self._iterate(data, start_step))
             with self.plugins.timings.time("start"):
-                first = _peek_first_batch(feed, origin)
-                if steps_per_execution is None:
-                    steps_per_execution = self.steps_per_execution
-                program = self._program(source, first, get_device_arrays(data))
-                given = source.arrays if state is None else state
+                first_batch = _peek_first_batch(batches, start_step)
+                program = self._get_program(model_init, first_batch, get_device_arrays(data))
                 check_same_start(
                     self,
-                    given,
-                    first,
-                    program.placing,
-                    feed,
-                    steps=steps,
-                    epochs=epochs,
+                    model_init.arrays if state is None else state,
+                    first_batch,
+                    program.batch_sharding,
+                    batches,
                     steps_per_execution=steps_per_execution,
+                    **length,
                 )
-                del first  # a fit keeps no batch longer than its steps do
+                del first_batch  # a fit keeps no batch longer than its steps do
                 # Before plugins are given what they kept, which may be in the fields that are their
                 # settings.
-                manifest = build_manifest(
-                    self, program.module_text, feed.description, steps=steps, epochs=epochs
-                )
-                snapshot = (
-                    None if reference is None else restore_run(self, reference, program.state_spec)
-                )
+                manifest = build_manifest(self, program.module_text, batches.description, **length)
+                snapshot = None
+                if reference is not None:
+                    snapshot = restore_run(self, reference, program.state_spec)
                 if snapshot is not None:
-                    state, origin = snapshot.state, snapshot.step_range.start
-                    steps = (
-                        steps
-                        if self.fast_dev_run is None
-                        else int(state.step) - origin + self.fast_dev_run
-                    )
-                    if (
-                        snapshot.data_position is not None or feed.shared
-                    ):  # else it begins anew, as it has already
-                        feed.close()
-                        feed = stack.enter_context(self._feed(data, origin, snapshot.data_position))
-                state = fill_missing_state(self, state, program, source, init_from)
+                    state = snapshot.state
+                    start_step = snapshot.step_range.start
+                    if self.fast_dev_run is not None:
+                        steps = int(state.step) - start_step + self.fast_dev_run
+                    # Otherwise the data begins anew, as it has already.
+                    if snapshot.data_position is not None or batches.shared:
+                        batches.close()
+                        batches = stack.enter_context(
+                            self._iterate(data, start_step, snapshot.data_position)
+                        )
+                state = fill_missing_state(self, state, program, model_init, init_from)
                 program.check(state)
-            span = plan_step_range(snapshot, origin, steps, epochs, feed.epoch_length)
             attempt = 1
             if directory is not None:
+                continues_here = start_step > 0 and resume != "never"
+                if snapshot is not None:
+                    continues_here = directory.is_at(_get_source_path(reference, directory))
                 # What it goes on from stays: its own checkpoint, or what the former fit left.
-                path = (
-                    directory.path
-                    if reference is None or reference.path is None
-                    else reference.path
+                kept_step = int(state.step) if continues_here else None
+                is_latest = snapshot is None or snapshot.is_latest
+                attempt = self.sync.broadcast(
+                    lambda: directory.start_attempt(dumps(manifest), kept_step, is_latest)
                 )
-                own = directory.is_at(path) if snapshot else origin > 0 and resume != "never"
-                step, newest = (
-                    int(state.step) if own else None,
-                    snapshot is None or snapshot.is_latest,
-                )
-                attempt = self.consensus.broadcast(
-                    lambda: directory.start_attempt(dumps(manifest), step, newest)
-                )
-            return Loop(
+            loop = Loop(
                 self,
                 program,
-                feed,
+                batches,
                 state,
-                span,
+                plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
                 epochs=epochs,
                 steps_per_execution=steps_per_execution,
                 resident=get_device_arrays(data),
@@ -273,80 +264,114 @@ class Engine:
                 directory=directory,
                 attempt=attempt,
                 manifest=manifest,
-            ).run_to_end()
+            )
+            return loop.run_to_end()
 
     def init_state(self, model: Any, data: Any) -> TrainState:
-        """A new train state for `step`, made for batches like the first one of `data`."""
+        """Return a new train state for `step`, for batches like the first one of `data`.
+
+        Args:
+            model: a module, a pair of a module and an `eqx.nn.State`, or a callable that returns
+                either.
+            data: any data source that can be iterated again, or an object whose `train` is one.
+        """
         data = get_split(data, "train")
         if isinstance(as_data(data).source, Iterator):
             raise DataError(
-                "init would use up the first batch of an iterator: pass data that can be iterated again"
+                "init_state would use up the first batch of an iterator: pass data that can be "
+                "iterated again"
             )
-        source = as_model_init(model)
-        with self._feed(data, 0, restore_on_close=True) as feed:
-            return self._program(
-                source, _peek_first_batch(feed, 0), get_device_arrays(data)
-            ).init_state(source, self._root_key())
+        model_init = as_model_init(model)
+        with self._iterate(data, 0, restore_on_close=True) as batches:
+            first_batch = _peek_first_batch(batches, 0)
+            program = self._get_program(model_init, first_batch, get_device_arrays(data))
+            return program.init_state(model_init, self._make_root_key())
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
-        """One update: the state after it and the step's loss, losses and metrics. Consumes `state`.
+        """Make one update: return the state after it, and the step's loss, losses and metrics.
 
         It runs the same program as `fit`. Nothing is read from the device, so a step that was not
         finite shows only in `state.nonfinite`; `check_finite(state)` raises an error for it.
+
+        Args:
+            state: the state before; consumed.
+            batch: a tree of arrays with a leading example axis.
         """
         if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
             batch = jax.tree_util.tree_map_with_path(as_array, batch)
-        program = self._stepping
+        program = self._step_program
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)
-            self._stepping = program = self._program(
-                as_model_init((state.module, state.model_state)), batch, None
-            )
+            model_init = as_model_init((state.module, state.model_state))
+            program = self._get_program(model_init, batch, None)
+            self._step_program = program
             program.check(state)
-        compiled = program.compiled(1)
+        compiled_step = program.get_compiled_step(1)
         program.select_update_rule(state.step, UnboundedRange(0))
-        flat, output = compiled(
-            program.layout.flatten(state), [batch], program.flags([False] * len(self.tasks))
-        )
-        return program.layout.unflatten(flat), compiled.output(output)
+        nothing_due = np.zeros(len(self._services.settings.due_names), bool)
+        flat, results = compiled_step(program.layout.flatten(state), [batch], nothing_due)
+        return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:
-        """Raises `NonFiniteError` if a step up to this state was not finite. Waits for the
+        """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
-        if self._stepping is not None:
-            self._stepping.check_finite(state.nonfinite)
+        if self._step_program is not None:
+            self._step_program.check_finite(state.nonfinite)
         elif self.on_nonfinite == "raise" and state.nonfinite.step >= 0:
             raise NonFiniteError(int(state.nonfinite.step), "an update that another engine made")
 
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
     ) -> Iterator[Any]:
-        """The batches that `fit` would take, in the same order: for the engine's steps or epochs,
-        else for one epoch; with `origin`, those of a fit that continues from a state of that
-        step."""
+        """Yield the batches that `fit` would take, in the same order.
+
+        Args:
+            data: any data source, or an object whose `train` is one.
+            steps, epochs: how many; the engine's by default, and one epoch where it has none.
+            start_step: the step of the state from which a fit would continue.
+        """
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
             epochs = 1
-        steps, epochs = self._length(steps, epochs)
+        steps, epochs = self._resolve_length(steps, epochs)
         data = get_split(data, "train")
-        with self._feed(data, start_step, epochs=epochs) as feed:
-            for item in islice(feed, steps):
+        with self._iterate(data, start_step, epochs=epochs) as batches:
+            for item in islice(batches, steps):
                 yield ArrayData.gather(get_device_arrays(data), item.batch)
 
-    def train_step(self, state: TrainState, batch: Any, ctx: Context) -> tuple[TrainState, Output]:
-        """One update, pure and traced: subclasses override it; both `fit` and `step` use it.
+    def train_step(
+        self, state: TrainState, batch: Any, ctx: Context, update_rule: UpdateRule
+    ) -> tuple[TrainState, Output]:
+        """Make one update, pure and traced: subclasses override it; `fit` and `step` both use it.
 
-        Returns the state with new module, model state and optimizer state, and the output with
-        `grads`. The engine still does the rest (transformed batches, health, `after_update`,
-        metrics, the step count). Useful inside: `self.forward`, `fg.compute_gradients`, `ctx.rule`.
+        The engine does the rest: transformed batches, the check that everything is finite,
+        `after_update`, metrics, the step count. Useful inside: `self.forward`,
+        `fg.compute_gradients`, `update_rule.apply_gradients`.
+
+        Args:
+            state: the state before.
+            batch: without its mask.
+            ctx: the context of the step.
+            update_rule: how a batch becomes an update.
+
+        Returns:
+            The state with new module, model state and optimizer state, and the output with `grads`.
         """
-        assert ctx.rule is not None
-        return ctx.rule(self.forward, state, batch, ctx)
+        return update_rule(self.forward, state, batch, ctx)
 
     def forward(
         self, module: Any, batch: Any, ctx: Context, step: Step = "training_step"
     ) -> Output:
-        """The module's `training_step`, or another step, with all loss terms; the output's `loss`
-        is their sum."""
+        """Run the module's `training_step`, or another step, with all loss terms.
+
+        Args:
+            module: the module.
+            batch: without its mask.
+            ctx: the context of the step.
+            step: the name of a method of the module, or a function `step(module, batch, ctx)`.
+
+        Returns:
+            The output; its `loss` is the sum of all terms.
+        """
         return forward(self.plugins, step, module, batch, ctx)
 
     def evaluate(
@@ -367,7 +392,7 @@ class Engine:
                 with `weights` also what `fit` takes.
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
-            limit: use at most this many batches.
+            num_batches: use at most this many batches.
             metrics, losses: used instead of the module's own, see `EvaluatorSpec`.
             weights: a checkpoint with the weights, or its path; read by the active checkpointer.
         """
@@ -375,9 +400,9 @@ class Engine:
         spec = EvaluatorSpec(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
-        subject = as_eval_target(model, self._root_key())
-        return self._evaluation(spec).evaluate(
-            subject, spec.data, self._limit(num_batches), lambda: False, None
+        subject = as_eval_target(model, self._make_root_key())
+        return self._get_evaluation(spec).evaluate(
+            subject, spec.data, self._min_with_dev_run(num_batches), lambda: False, None
         )
 
     def predict(
@@ -397,9 +422,9 @@ class Engine:
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = EvaluatorSpec("predict", get_split(data, "predict"), num_batches)
-        subject = as_eval_target(model, self._root_key())
-        return self._evaluation(spec).predict(
-            subject, spec.data, self._limit(num_batches), callback
+        subject = as_eval_target(model, self._make_root_key())
+        return self._get_evaluation(spec).predict(
+            subject, spec.data, self._min_with_dev_run(num_batches), callback
         )
 
     def load_weights(self, model: Any, weights: Place) -> TrainState:
@@ -417,8 +442,8 @@ class Engine:
                 f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
             )
         spec = self.evaluators[name]
-        return self._evaluation(spec).evaluate_state(
-            spec, state, self._limit(spec.num_batches), interrupted, show
+        return self._get_evaluation(spec).evaluate_state(
+            spec, state, self._min_with_dev_run(spec.num_batches), interrupted, show
         )
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
@@ -439,52 +464,84 @@ class Engine:
         """The random streams over a root key."""
         return RngStreams(key, self._rng_streams.values())
 
-    def _program(self, source: ModelInit, batch: Any, resident: Any) -> Program:
-        made = source.model or eqx.filter_eval_shape(source.build, source.arrays, self._root_key())
-        key = tree_signature((made, batch, resident))
-        program = _get_or_build(self._programs, key, lambda: Program(self, source, batch, resident))
-        # A module that makes functions gives other ones at each call; those in the state are those
-        # of `like`.
-        own = tree_signature(
-            ((program.state_spec.module, program.state_spec.model_state), batch, resident)
+    def _build_services(self) -> Services:
+        names = [action.name for action in self.actions if action.name != "log"]
+        settings = Settings(
+            seed=self.seed,
+            on_nonfinite=self.on_nonfinite,
+            max_compilations=self.max_compilations,
+            due_names=(*names, "log"),
         )
-        return _get_or_build(self._programs, own, lambda: program)
+        return Services(
+            hooks=self.plugins,
+            make_rng_streams=self.make_rng_streams,
+            mesh=self.mesh,
+            sync=self.sync,
+            settings=settings,
+            compute_update=self.train_step,
+        )
 
-    def _feed(self, data: Any, origin: int, position: Any = None, **options: Any) -> BatchIterator:
-        # A later fit is another pass over the data; a resumed one keeps its origin and with it the
+    def _get_program(self, model_init: ModelInit, batch: Any, resident: Any) -> Program:
+        """Return the program for this kind of model and batch, built at its first use."""
+        model = model_init.model
+        if not model:
+            model = eqx.filter_eval_shape(
+                model_init.build, model_init.arrays, self._make_root_key()
+            )
+        program = _get_or_build(
+            self._programs,
+            tree_signature((model, batch, resident)),
+            lambda: Program(self._services, model_init, batch, resident),
+        )
+        # A module that makes functions gives other ones at each call; those in a state are those of
+        # the program's own spec.
+        spec = program.state_spec
+        signature = tree_signature(((spec.module, spec.model_state), batch, resident))
+        return _get_or_build(self._programs, signature, lambda: program)
+
+    def _iterate(
+        self, data: Any, start_step: int, position: Any = None, **options: Any
+    ) -> BatchIterator:
+        """Return the batches of a fit that begins at `start_step`."""
+        # A later fit is another pass over the data; a resumed one keeps its start and with it the
         # order.
-        seed = (self.seed, origin) if origin else self.seed
-        share = process_shard(self.plugins, data, self.mesh)
+        seed = (self.seed, start_step) if start_step else self.seed
         return BatchIterator(
             data,
             seed=seed,
             position=position,
             limit=self.limit_train_batches,
-            process=share,
+            process=process_shard(self.plugins, data, self.mesh),
             **options,
         )
 
-    def _evaluation(self, spec: EvaluatorSpec) -> Evaluation:
-        given = spec.metrics, spec.losses
-        own = [
-            one if one is None else tuple((name, leaf_signature(of)) for name, of in one.items())
-            for one in given
+    def _get_evaluation(self, spec: EvaluatorSpec) -> Evaluation:
+        """Return the evaluation of this kind, built at its first use."""
+        signatures = [
+            None if functions is None else _get_functions_signature(functions)
+            for functions in (spec.metrics, spec.losses)
         ]
-        key = spec.name, spec.new_rng_each_time, *own
+        key = spec.name, spec.new_rng_each_time, *signatures
         return _get_or_build(
-            self._evaluations, key, lambda: Evaluation(self, spec), 16 + len(self.evaluators)
+            self._evaluations,
+            key,
+            lambda: Evaluation(self._services, spec),
+            size=16 + len(self.evaluators),
         )
 
-    def _root_key(self) -> Key[Array, ""]:
+    def _make_root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
 
-    def _limit(self, limit: int | None) -> int | None:
-        _check_counts(limit=limit)
-        return min(
-            (count for count in (limit, self.fast_dev_run) if count is not None), default=None
-        )
+    def _min_with_dev_run(self, num_batches: int | None) -> int | None:
+        """Return the number of batches of an evaluation; None for all of them."""
+        _check_counts(num_batches=num_batches)
+        limits = [limit for limit in (num_batches, self.fast_dev_run) if limit is not None]
+        return min(limits, default=None)
 
-    def _length(self, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
+    def _resolve_length(
+        self, steps: int | None, epochs: int | None
+    ) -> tuple[int | None, int | None]:
+        """Return steps and epochs, of which one is None: as given, or as the engine says."""
         _check_counts(steps=steps, epochs=epochs)
         if self.fast_dev_run is not None:
             return self.fast_dev_run, None
@@ -497,13 +554,13 @@ class Engine:
         return steps, epochs
 
 
-def _peek_first_batch(feed: BatchIterator, origin: int) -> Any:
-    with error_context(lambda: f"while the data source made the batch for step {origin + 1}"):
-        return feed.peek()
+def _peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
+    with error_context(lambda: f"while the data source made the batch for step {start_step + 1}"):
+        return batches.peek()
 
 
-def _step_of_given_state(model: Any, state: TrainState) -> int:
-    """The step of a state to go on from."""
+def _get_start_step(model: Any, state: TrainState) -> int:
+    """Return the step of a state to continue from."""
     if model is not None:
         raise ConfigurationError("fit takes a model or a state to continue from, not both")
     if not isinstance(state, TrainState):
@@ -514,20 +571,51 @@ def _step_of_given_state(model: Any, state: TrainState) -> int:
     return int(state.step)
 
 
-def _get_or_build(made: dict[Any, Any], key: Any, make: Callable[[], Any], size: int = 16) -> Any:
-    """What is made for `key`. The `size` asked for last are kept, because a lambda in a loop is new
-    each time."""
-    found = made[key] = made.pop(key, None) or make()
-    if len(made) > size:
-        del made[next(iter(made))]
-    return found
+def _get_source_path(reference: CheckpointRef | None, directory: RunDirectory) -> Any:
+    """Return the run that a checkpoint was taken from."""
+    if reference is None or reference.path is None:
+        return directory.path
+    return reference.path
+
+
+def _get_functions_signature(functions: Functions) -> tuple[Any, ...]:
+    return tuple((name, leaf_signature(function)) for name, function in functions.items())
+
+
+def _get_or_build(cache: dict[Any, Any], key: Any, build: Callable[[], Any], size: int = 16) -> Any:
+    """Return what the cache holds for `key`, built at its first use.
+
+    The `size` entries that were asked for last are kept, because a lambda in a loop is new each
+    time.
+    """
+    value = cache.pop(key, None) or build()
+    cache[key] = value
+    if len(cache) > size:
+        oldest = next(iter(cache))
+        del cache[oldest]
+    return value
 
 
 def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31
-        ):
+        if value is None:
+            continue
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not 1 <= value < 2**31:
             raise ConfigurationError(
                 f"{name} is {value!r}; it must be a positive integer below 2**31"
             )
+
+
+def _check_policy(on_nonfinite: Any) -> None:
+    if on_nonfinite not in get_args(NonFinitePolicy):
+        raise ConfigurationError(
+            f"on_nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'"
+        )
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigurationError(
+            f"seed is {seed!r}; it must be an integer of 63 bits that is not negative"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,19 +31,17 @@ from fulgurite.placing import (
     shard_batch,
     use_mesh,
 )
+from fulgurite.training.forward import count_examples, forward, split_mask
 from fulgurite.training.metric_window import (
     as_metric,
     flatten_metric_dict,
     merge_named_values,
     to_number,
 )
+from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState, check_same_structure
-from fulgurite.training.step import count_examples, forward, split_mask
 from fulgurite.tree.typecheck import batch_error_context, check_batch, format_tree, shape_spec
 from fulgurite.weights import EvalTarget, as_eval_target, get_module_view
-
-if TYPE_CHECKING:
-    from fulgurite.engine import Engine
 
 Functions = Mapping[str, Callable[..., Any]]
 Interrupt = Callable[[], bool]
@@ -109,10 +107,13 @@ class Evaluation:
     """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each
     structure of them."""
 
-    def __init__(self, engine: "Engine", spec: EvaluatorSpec) -> None:
-        self._plugins, self._streams, self._spec = engine.plugins, engine.make_rng_streams, spec
-        self._mesh, self._consensus = engine.mesh, engine.consensus
-        self._tasks = ["log", *(task.name for task in engine.tasks)]
+    def __init__(self, services: Services, spec: EvaluatorSpec) -> None:
+        self._plugins = services.hooks
+        self._streams = services.make_rng_streams
+        self._spec = spec
+        self._mesh = services.mesh
+        self._consensus = services.sync
+        self._due_names = services.settings.due_names
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._at = 0  # the batch that is being traced, for errors
         self._failure_is_shared = False
@@ -336,7 +337,7 @@ class Evaluation:
             rng_path=((self._spec.name, index),),
             due_flags={
                 name: index == 0 if name == MEDIA_ACTION else jnp.asarray(False)
-                for name in self._tasks
+                for name in self._due_names
             },
             rng_step=step if self._spec.new_rng_each_time else None,
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fulgurite.fit.tasks import BoundAction
+from fulgurite.fit.scheduler import BoundAction
 from fulgurite.plugins.manager import RegisteredPlugin
 from fulgurite.triggers import EvenlySpaced, EveryEpoch, EverySeconds, Or, StepRange, Trigger
 
@@ -52,7 +52,7 @@ def explain_engine(engine: "Engine") -> str:
         ],
         "what is due, in the order in which it runs at one step": [
             _row(task.scheduled.stage, f"{task.name:24} {_times(task, engine)}")
-            for task in engine.tasks
+            for task in engine.actions
         ],
     }
     lines = [

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
     from fulgurite.evaluation import EvaluatorSpec
     from fulgurite.fit.records import Record
-    from fulgurite.fit.run import FitResult, Run, ScheduledAction
+    from fulgurite.fit.actions import ScheduledAction
+    from fulgurite.fit.run import FitResult, Run
     from fulgurite.metrics import Metric, RunningMetric
     from fulgurite.model.context import Context
     from fulgurite.model.module import Output

@@ -48,7 +48,7 @@ def check_same_start(
             name: getattr(engine, name) for name in ("seed", "limit_train_batches", "on_nonfinite")
         } | length
         told |= {"batches an epoch": feed.epoch_length, "arrays": digest(given)}
-        assert_equal_across_processes(engine.consensus, FIT, told | placing.fingerprint(batch))
+        assert_equal_across_processes(engine.sync, FIT, told | placing.fingerprint(batch))
 
 
 def iter_aligned_batches(feed: BatchIterator, consensus: ProcessSync) -> Iterator[Any]:

@@ -184,11 +184,12 @@ class Halved(fg.Engine):
     """Gives the rule gradients of its own, for the whole module."""
 
     def train_step(
-        self, state: fg.TrainState, batch: Any, ctx: fg.Context
+        self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
         grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
-        assert ctx.rule is not None
-        return ctx.rule.apply_gradients(state, jax.tree.map(lambda grad: grad / 2, grads), output)
+        return update_rule.apply_gradients(
+            state, jax.tree.map(lambda grad: grad / 2, grads), output
+        )
 
 
 class Sum(fg.Module):
@@ -219,7 +220,7 @@ def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
         )
         assert (float(made.module.a), float(made.module.b)) == expected
     with pytest.raises(
-        ModelError, match=r"PhasedUpdate takes its own gradients: call ctx.rule\(self.forward"
+        ModelError, match=r"PhasedUpdate takes its own gradients: call update_rule\(self.forward"
     ):
         Halved(plugins=[GradientAccumulation(1)], autoload=False).init_state(
             Sum(jnp.zeros(()), jnp.zeros(()), sgd), ONE

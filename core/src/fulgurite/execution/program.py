@@ -1,15 +1,12 @@
-"""What an engine makes of one kind of model: optimizers, slices, the traced step, its layout and
-executables."""
+"""What an engine builds for one kind of model: update rule, traced step, layout, executables."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 from jaxtyping import Array, Key
@@ -30,6 +27,7 @@ from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import fold_name
 from fulgurite.training.metric_window import MetricWindow, to_number
 from fulgurite.training.nonfinite import NonFiniteTracker
+from fulgurite.training.services import Services
 from fulgurite.training.state import (
     ModelInit,
     TrainState,
@@ -43,99 +41,130 @@ from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.typecheck import shape_spec
 from fulgurite.triggers import StepRange
 
-if TYPE_CHECKING:
-    from fulgurite.engine import Engine
-    from fulgurite.fit.run import Run
+
+class RunView(Protocol):
+    """What a program needs of the run that uses it: a place for notes on compilations."""
+
+    @property
+    def step(self) -> int:
+        """The number of updates so far."""
+        ...
 
 
 class Program:
-    """Built once for a kind of model and of batch, and reused by every `fit` and `step` on it.
+    """The training program of one kind of model and of batch, used by every `fit` and `step` on it.
 
     Building it runs the whole step on shapes, so that a mistake is found before anything is
     compiled.
+
+    Attributes:
+        update_rule: how a batch becomes an update.
+        step: the traced step.
+        state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
+        layout: how states cross `jax.jit`.
+        batch_sharding: where batches go.
+        module_text: the module as text, in which everything that is no array shows by its value.
+        run: the run that uses the program now, for `on_compile`; None outside of a fit.
+
+    Args:
+        services: of the engine.
+        model_init: where the module comes from.
+        batch: a batch of the kind to train on.
+        resident: the arrays on the device that indexed batches are gathered from.
     """
 
-    def __init__(self, engine: "Engine", source: ModelInit, batch: Any, resident: Any) -> None:
-        if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
-            gap = "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled program"
-            raise ConfigurationError(
-                f"{gap}: unset it, and look into the step with jax.debug.breakpoint or print"
-            )
-        self._engine, self._plugins = engine, engine.plugins
-        self.run: Run | None = None
+    def __init__(
+        self, services: Services, model_init: ModelInit, batch: Any, resident: Any
+    ) -> None:
+        _check_jit_enabled()
+        self.run: RunView | None = None
+        self._services = services
+        self._hooks = services.hooks
         key = jax.random.key(0)
-        self.rule = self._update_rule(source, key)
-        self.step = TrainStep(engine, self.rule.for_step(0, StepRange(0)))
-        self._metrics: Any = ({}, {})
-        with use_mesh(engine.mesh):
-            bare: TrainState = eqx.filter_eval_shape(
-                self._init_state, source, source.arrays, key, key
+        self.update_rule = self._build_update_rule(model_init, key)
+        self.step = TrainStep(services, self.update_rule.for_step(0, StepRange(0)))
+        self._metric_specs: Any = ({}, {})
+        with use_mesh(services.mesh):
+            without_metrics: TrainState = eqx.filter_eval_shape(
+                self._init_state, model_init, model_init.arrays, key, key
             )
-            self._metrics = eqx.filter_eval_shape(
-                self._step_metrics, bare, shape_spec(batch), shape_spec(resident)
+            self._metric_specs = eqx.filter_eval_shape(
+                self._compute_step_metrics,
+                without_metrics,
+                shape_spec(batch),
+                shape_spec(resident),
             )
-            self.state_spec = bare.replace(
-                metric_window=eqx.filter_eval_shape(MetricWindow.empty, *self._metrics)
-            )
-        self._shardings = state_shardings(self._plugins, self.state_spec, engine.mesh)
+            window = eqx.filter_eval_shape(MetricWindow.empty, *self._metric_specs)
+            self.state_spec = without_metrics.replace(metric_window=window)
+        self._shardings = state_shardings(self._hooks, self.state_spec, services.mesh)
         self.layout = StateLayout(self.state_spec, self._shardings)
         if self._shardings is not None:
             self.state_spec = with_shardings(self.state_spec, self._shardings)
         self.module_text = eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
-        self.placing = BatchSharding.from_hooks(self._plugins, batch, engine.mesh)
-        whole = None if self._shardings is None else replicated_sharding(engine.mesh)
-        self._close = (
-            _close if whole is None else jax.jit(_closed, static_argnums=0, out_shardings=whole)
-        )
-        self._compiled: dict[int, CompiledStep] = {}
+        self.batch_sharding = BatchSharding.from_hooks(self._hooks, batch, services.mesh)
+        self._close_window = _close_window
+        if self._shardings is not None:
+            self._close_window = jax.jit(
+                _close_packed_window,
+                static_argnums=0,
+                out_shardings=replicated_sharding(services.mesh),
+            )
+        self._compiled_steps: dict[int, CompiledStep] = {}
         self._initializer: tuple[bytes, Any] = (b"", None)
 
-    def init_state(self, source: ModelInit, key: Key[Array, ""]) -> TrainState:
-        """A new state from the root key, made under jit with the shardings that plugins ask for."""
+    def init_state(self, model_init: ModelInit, key: Key[Array, ""]) -> TrainState:
+        """Return a new state, made under jit with the shardings that plugins ask for.
+
+        Args:
+            model_init: where the module comes from.
+            key: the root key.
+        """
         # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
         # model.
-        params = self._engine.make_rng_streams(key).key("params", "init")
-        with use_mesh(self._engine.mesh):
-            initialize = self.initializer(source)
+        params_key = self._services.make_rng_streams(key).key("params", "init")
+        with use_mesh(self._services.mesh):
+            initialize = self.make_initializer(model_init)
             # What a callable does may change, so that it is traced each time; within
             # `jax.eval_shape` nothing is made.
-            if source.model is None and not isinstance(key, Tracer):
-                lowered = initialize.lower(None, key, params)
-                text = sha256(lowered.as_text().encode()).digest()
-                # Where arrays that the callable holds are no part of the text, it cannot tell.
-                if text != self._initializer[0] or getattr(
-                    jax.config, "jax_use_simplified_jaxpr_constants", False
-                ):
-                    self._initializer = text, lowered.compile()
-                initialize = self._initializer[1]
-            made = iter(initialize(put_shared(source.arrays, self._engine.mesh), key, params))
+            if model_init.model is None and not isinstance(key, Tracer):
+                initialize = self._compile_initializer(initialize, key, params_key)
+            model_arrays = put_shared(model_init.arrays, self._services.mesh)
+            arrays = iter(initialize(model_arrays, key, params_key))
         return jax.tree.map(
-            lambda leaf: next(made) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
+            lambda leaf: next(arrays) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
             self.state_spec,
         )
 
-    def initializer(self, source: ModelInit) -> Any:
-        """The jitted function `(source.arrays, key, params)` that gives the arrays of a new state,
-        in the order of its leaves; `params` is the key of the module. No device ever has more of
-        them than its own part."""
+    def make_initializer(self, model_init: ModelInit) -> Any:
+        """Return the jitted function `(model_init.arrays, key, params_key)` that gives the arrays
+        of a new state, in the order of its leaves.
 
-        def arrays(given: Any, *keys: Key[Array, ""]) -> list[Array]:
-            made = zip(
-                jax.tree.leaves(self.state_spec),
-                jax.tree.leaves(self._init_state(source, given, *keys)),
-                strict=True,
-            )
-            return [leaf for spec, leaf in made if isinstance(spec, jax.ShapeDtypeStruct)]
+        No device ever has more of them than its own part.
+        """
 
-        return jax.jit(arrays, out_shardings=self._shardings)
+        def init_arrays(arrays: Any, *keys: Key[Array, ""]) -> list[Array]:
+            state = self._init_state(model_init, arrays, *keys)
+            pairs = zip(jax.tree.leaves(self.state_spec), jax.tree.leaves(state), strict=True)
+            return [leaf for spec, leaf in pairs if isinstance(spec, jax.ShapeDtypeStruct)]
 
-    def select_update_rule(self, step: Any, span: StepRange) -> None:
-        """Takes the update rule that holds from the update after `step` on."""
-        self.step.steps_done, self.step.update_rule = step, self.rule.for_step(step, span)
+        return jax.jit(init_arrays, out_shardings=self._shardings)
+
+    def select_update_rule(self, step: Any, step_range: StepRange) -> None:
+        """Take the update rule that holds from the update after `step` on.
+
+        Args:
+            step: the number of completed updates; it may be on the device still.
+            step_range: of the fit.
+        """
+        self.step.steps_done = step
+        self.step.update_rule = self.update_rule.for_step(step, step_range)
 
     def check(self, state: TrainState) -> None:
-        """A state of another structure than this engine's module and plugins give is an error that
-        names the place."""
+        """Check that a state has the structure that this engine's module and plugins give.
+
+        Raises:
+            StateError: it names the path that differs.
+        """
         try:
             check_same_structure(self.state_spec, state, "the state that was given")
         except ModelError as error:
@@ -143,155 +172,216 @@ class Program:
                 f"the state does not fit this engine, model and data: {error}"
             ) from error
 
-    def compiled(self, fuse: int) -> CompiledStep:
-        """The compiled step for up to `fuse` steps a dispatch."""
-        if fuse not in self._compiled:
-            step = CompiledStep(
-                self._engine, self.step, self.layout, self.placing, fuse, self._on_compile
+    def get_compiled_step(self, steps_per_execution: int) -> CompiledStep:
+        """Return the compiled step for up to so many steps a dispatch."""
+        if steps_per_execution not in self._compiled_steps:
+            self._compiled_steps[steps_per_execution] = CompiledStep(
+                self._services,
+                self.step,
+                self.layout,
+                self.batch_sharding,
+                steps_per_execution,
+                self._on_compile,
             )
-            self._compiled[fuse] = step
-        return self._compiled[fuse]
+        return self._compiled_steps[steps_per_execution]
 
-    def flags(self, due: Sequence[bool]) -> np.ndarray:
-        """What is due, in the order of the step's tasks; `log` is whether anything closes the
-        window."""
-        pairs = list(zip(self._engine.tasks, due, strict=True))
-        log = any(yes for task, yes in pairs if task.closes_window)
-        return np.asarray([*(yes for task, yes in pairs if task.name != "log"), log])
-
-    def close(self, flat: FlatState) -> tuple[FlatState, Any]:
-        """The state with its window closed, and arrays for `closing`."""
-        packed, values = self._close(self.layout.packing, flat.packed)
+    def close_window(self, flat: FlatState) -> tuple[FlatState, Any]:
+        """Return the state with its metric window closed, and arrays for `read_window`."""
+        packed, values = self._close_window(self.layout.packing, flat.packed)
         return FlatState(flat.arrays, packed), values
 
-    def read_window(self, values: Any, told: dict[str, Any]) -> dict[str, Any] | None:
-        """The metrics of a closed window as Python numbers; of one without a step how many were
-        skipped, if those are more than in `told`, else None. Raises if a step was not finite."""
-        metrics, steps, health = jax.device_get(values)
-        self.check_finite(health)
-        metrics = metrics if steps else {}
-        if self._engine.on_nonfinite == "skip" and (
-            steps or health.skipped > told.get("skipped_steps", 0)
-        ):
-            metrics["skipped_steps"] = health.skipped
+    def read_window(self, values: Any, previous: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the metrics of a closed window as Python numbers.
+
+        Args:
+            values: from `close_window`.
+            previous: the metrics before: a window in which every step was skipped has nothing but
+                the number of skipped steps, and only if that has grown.
+
+        Returns:
+            The metrics by name; None where there is nothing to tell.
+
+        Raises:
+            NonFiniteError: a step was not finite.
+        """
+        metrics, num_steps, nonfinite = jax.device_get(values)
+        self.check_finite(nonfinite)
+        if not num_steps:
+            metrics = {}
+        has_skipped = nonfinite.skipped > previous.get("skipped_steps", 0)
+        if self._services.settings.on_nonfinite == "skip" and (num_steps or has_skipped):
+            metrics["skipped_steps"] = nonfinite.skipped
         return {name: to_number(value) for name, value in metrics.items()} or None
 
     def read_nonfinite(self, flat: FlatState) -> NonFiniteTracker:
-        """The health of a state; waits for the device."""
+        """Return what a state knows of steps that were not finite; waits for the device."""
         return self.layout.packing.get_subtree(jax.device_get(flat.packed), "nonfinite")
 
-    def check_finite(self, health: NonFiniteTracker) -> None:
-        """Raises `NonFiniteError` for the health of a state that must not be acted on."""
-        if self._engine.on_nonfinite == "raise" and health.step >= 0:
-            raise NonFiniteError(
-                int(health.step), self.step.finite_check_names[int(health.term_index)]
-            )
+    def check_finite(self, nonfinite: NonFiniteTracker) -> None:
+        """Raise `NonFiniteError` for a state that must not be acted on."""
+        if self._services.settings.on_nonfinite == "raise" and nonfinite.step >= 0:
+            name = self.step.finite_check_names[int(nonfinite.term_index)]
+            raise NonFiniteError(int(nonfinite.step), name)
 
-    def _update_rule(self, source: ModelInit, key: Key[Array, ""]) -> UpdateRule:
-        made: list[UpdateRule] = []
+    def _build_update_rule(self, model_init: ModelInit, key: Key[Array, ""]) -> UpdateRule:
+        update_rules: list[UpdateRule] = []
 
         # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes
-        # are not.
-        def make(arrays: Any) -> None:
-            module = source.build(arrays, key)[0]
+        # are not. The rule leaves the trace through the list, because it is no array.
+        def build(arrays: Any) -> None:
+            module = model_init.build(arrays, key)[0]
             with jax.ensure_compile_time_eval():
-                made.append(self._update_rule_of(module))
+                update_rules.append(self._build_update_rule_for(module))
 
-        jax.eval_shape(make, source.arrays)
-        return made[0]
+        jax.eval_shape(build, model_init.arrays)
+        return update_rules[0]
 
-    def _update_rule_of(self, module: Any) -> UpdateRule:
+    def _build_update_rule_for(self, module: Any) -> UpdateRule:
         get_method(module, "training_step")
-        owners = ", ".join(
-            hook.plugin.name for hook in self._plugins.implementations("configure_optimizers")
+        optimizers = self._get_optimizers(module)
+        update_rule = self._hooks.call_exclusive(
+            "make_update_rule", module=module, optimizers=optimizers
         )
-        given, source = (
-            self._plugins.call_exclusive("configure_optimizers", module=module),
-            f"hook configure_optimizers of {owners}",
-        )
-        if given is None:
-            configure = get_method(module, "configure_optimizers")
-            given, source = configure(module), f"{type(module).__name__}.configure_optimizers"
-        phases = dict(as_optimizer_specs(given, source))
-        for name, phase in list(phases.items()):
-            before = [optax.identity()]
-            for hook in self._plugins.implementations("gradient_transform"):
-                root = fold_name(jax.random.key(self._engine.seed), f"optimizer:{name}")
-                key = fold_name(root, f"plugin:{hook.plugin.name}")
-                before += [hook(None, module=module, optimizer=name, key=key) or optax.identity()]
-            phases[name] = replace(phase, gradient_transform=optax.chain(*before))
-        update_rule = self._plugins.call_exclusive("make_update_rule", module=module, phases=phases)
-        first = next(iter(phases.values()))
-        if update_rule is None and (len(phases) != 1 or type(first) is not OptimizerSpec):
-            fix = (
-                "add MultiOptimizer() of fulgurite-optimizers to the plugins, or give one fg.Phase"
-            )
-            raise PluginError(
-                f"the optimizers {', '.join(phases)} need an update rule of a plugin: {fix}"
-            )
-        update_rule = update_rule or GradientUpdate(first)
-        for hook in self._plugins.implementations("wrap_update_rule"):
+        if update_rule is None:
+            first = next(iter(optimizers.values()))
+            if len(optimizers) != 1 or type(first) is not OptimizerSpec:
+                raise PluginError(
+                    f"the optimizers {', '.join(optimizers)} need an update rule of a plugin: add "
+                    "MultiOptimizer() of fulgurite-optimizers to the plugins, or give one "
+                    "fg.OptimizerSpec"
+                )
+            update_rule = GradientUpdate(first)
+        for hook in self._hooks.implementations("wrap_update_rule"):
             update_rule = hook(None, module=module, rule=update_rule) or update_rule
         return update_rule
 
+    def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
+        """Return the optimizers of a plugin or of the module, after the gradient transformations of
+        plugins."""
+        configured = self._hooks.call_exclusive("configure_optimizers", module=module)
+        if configured is None:
+            source = f"{type(module).__name__}.configure_optimizers"
+            configured = get_method(module, "configure_optimizers")(module)
+        else:
+            hooks = self._hooks.implementations("configure_optimizers")
+            names = ", ".join(hook.plugin.name for hook in hooks)
+            source = f"hook configure_optimizers of {names}"
+        optimizers = dict(as_optimizer_specs(configured, source))
+        for name, optimizer in optimizers.items():
+            transforms = optax.chain(optax.identity(), *self._get_gradient_transforms(module, name))
+            optimizers[name] = replace(optimizer, gradient_transform=transforms)
+        return optimizers
+
+    def _get_gradient_transforms(self, module: Any, optimizer: str) -> list[Any]:
+        root = fold_name(jax.random.key(self._services.settings.seed), f"optimizer:{optimizer}")
+        transforms = []
+        for hook in self._hooks.implementations("gradient_transform"):
+            key = fold_name(root, f"plugin:{hook.plugin.name}")
+            transform = hook(None, module=module, optimizer=optimizer, key=key)
+            transforms.append(transform or optax.identity())
+        return transforms
+
+    def _compile_initializer(
+        self, initialize: Any, key: Key[Array, ""], params_key: Key[Array, ""]
+    ) -> Any:
+        """Return the initializer of a callable, compiled unless the last one had the same text."""
+        lowered = initialize.lower(None, key, params_key)
+        digest = sha256(lowered.as_text().encode()).digest()
+        # Where arrays that the callable holds are no part of the text, it cannot tell.
+        hides_constants = getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)
+        if digest != self._initializer[0] or hides_constants:
+            self._initializer = (digest, lowered.compile())
+        return self._initializer[1]
+
     def _init_state(
-        self, source: ModelInit, arrays: Any, key: Key[Array, ""], params: Key[Array, ""]
+        self,
+        model_init: ModelInit,
+        arrays: Any,
+        key: Key[Array, ""],
+        params_key: Key[Array, ""],
     ) -> TrainState:
-        module, model_state = source.build(arrays, params)
+        module, model_state = model_init.build(arrays, params_key)
         return TrainState(
             step=jnp.int32(0),
             module=module,
             model_state=model_state,
-            opt_state=copy_arrays(self.rule.init(module)),
+            opt_state=copy_arrays(self.update_rule.init(module)),
             key=key,
-            metric_window=MetricWindow.empty(*self._metrics),
+            metric_window=MetricWindow.empty(*self._metric_specs),
             nonfinite=NonFiniteTracker.init(module),
-            plugin_states=init_plugin_states(self._plugins, module, key),
+            plugin_states=init_plugin_states(self._hooks, module, key),
         )
 
-    def _step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
-        batch = ArrayData.gather(resident, batch)
-        return self.step.update(state, batch, jnp.zeros(len(self.step.tasks), bool))[2:4]
+    def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
+        due = jnp.zeros(len(self._services.settings.due_names), bool)
+        record = self.step.update(state, ArrayData.gather(resident, batch), due)
+        return record.metrics, record.running_metrics
 
     def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
         step = None if self.run is None else self.run.step
-        self._plugins.call(
+        self._hooks.call(
             "on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled
         )
 
 
-def _closed(packing: VectorPacking, packed: Vectors) -> tuple[Vectors, Any]:
+def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
+    """Return the state of each plugin that has one, by the plugin's name. Traced.
+
+    Args:
+        hooks: the plugins.
+        module: the module.
+        key: the root key.
+
+    Raises:
+        PluginError: a plugin's state holds something that is no array.
+    """
+    plugin_states = {}
+    for hook in hooks.implementations("init_plugin_state"):
+        name = hook.plugin.name
+        plugin_state = hook(None, module=module, key=fold_name(key, f"plugin:{name}"))
+        for path, leaf in leaves_with_paths(plugin_state):
+            if not is_array(leaf):
+                raise PluginError(
+                    f"plugin {name!r}, hook init_plugin_state: {path} is {leaf!r}; a plugin's "
+                    "state holds nothing but arrays: turn numbers into arrays, and leave others "
+                    "out with eqx.filter(tree, eqx.is_array)"
+                )
+        if plugin_state is not None:
+            plugin_states[name] = plugin_state
+    return copy_arrays(plugin_states)
+
+
+def with_shardings(spec: TrainState, shardings: list[Any]) -> TrainState:
+    """Return the spec of a state with a sharding for each array.
+
+    Args:
+        spec: a state of `jax.ShapeDtypeStruct`s.
+        shardings: of its arrays, in the order of the leaves.
+    """
+    remaining = iter(shardings)
+
+    def add_sharding(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(sharding=next(remaining))
+        return leaf
+
+    return jax.tree.map(add_sharding, spec)
+
+
+def _check_jit_enabled() -> None:
+    if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
+        raise ConfigurationError(
+            "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled "
+            "program: unset it, and look into the step with jax.debug.breakpoint or print"
+        )
+
+
+def _close_packed_window(packing: VectorPacking, packed: Vectors) -> tuple[Vectors, Any]:
     window: MetricWindow = packing.get_subtree(packed, "metric_window")
-    values = window.compute(), window.steps, packing.get_subtree(packed, "nonfinite")
+    nonfinite = packing.get_subtree(packed, "nonfinite")
+    values = window.compute(), window.steps, nonfinite
     return packing.set_subtree(packed, "metric_window", window.close()), values
 
 
 # Without shardings, the programs of all engines share it.
-_close = jax.jit(_closed, static_argnums=0)
-
-
-def init_plugin_states(plugins: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
-    """The slice of each plugin that has one. Traced."""
-    made = {
-        hook.plugin.name: hook(
-            None, module=module, key=fold_name(key, f"plugin:{hook.plugin.name}")
-        )
-        for hook in plugins.implementations("init_plugin_state")
-    }
-    for name, own in made.items():
-        if bad := [
-            f"{path} is {leaf!r}" for path, leaf in leaves_with_paths(own) if not is_array(leaf)
-        ]:
-            fix = "a slice has arrays alone; make some of numbers, and leave others out: eqx.filter(tree, eqx.is_array)"
-            raise PluginError(f"plugin {name!r}, hook init_plugin_state: {bad[0]}; {fix}")
-    return copy_arrays({name: own for name, own in made.items() if own is not None})
-
-
-def with_shardings(like: TrainState, shardings: list[Any]) -> TrainState:
-    """The same kind of state, with a sharding for each array."""
-    given = iter(shardings)
-
-    def place(leaf: Any) -> Any:
-        return leaf.update(sharding=next(given)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-
-    return jax.tree.map(place, like)
+_close_window = jax.jit(_close_packed_window, static_argnums=0)

@@ -3,6 +3,7 @@ order."""
 
 from collections import deque
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,18 @@ from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.execution.compiled_step import StepResults
 from fulgurite.execution.program import Program
+from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher
-from fulgurite.fit.run import FitResult, ReplaceState, Run, StopTraining
-from fulgurite.fit.scheduler import Scheduler
+from fulgurite.fit.run import FitResult, Run
+from fulgurite.fit.scheduler import (
+    EPOCH_END,
+    BoundAction,
+    DuePoint,
+    Scheduler,
+    get_own_plugin,
+    insert_epoch_end,
+)
 from fulgurite.fit.signals import StopRequests
-from fulgurite.fit.tasks import BoundAction
 from fulgurite.media import MEDIA_ACTION
 from fulgurite.placing import replicate
 from fulgurite.plugins.manager import plugin_error_context
@@ -26,7 +34,7 @@ from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState, check_same_structure
 from fulgurite.tree.typecheck import shape_signature
-from fulgurite.triggers import StepRange, is_exact
+from fulgurite.triggers import EveryEpoch, StepRange, is_exact
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
@@ -34,26 +42,58 @@ if TYPE_CHECKING:
 # Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
 # with many of them where several processes have several devices each.
-IN_FLIGHT = 4
+MAX_IN_FLIGHT = 4
+
+
+class LoopState(Enum):
+    """Where a loop is, and so what an exception leaves behind."""
+
+    STEPPING = "a dispatch is under way: an exception leaves no state to resume from"
+    FETCHING = "waiting for data: the state is that of the newest step"
+    ACTING = "actions before saves run: what they ask to save is saved behind them"
+    SAVING = "actions that save run"
+    INTERRUPTED = "an action stopped before it had any effect: it is pending"
+    BROKEN = "an exception left no state to resume from"
 
 
 class Loop:
-    """One fit of `engine` from `state`, which it consumes; `resumed` is what a resumed fit goes on
-    from.
+    """One fit: steps up to the nearest thing that is due, then what is due, in order.
 
-    The origin of `span` is earlier than `state.step` in a resumed fit. With `epochs` the end
-    follows from the epochs' ends, as far as they are known. `resident` are the arrays on the device
-    that indexed batches are gathered from. `directory` is where the run's attempt number `attempt`
-    writes, if anywhere.
+    Attributes:
+        engine: the engine.
+        program: the training program.
+        step_range: start, stop (as far as it is known) and epoch ends of the fit.
+        step: the number of updates that were dispatched.
+        metrics: the newest metrics by source.
+        stop_reason: why training ends before its planned end.
+        emitter: hands records to the loggers.
+        run: what plugins see.
+        resumed: the snapshot that the fit goes on from, or None.
+
+    Args:
+        engine: the engine.
+        program: the training program.
+        data_iterator: where batches come from.
+        state: to train from; consumed.
+        step_range: its start is earlier than `state.step` in a resumed fit.
+        epochs: how many epochs to train; the end then follows from the ends of epochs as far as
+            they are known. None for a number of steps.
+        steps_per_execution: the largest number of steps in one dispatch.
+        resident: the arrays on the device that indexed batches are gathered from.
+        signals: the signals that were received.
+        resumed: the snapshot that the fit goes on from, or None.
+        directory: where the run writes, if anywhere.
+        attempt: which start of the run this is, from 1.
+        manifest: a description of the run, as JSON.
     """
 
     def __init__(
         self,
         engine: "Engine",
         program: Program,
-        feed: BatchIterator,
+        data_iterator: BatchIterator,
         state: TrainState,
-        span: StepRange,
+        step_range: StepRange,
         *,
         epochs: int | None,
         steps_per_execution: int,
@@ -64,123 +104,126 @@ class Loop:
         attempt: int,
         manifest: dict[str, Any],
     ) -> None:
-        self.engine, self.program, self.step_range = engine, program, span
+        self.engine = engine
+        self.program = program
+        self.step_range = step_range
         self.step = int(state.step)
         self.manifest = manifest
-        self._directory = directory
+        self.resumed = resumed
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.stop_reason: str | None = None
         self.emitter = RecordDispatcher(
             engine.plugins, attempt, silent=engine.fast_dev_run is not None
         )
-        self.metrics: dict[str, dict[str, Any]] = dict(resumed.metrics) if resumed else {}
-        self.stop_reason: str | None = None
-        self.between_steps, self.exact = False, True
-        self.run = program.run = Run(self)
-        self._tasks, self._consensus, self._accounts = (
-            engine.tasks,
-            engine.consensus,
-            engine.plugins.timings,
-        )
-        self.data_iterator, self._batches, self._resident = (
-            feed,
-            iter(feed),
-            replicate(resident, engine.mesh),
-        )
+        self.data_iterator = data_iterator
+        self.is_between_steps = False
+        self.is_exact = True
+        self.run = Run(self)
+        self._directory = directory
+        self._sync = engine.sync
+        self._timings = engine.plugins.timings
+        self._batches = iter(data_iterator)
+        self._resident = replicate(resident, engine.mesh)
         self._pending_item: BatchItem | None = None
-        self._compiled = program.compiled(steps_per_execution)
+        self._compiled_step = program.get_compiled_step(steps_per_execution)
         self._flat = program.layout.flatten(state)
         self._state: TrainState | None = None
-        self.resumed, self._epochs, self._signals = resumed, epochs, signals
-        self._position = resumed.data_position if resumed else None
-        self._pending = resumed.pending_actions if resumed else ()
-        self._epoch_ended = "epoch_end" in self._pending
+        self._epochs = epochs
+        self._signals = signals
+        self._data_position = None
+        self._pending_actions: tuple[str, ...] = ()
+        if resumed is not None:
+            self.metrics = dict(resumed.metrics)
+            self._data_position = resumed.data_position
+            self._pending_actions = resumed.pending_actions
         self._in_flight: deque[Any] = deque()
-        self._agenda = Scheduler(self._tasks, self.step, program.flags, self._consensus, signals)
-        # Within a dispatch and between two actions of one step there is no state that another run
-        # could go on from.
-        self._torn, self._broken, self._early, self._save_wanted = True, False, False, False
-        self._newest: tuple[StepResults | None, Any] = None, None
-        self._emitted, self._rate = 0, Rate()
+        self._actions = insert_epoch_end(engine.actions, self._make_epoch_end_action())
+        self._due_names = engine.due_names
+        self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
+        self._loop_state = LoopState.STEPPING
+        self._save_requested = False
+        self._newest: tuple[StepResults | None, Any] = (None, None)
+        self._num_records_before_action = 0
+        self._rate = Rate()
 
     def run_to_end(self) -> FitResult:
-        """Trains, and tells the plugins how it ended."""
+        """Train, and tell the plugins how it ended."""
+        self.program.run = self.run
         try:
             self._fit()
             result = self._build_result()
-            self._event("on_fit_end", result=result)
+            self._call_event("on_fit_end", result=result)
             return result
         except BaseException as error:
-            self.between_steps, self._broken, self._early = True, self._torn, False
-            hooks = self.engine.plugins.implementations("on_exception")
-            told = [partial(hook, self.step, run=self.run, exception=error) for hook in hooks]
-            for call in (
-                partial(self.emitter.flush, wait=True),
-                *told,
-                partial(self.emitter.close, self.step),
-            ):
-                try:
-                    call()
-                except Exception as further:
-                    if (type(further), str(further)) == (type(error), str(error)):
-                        continue
-                    notes = "; ".join(getattr(further, "__notes__", []))
-                    error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
+            self._end_with_exception(error)
             raise
         finally:
-            self.between_steps, self.program.run = False, None
+            self.is_between_steps = False
+            self.program.run = None
 
     def state(self) -> TrainState:
-        """The state after the newest step; raises if it is not finite."""
+        """Return the state after the newest step; raises if it is not finite."""
         if self._state is None:
-            with self._accounts.time("wait"):
-                health = self.program.read_nonfinite(self._flat)
-            self.program.check_finite(health)
+            with self._timings.time("wait"):
+                nonfinite = self.program.read_nonfinite(self._flat)
+            self.program.check_finite(nonfinite)
             self._state = self.program.layout.unflatten(self._flat)
         return self._state
 
     def snapshot(self) -> Snapshot:
-        """Everything needed to go on from here; a `StateError` where an exception has left nothing
-        to go on from."""
-        if self._broken:
+        """Return everything needed to go on from here.
+
+        Raises:
+            StateError: an exception has left nothing to go on from.
+        """
+        if self._loop_state is LoopState.BROKEN:
             raise StateError(
-                "an action failed half done: there is no state here from which a run could resume exactly"
+                "an action failed half done: there is no state here from which a run could resume "
+                "exactly"
             )
         self.emitter.flush(wait=True)
-        host = {
+        host_states = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
         }
         return Snapshot(
-            self.state(), self.step_range, self._position, self._pending, host, dict(self.metrics)
+            self.state(),
+            self.step_range,
+            self._data_position,
+            self._pending_actions,
+            host_states,
+            dict(self.metrics),
         )
 
     def save(self) -> None:
-        """Asks the checkpointer to save, if there is one and this is no trial; `early` in a step,
-        at its end, because what is still due would be neither in the checkpoint nor done by the run
-        that goes on from it."""
-        self._save_wanted = self._early
-        if (
-            not self._early
-            and self.engine.plugins.implementations("save_checkpoint")
-            and self.engine.fast_dev_run is None
-        ):
+        """Ask the checkpointer to save, if there is one and this is no trial.
+
+        Before the stage `save` of a step, it is done at the end of the step's actions: what is
+        still due would be neither in the checkpoint nor done by the run that goes on from it.
+        """
+        self._save_requested = self._loop_state is LoopState.ACTING
+        if self._save_requested or self.engine.fast_dev_run is not None:
+            return
+        if self.engine.plugins.implementations("save_checkpoint"):
             if self._directory:
-                self._consensus.broadcast(self._directory.assert_locked)
-            self._event("save_checkpoint")
+                self._sync.broadcast(self._directory.assert_locked)
+            self._call_event("save_checkpoint")
 
     def request_stop(self, reason: str) -> None:
-        """Notes that this process wishes to stop."""
+        """Note that this process wants to stop."""
         self._signals.requested = self._signals.requested or reason
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Runs the evaluation `name`; emits and returns its metrics, none if it failed and is not
-        required."""
-        state, account = self.state(), f"evaluate.{name}"
-        shown: list[dict[str, Any]] = []
+        """Run the evaluation `name`; emit and return its metrics, none if it failed and may
+        fail."""
+        state = self.state()
+        account = f"evaluate.{name}"
+        media: list[dict[str, Any]] = []
         if account in self.emitter.failures:
             return {}
         try:
-            with self._accounts.time(account):
-                metrics = self.engine.run_evaluator(name, state, self._stop_wanted, shown.append)
+            with self._timings.time(account):
+                metrics = self.engine.run_evaluator(name, state, self._should_stop, media.append)
         except Interrupted:
             raise
         except Exception as error:
@@ -193,55 +236,61 @@ class Loop:
             )
             return {}
         self.metrics[name] = metrics
-        stream = "exact" if self.exact and self.engine.evaluators[name].exact else "telemetry"
+        stream = "exact" if self.is_exact and self.engine.evaluators[name].exact else "telemetry"
         self.emitter.enqueue([], partial(Record, "scalars", name, self.step, dict(metrics), stream))
-        for media in shown:
-            self.run.log_media(name, media, stream=stream)
-        self._event("on_evaluate_end", name=name, metrics=dict(metrics))
+        for values in media:
+            self.run.log_media(name, values, stream=stream)
+        self._call_event("on_evaluate_end", name=name, metrics=dict(metrics))
         return dict(metrics)
 
-    def show(self) -> None:
-        """Emits the media of the newest step, if it was known beforehand that they are shown."""
+    def emit_media(self) -> None:
+        """Emit the media of the newest step, if it was known beforehand that they are due."""
         results, due = self._newest
-        if results is None or not due[self.program.step.tasks.index(MEDIA_ACTION)]:
+        if results is None or not due[self._due_names.index(MEDIA_ACTION)]:
             return
-        if media := self._compiled.media(results):
-            step, flat = self.step, self._flat
+        media = self._compiled_step.get_media(results)
+        if not media:
+            return
+        step = self.step
+        flat = self._flat
 
-            def finish() -> Record:
-                self.program.check_finite(self.program.read_nonfinite(flat))
-                return Record("media", "train", step, jax.device_get(media))
+        def finish() -> Record:
+            self.program.check_finite(self.program.read_nonfinite(flat))
+            return Record("media", "train", step, jax.device_get(media))
 
-            self.emitter.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
+        self.emitter.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
 
     def _fit(self) -> None:
-        self._notices = [*self.engine.plugins.notices, *self._agenda.warnings]
+        self._messages = [*self.engine.plugins.notices, *self._scheduler.warnings]
         if self.resumed is not None:
-            self._event("on_restore", step=self.step)
+            self._call_event("on_restore", step=self.step)
         self.emitter.open(self.run)
         self.run.log_config("fulgurite", self.manifest, stream="telemetry")
-        for notice in self._notices:
-            self.run.log_text("fulgurite", {"notice": notice}, stream="telemetry")
-        self._event("on_fit_start")
-        if self.resumed is None or self._pending:
-            self._run_due_actions(only=self._pending)
-        while self.stop_reason is None and (
-            self.step_range.stop is None or self.step < self.step_range.stop
-        ):
+        for message in self._messages:
+            self.run.log_text("fulgurite", {"notice": message}, stream="telemetry")
+        self._call_event("on_fit_start")
+        if self.resumed is None:
+            self._run_due_actions()
+        elif self._pending_actions:
+            self._run_due_actions(only=self._pending_actions)
+        while self._should_train():
             first = self.step
             self._run_until_due()
             self._run_due_actions()
-            self._accounts.stretch(self.step - first)
+            self._timings.stretch(self.step - first)
         self.state()
         self.emitter.flush(wait=True)
         self.save()
         self.emitter.close(self.step)
-        if (
-            (directory := self._directory)
-            and self.step == self.step_range.stop
-            and not self._pending
-        ):
-            self._consensus.broadcast(lambda: self._mark_complete(directory))
+        directory = self._directory
+        is_complete = self.step == self.step_range.stop and not self._pending_actions
+        if directory is not None and is_complete:
+            self._sync.broadcast(lambda: self._mark_complete(directory))
+
+    def _should_train(self) -> bool:
+        if self.stop_reason is not None:
+            return False
+        return self.step_range.stop is None or self.step < self.step_range.stop
 
     def _mark_complete(self, directory: RunDirectory) -> None:
         try:
@@ -253,222 +302,279 @@ class Loop:
             self.emitter.disable("fulgurite", "the run is not marked as complete", error, self.step)
 
     def _build_result(self) -> FitResult:
-        state, emitter = self.state(), self.emitter
-        kept = (
-            emitter.history,
-            self.metrics,
-            self._accounts,
-            self.stop_reason,
-            emitter.failures,
-            self._notices,
+        state = self.state()
+        return FitResult(
+            module=state.module,
+            model_state=state.model_state,
+            state=state,
+            history=self.emitter.history,
+            metrics=self.metrics,
+            timings=self._timings,
+            stop_reason=self.stop_reason,
+            failures=self.emitter.failures,
+            messages=self._messages,
         )
-        return FitResult(state.module, state.model_state, state, *kept)
 
-    def _event(self, hook: str, **arguments: Any) -> None:
-        outer, self.between_steps = self.between_steps, True
+    def _end_with_exception(self, error: BaseException) -> None:
+        """Tell every plugin of the exception, and close the loggers; what fails on the way is noted
+        on the exception."""
+        self.is_between_steps = True
+        if self._loop_state not in (LoopState.FETCHING, LoopState.INTERRUPTED):
+            self._loop_state = LoopState.BROKEN
+        calls = [partial(self.emitter.flush, wait=True)]
+        for hook in self.engine.plugins.implementations("on_exception"):
+            calls.append(partial(hook, self.step, run=self.run, exception=error))
+        calls.append(partial(self.emitter.close, self.step))
+        for call in calls:
+            try:
+                call()
+            except Exception as further:
+                if (type(further), str(further)) == (type(error), str(error)):
+                    continue
+                notes = "; ".join(getattr(further, "__notes__", []))
+                error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
+
+    def _call_event(self, hook: str, **arguments: Any) -> None:
+        was_between_steps = self.is_between_steps
+        self.is_between_steps = True
         self.engine.plugins.call(hook, self.step, run=self.run, **arguments)
-        self.between_steps = outer
+        self.is_between_steps = was_between_steps
 
-    # --- steps --------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _run_until_due(self) -> None:
-        """Steps until something is due, by a step, by the clock, at the end of an epoch, or because
-        of a stop request."""
-        accounts, agenda, first = self._accounts, self._agenda, self.step
-        compiled = accounts.seconds["compile"]
-        data = dispatch = wait = 0.0
-        if self._state is not None:
-            self.program.layout.delete_copied(self._state)
-            self._state = None
+        """Run steps until something is due: by a step, by the clock, at the end of an epoch, or
+        because of a stop request."""
+        first = self.step
+        compile_seconds = self._timings.seconds["compile"]
+        data_seconds = 0.0
+        wait_seconds = 0.0
+        dispatch_seconds = 0.0
+        self._state = None
         self.program.select_update_rule(self.step, self.step_range)
-        target = agenda.next_due(self.step, self.step_range)
+        target = self._scheduler.next_due(self.step, self.step_range)
         while True:
-            asked = perf_counter()
-            self._torn = False
+            started = perf_counter()
+            self._loop_state = LoopState.FETCHING
             items = self._collect_batches(target)
-            self._torn = True
-            taken = perf_counter()
-            self.program.step.steps_done = self.step
-            self.step += len(items)
-            self._position = items[-1].position
-            if items[-1].epoch_end:
-                self._end_epoch()
-                target = agenda.next_due(self.step - 1, self.step_range)
-            elif self._epochs is not None and self.step == self.step_range.stop:
-                # The last epoch is longer than the one from which its end was guessed.
-                self.step_range = replace(self.step_range, stop=self.step + 1)
-                target = agenda.next_due(self.step - 1, self.step_range)
-            due = agenda.due if self.step == target else agenda.nothing_due
-            if len(self._in_flight) == IN_FLIGHT:
-                self._in_flight.popleft().block_until_ready()
+            self._loop_state = LoopState.STEPPING
+            fetched = perf_counter()
+            target = self._advance(items, target)
+            self._bound_in_flight()
             free = perf_counter()
-            self._flat, results = self._compiled(
-                self._flat, [item.batch for item in items], due, self._resident
-            )
-            sent = perf_counter()
-            self._in_flight.append(self._flat.packed[0])
-            data, wait, dispatch = data + taken - asked, wait + free - taken, dispatch + sent - free
+            self._dispatch(items, is_due=self.step == target)
+            dispatched = perf_counter()
+            data_seconds += fetched - started
+            wait_seconds += free - fetched
+            dispatch_seconds += dispatched - free
             self.emitter.flush(wait=False)
-            if items[-1].epoch_end or self.step >= target or agenda.poll_requests(self.step):
+            if items[-1].epoch_end or self.step >= target:
                 break
-        dispatch -= accounts.seconds["compile"] - compiled
-        for name, seconds in (("data", data), ("dispatch", dispatch), ("wait", wait)):
-            accounts.add(name, seconds, self.step - first)
-        self._epoch_ended = items[-1].epoch_end
-        self._newest = results, due
+            if self._scheduler.poll_requests(self.step):
+                break
+        dispatch_seconds -= self._timings.seconds["compile"] - compile_seconds
+        num_steps = self.step - first
+        self._timings.add("data", data_seconds, num_steps)
+        self._timings.add("dispatch", dispatch_seconds, num_steps)
+        self._timings.add("wait", wait_seconds, num_steps)
+
+    def _advance(self, items: list[BatchItem], target: float) -> float:
+        """Count the steps of a dispatch, and return where something is due next."""
+        self.program.step.steps_done = self.step
+        self.step += len(items)
+        self._data_position = items[-1].position
+        if items[-1].epoch_end:
+            self._note_epoch_end()
+            return self._scheduler.next_due(self.step - 1, self.step_range)
+        if self._epochs is not None and self.step == self.step_range.stop:
+            # The last epoch is longer than the one from which its end was guessed.
+            self.step_range = replace(self.step_range, stop=self.step + 1)
+            return self._scheduler.next_due(self.step - 1, self.step_range)
+        return target
+
+    def _bound_in_flight(self) -> None:
+        """Wait for an old dispatch, if as many as may be are under way."""
+        if len(self._in_flight) == MAX_IN_FLIGHT:
+            self._in_flight.popleft().block_until_ready()
+
+    def _dispatch(self, items: list[BatchItem], *, is_due: bool) -> None:
+        """Hand the steps of these batches to the device."""
+        due = self._scheduler.due_flags if is_due else self._scheduler.nothing_due
+        batches = [item.batch for item in items]
+        self._flat, results = self._compiled_step(self._flat, batches, due, self._resident)
+        self._in_flight.append(self._flat.packed[0])
+        self._newest = (results, due)
 
     def _collect_batches(self, target: float) -> list[BatchItem]:
-        """The batches of the next dispatch: as many as fit before `target`, all of the same shapes,
-        of one epoch."""
-        items = [self._pending_item or self._next_batch(self.step)]
+        """Return the batches of the next dispatch: as many as fit before `target`, all of the same
+        shapes, of one epoch."""
+        items = [self._pending_item or self._get_next_batch(self.step)]
         self._pending_item = None
-        room = min(self._compiled.steps_per_execution, target - self.step)
-        while len(items) < room and not items[-1].epoch_end and not self._agenda.should_stop_soon:
-            item = self._next_batch(self.step + len(items))
+        room = min(self._compiled_step.steps_per_execution, target - self.step)
+        while len(items) < room and not items[-1].epoch_end:
+            if self._scheduler.should_stop_soon:
+                break
+            item = self._get_next_batch(self.step + len(items))
             if shape_signature(item.batch) != shape_signature(items[0].batch):
                 self._pending_item = item
                 break
             items.append(item)
         return items
 
-    def _next_batch(self, step: int) -> BatchItem:
+    def _get_next_batch(self, step: int) -> BatchItem:
         try:
             item = next(self._batches, None)
         except Exception as error:
             error.add_note(f"while the data source made the batch for step {step + 1}")
             raise
         if item is None:
-            wanted = "" if self.step_range.stop is None else f" of {self.step_range.stop}"
-            fix = "pass what can be iterated over again, such as fg.ArrayData or a list, or ask for fewer steps"
+            of_steps = "" if self.step_range.stop is None else f" of {self.step_range.stop}"
             raise DataError(
-                f"data ended after {step} steps{wanted}. An iterator can be used up once: {fix}"
+                f"data ended after {step} steps{of_steps}. An iterator can be used up once: pass "
+                "what can be iterated over again, such as fg.ArrayData or a list, or ask for fewer "
+                "steps"
             )
         return item
 
-    def _end_epoch(self) -> None:
-        """The epoch that ends at the present step is known, and with it the end of a run counted in
-        epochs."""
-        ends, end = (*self.step_range.epoch_ends, self.step), self.step_range.stop
+    def _note_epoch_end(self) -> None:
+        """Take the present step as the end of an epoch, and with it the end of a run that is
+        counted in epochs."""
+        epoch_ends = (*self.step_range.epoch_ends, self.step)
+        stop = self.step_range.stop
         if self._epochs is not None:
-            length = self.step - (ends[-2] if len(ends) > 1 else self.step_range.start)
-            end = self.step + max(self._epochs - len(ends), 0) * length
-        self.step_range = replace(self.step_range, epoch_ends=ends, stop=end)
+            before = epoch_ends[-2] if len(epoch_ends) > 1 else self.step_range.start
+            epochs_left = max(self._epochs - len(epoch_ends), 0)
+            stop = self.step + epochs_left * (self.step - before)
+        self.step_range = replace(self.step_range, epoch_ends=epoch_ends, stop=stop)
 
-    # --- what is due
-    # --------------------------------------------------------------------------------------------
+    # --- what is due ------------------------------------------------------------------------------
 
-    def _stop_wanted(self) -> bool:
+    def _make_epoch_end_action(self) -> BoundAction:
+        """Return the action that calls `on_epoch_end`: so it is ordered, and pending after an
+        interruption, as any other."""
+        scheduled = ScheduledAction(EPOCH_END, EveryEpoch(), self._finish_epoch)
+        owner = get_own_plugin(self.engine.plugins)
+        return BoundAction(EPOCH_END, owner, scheduled, is_own=True)
+
+    def _finish_epoch(self, run: Run) -> None:
+        self._call_event("on_epoch_end", epoch=len(self.step_range.epoch_ends) - 1)
+
+    def _should_stop(self) -> bool:
         """Whether an evaluation is to be given up between two batches, because training is to stop.
 
         Not once its action has emitted a record: the resumed run does the whole action again and
-            would emit it twice.
+        would emit it twice.
         """
-        if self.emitter.num_records > self._emitted:
+        if self.emitter.num_records > self._num_records_before_action:
             return False
-        return self._agenda.poll_requests(self.step) and bool(self._agenda.stop_reasons)
+        return self._scheduler.poll_requests(self.step) and bool(self._scheduler.stop_reasons)
 
     def _run_due_actions(self, only: tuple[str, ...] = ()) -> None:
-        """Runs what is due, or `only` what a resumed run still has to do at this step.
-
-        What is due is looked up anew after each action: a stop request makes everything due that
-        waits for the end.
-        """
-        self.between_steps, self._torn, self._early, self._pending, done = (
-            True,
-            True,
-            True,
-            (),
-            set(),
-        )
+        """Run what is due, or `only` what a resumed run still has to do at this step."""
+        self.is_between_steps = True
+        self._loop_state = LoopState.ACTING
+        self._pending_actions = ()
         self.emitter.flush(wait=True)
-        agenda = self._agenda
-        if not agenda.agreed:
-            agenda.poll_requests(self.step)
-        while True:
-            due = (
-                task
-                for task in self._tasks
-                if task.name not in done
-                and (task.name in only if only else agenda.is_due(task, self.step, self.step_range))
-            )
-            task = next(due, None)
-            if self._epoch_ended and (task is None or task.scheduled.stage == "save"):
-                self._epoch_ended = False
-                self._event("on_epoch_end", epoch=len(self.step_range.epoch_ends) - 1)
-                continue
-            if task is None:
-                break
-            if task.closes_window and not any(
-                one.closes_window for one in self._tasks if one.name in done
-            ):
-                self._close_window()
-            done.add(task.name)
-            if task.scheduled.stage == "save":
-                self.emitter.flush(wait=True)
-                self._early, self._pending = False, tuple(one.name for one in due)
-            self._emitted = self.emitter.num_records
+        if not self._scheduler.agreed:
+            self._scheduler.poll_requests(self.step)
+
+        def is_due(action: BoundAction) -> bool:
+            if only:
+                return action.name in only
+            return self._scheduler.is_due(action, self.step, self.step_range)
+
+        due_point = DuePoint(self._actions, is_due)
+        while (action := due_point.take_next()) is not None:
             try:
-                self._run_action(task)
-            except Exception as error:
-                if self.emitter.num_records == self._emitted:
-                    # The rest is done by the run that resumes, so that its records come in the same
-                    # order.
-                    rest = (
-                        *self._pending,
-                        *(one.name for one in due),
-                        *["epoch_end"] * self._epoch_ended,
-                    )
-                    self._pending = (task.name, *rest)
-                    self._torn = False
-                if not isinstance(error, Interrupted):
-                    raise
+                self._run_due_action(action, due_point)
+            except Interrupted:
                 break
-            agenda.mark_done(task, self.step)
-        self.stop_reason = self.stop_reason or next(iter(agenda.stop_reasons), None)
-        agenda.agreed, self.between_steps, self._early = frozenset(), False, False
-        if self._save_wanted:
+        if self.stop_reason is None:
+            self.stop_reason = next(iter(self._scheduler.stop_reasons), None)
+        self._scheduler.forget_requests()
+        self.is_between_steps = False
+        if self._loop_state is not LoopState.INTERRUPTED:
+            self._loop_state = LoopState.STEPPING
+        if self._save_requested:
             self.save()
 
-    def _run_action(self, task: BoundAction) -> None:
-        if task.scheduled.action is None:
+    def _run_due_action(self, action: BoundAction, due_point: DuePoint) -> None:
+        """Run an action of a due point. One that fails without having emitted a record is pending,
+        and so is everything behind it: the run that resumes does them, so that its records come in
+        the same order."""
+        if action.closes_window and not due_point.window_is_closed:
+            due_point.window_is_closed = True
+            self._close_window()
+        if action.stage == "save":
+            self.emitter.flush(wait=True)
+            self._loop_state = LoopState.SAVING
+            self._pending_actions = due_point.list_remaining(action)
+        self._num_records_before_action = self.emitter.num_records
+        try:
+            self._run_action(action)
+        except Exception:
+            if self.emitter.num_records == self._num_records_before_action:
+                self._pending_actions = (action.name, *due_point.list_remaining(action))
+                self._loop_state = LoopState.INTERRUPTED
+            raise
+        self._scheduler.mark_done(action, self.step)
+
+    def _run_action(self, action: BoundAction) -> None:
+        """Call an action, and do what it returns."""
+        function = action.scheduled.action
+        if function is None:
             return
+        if action.is_own:
+            function(self.run)
+            return
+        where = f"action {action.scheduled.name}"
         with (
-            self._accounts.time(task.name),
-            plugin_error_context(task.plugin, f"action {task.scheduled.name}", self.step),
+            self._timings.time(action.name),
+            plugin_error_context(action.plugin, where, self.step),
         ):
-            self.exact = is_exact(task.trigger)
+            self.is_exact = is_exact(action.trigger)
             try:
-                answer = task.scheduled.action(self.run)
+                answer = function(self.run)
             finally:
-                self.exact = True
-            if isinstance(answer, StopTraining):
-                self.stop_reason = self.stop_reason or answer.reason
-                self.step_range = replace(self.step_range, stop=self.step)
-            elif isinstance(answer, ReplaceState):
-                state = self.state()
-                check_same_structure(state, answer.state, f"the action {task.name}")
-                # What was counted and measured is the run's, also when it goes back to earlier
-                # weights.
-                answered = answer.state.replace(step=state.step, metric_window=state.metric_window)
-                self._flat, self._state = self.program.layout.flatten(answered), None
-            elif answer is not None:
-                raise PluginError(
-                    f"an action returns None, fg.StopTraining(reason) or fg.ReplaceState(state), not {answer!r}"
-                )
+                self.is_exact = True
+            self._apply_answer(action, answer)
+
+    def _apply_answer(self, action: BoundAction, answer: Any) -> None:
+        if isinstance(answer, StopTraining):
+            self.stop_reason = self.stop_reason or answer.reason
+            self.step_range = replace(self.step_range, stop=self.step)
+        elif isinstance(answer, ReplaceState):
+            state = self.state()
+            check_same_structure(state, answer.state, f"the action {action.name}")
+            # What was counted and measured is the run's, also when it goes back to earlier weights.
+            new_state = answer.state.replace(step=state.step, metric_window=state.metric_window)
+            self._flat = self.program.layout.flatten(new_state)
+            self._state = None
+        elif answer is not None:
+            raise PluginError(
+                "an action returns None, fg.StopTraining(reason) or fg.ReplaceState(state), "
+                f"not {answer!r}"
+            )
 
     def _close_window(self) -> None:
-        """Ends the metric window at this step and hands its values on as soon as they are
+        """End the metric window at this step, and hand its values on as soon as they are
         computed."""
-        step, stream, self._state = self.step, self._agenda.log_stream, None
-        self._flat, values = self.program.close(self._flat)
+        step = self.step
+        stream = self._scheduler.log_stream
+        self._state = None
+        self._flat, values = self.program.close_window(self._flat)
 
         def finish() -> Record | None:
-            told = self.metrics.get("train", {})
-            if (metrics := self.program.read_window(values, told)) is None:
+            previous = self.metrics.get("train", {})
+            metrics = self.program.read_window(values, previous)
+            if metrics is None:
                 return None
-            self.metrics["train"] = told | metrics
+            self.metrics["train"] = previous | metrics
             return Record("scalars", "train", step, metrics, stream)
 
-        if (rate := self._rate(step, monotonic())) is not None:
-            self.run.log_scalars("train", {"steps_per_second": rate}, stream="telemetry")
+        steps_per_second = self._rate(step, monotonic())
+        if steps_per_second is not None:
+            self.run.log_scalars(
+                "train", {"steps_per_second": steps_per_second}, stream="telemetry"
+            )
         self.emitter.enqueue(jax.tree.leaves(values), finish)

@@ -1,90 +1,22 @@
 """What plugins see of a run, what they can ask of it, and what is left of it in the end."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import equinox as eqx
 import jax
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import ConfigurationError, PluginError, StateError, did_you_mean
+from fulgurite.errors import PluginError, StateError, did_you_mean
+from fulgurite.fit.actions import StopTraining
 from fulgurite.fit.records import History, Record, RecordKind, RecordStream, validate_record_values
 from fulgurite.runs import Snapshot
 from fulgurite.timing import Timings
-from fulgurite.triggers import StepRange, Trigger, as_trigger
+from fulgurite.triggers import StepRange
 
 if TYPE_CHECKING:
     from fulgurite.fit.loop import Loop
     from fulgurite.training.state import TrainState
-
-ActionStage = Literal["evaluate", "decide", "log", "act", "save"]
-STAGES: tuple[ActionStage, ...] = ("evaluate", "decide", "log", "act", "save")
-
-
-@dataclass(frozen=True)
-class StopTraining:
-    """What an action returns to end training at this step, as if it were the planned end."""
-
-    reason: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.reason, str) or not self.reason:
-            raise ConfigurationError(
-                f"the reason to stop is {self.reason!r}; it must be a non-empty string"
-            )
-
-
-@dataclass(frozen=True)
-class ReplaceState:
-    """What an action returns to continue from another state of the same structure, such as one kept
-    at an earlier step. The run keeps its number of updates and its open metric window."""
-
-    state: "TrainState"
-
-
-Action = Callable[["Run"], "StopTraining | ReplaceState | None"]
-
-
-@dataclass(frozen=True)
-class ScheduledAction:
-    """An action of a plugin and when it runs.
-
-    Attributes:
-        name: unique within the plugin; errors, accounts and `ctx.is_due` call it `PLUGIN.NAME`.
-        trigger: when it runs; an int is `Every(n)`.
-        action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in phase `log`,
-            only closes the window.
-        phase: actions at one step run in the order of `STAGES`; what `decide` does is saved.
-        after, before: names of actions of the same phase that it runs after or before.
-    """
-
-    name: str
-    trigger: Trigger | int
-    action: Action | None
-    stage: ActionStage = "act"
-    after: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(
-                f"Scheduled: name is {self.name!r}; it must be a non-empty string"
-            )
-        object.__setattr__(self, "trigger", as_trigger(self.trigger))
-        if self.stage not in STAGES:
-            raise ConfigurationError(
-                f"Scheduled {self.name!r}: phase is {self.stage!r}; there are {', '.join(STAGES)}"
-            )
-        if not callable(self.action) and (self.action is not None or self.stage != "log"):
-            raise ConfigurationError(
-                f"Scheduled {self.name!r}: an action is called with the run; not {self.action!r}"
-            )
-        for key, value in (("after", self.after), ("before", self.before)):
-            if not isinstance(value, tuple):
-                raise ConfigurationError(
-                    f"Scheduled {self.name!r}: {key} must be a tuple of names, not {value!r}"
-                )
 
 
 @dataclass
@@ -132,7 +64,7 @@ class Run:
     def __init__(self, loop: "Loop") -> None:
         self._loop = loop
         self.engine: Final = loop.engine
-        self.update_rule: Final = loop.program.rule
+        self.update_rule: Final = loop.program.update_rule
         self.timings: Final = loop.engine.plugins.timings
         self.run_dir: Final = loop.engine.run_dir
         self.attempt: Final = loop.emitter.attempt
@@ -157,7 +89,7 @@ class Run:
         Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is
         not.
         """
-        if not self._loop.between_steps:
+        if not self._loop.is_between_steps:
             raise StateError(
                 "run.state is valid only during the call that `run` was given to; copy what you need"
             )
@@ -243,7 +175,7 @@ class Run:
         values, step, stream = (
             validate_record_values(kind, source, values),
             self.step,
-            stream if self._loop.exact else "telemetry",
+            stream if self._loop.is_exact else "telemetry",
         )
         arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
         self._loop.emitter.enqueue(
@@ -255,7 +187,7 @@ class Run:
 
     def emit_media(self) -> None:
         """Emits the media of the newest step; the action of the scheduled `media.show`."""
-        self._loop.show()
+        self._loop.emit_media()
 
     def request_stop(self, reason: str) -> None:
         """Asks to stop training before its planned end, as a signal does, once all processes have

@@ -1,112 +1,276 @@
-"""When the tasks of a loop are due: their armed triggers, the clock, and requests to stop, agreed
-by all processes."""
+"""Which actions are due when: their triggers, the clock, and requests to stop, agreed by all
+processes."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from fulgurite.consensus import LOCAL, ProcessSync
+from fulgurite.errors import PluginError
+from fulgurite.fit.actions import STAGES, ActionStage, ScheduledAction
 from fulgurite.fit.records import RecordStream
 from fulgurite.fit.signals import StopRequests
-from fulgurite.fit.tasks import BoundAction
-from fulgurite.triggers import StepRange, TriggerState, is_exact
+from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
+from fulgurite.plugins.ordering import sort_topologically
+from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
+
+EPOCH_END = "epoch_end"
+"""The name of the loop's own action that calls `on_epoch_end`, in the list of pending actions."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoundAction:
+    """A scheduled action with its owner.
+
+    Attributes:
+        name: its full name, `PLUGIN.NAME`; the engine's own is `log`.
+        plugin: who scheduled it.
+        scheduled: what was scheduled.
+        is_own: whether it belongs to the engine and not to a plugin: it is not blamed or timed.
+    """
+
+    name: str
+    plugin: RegisteredPlugin
+    scheduled: ScheduledAction
+    is_own: bool = False
+
+    @property
+    def aliases(self) -> set[str]:
+        """What `after` and `before` may call it."""
+        return {self.name, self.scheduled.name}
+
+    @property
+    def order(self) -> dict[str, tuple[str, ...]]:
+        """What it says of others."""
+        return {"requires": (), "after": self.scheduled.after, "before": self.scheduled.before}
+
+    @property
+    def stage(self) -> ActionStage:
+        """When it runs among the actions of one step."""
+        return self.scheduled.stage
+
+    @property
+    def trigger(self) -> Trigger:
+        """When it runs."""
+        return as_trigger(self.scheduled.trigger)
+
+    @property
+    def closes_window(self) -> bool:
+        """Whether it ends the metric window."""
+        return self.stage == "log"
+
+
+def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[BoundAction]:
+    """Return all actions: by stage and, within one, by `after` and `before`, ties by plugin.
+
+    Args:
+        hooks: the plugins.
+        log_trigger: when the engine itself closes the metric window; None for never.
+    """
+    actions = []
+    if log_trigger is not None:
+        scheduled = ScheduledAction("log", log_trigger, None, "log")
+        actions.append(BoundAction("log", get_own_plugin(hooks), scheduled, is_own=True))
+    for plugin, scheduled in hooks.collect_list("register_actions", ScheduledAction):
+        actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
+    names = [action.name for action in actions]
+    for name in names:
+        if names.count(name) > 1:
+            raise PluginError(
+                f"two scheduled actions are called {name!r}; give each a name of its own"
+            )
+    ordered = []
+    for stage in STAGES:
+        of_stage = [action for action in actions if action.stage == stage]
+        ordered += sort_topologically(of_stage, "action")
+    return ordered
+
+
+def insert_epoch_end(actions: Sequence[BoundAction], epoch_end: BoundAction) -> list[BoundAction]:
+    """Return the actions with `epoch_end` behind all others of its stage, so that a checkpoint of
+    the same step holds what it did."""
+    later_stages = STAGES[STAGES.index(epoch_end.stage) + 1 :]
+    before = [action for action in actions if action.stage not in later_stages]
+    after = [action for action in actions if action.stage in later_stages]
+    return [*before, epoch_end, *after]
+
+
+def get_own_plugin(hooks: PluginManager) -> RegisteredPlugin:
+    """Return the owner of the engine's own actions."""
+    return RegisteredPlugin("fulgurite", hooks, "core")
 
 
 class Scheduler:
-    """The triggers of `tasks`, armed at `step`. `flags` makes of a bool for each task the argument
-    of a step.
+    """The triggers of a fit's actions, from its first step on.
 
     Attributes:
-        due: the flags of the newest step that `next_due` gave.
-        nothing_due: those of any other step.
-        agreed: what all processes wish, until it is acted on.
+        due_flags: what is due at the newest step that `next_due` gave, in the order of `due_names`.
+        nothing_due: the flags of any other step.
+        agreed: what all processes request, until it is acted on.
+
+    Args:
+        actions: in the order in which they run.
+        step: the step at which the fit begins.
+        due_names: the order of the flags that a step receives.
+        sync: how several processes agree.
+        signals: the signals that were received.
     """
 
     def __init__(
         self,
-        tasks: Sequence[BoundAction],
+        actions: Sequence[BoundAction],
         step: int,
-        flags: Callable[[Sequence[bool]], np.ndarray],
-        consensus: ProcessSync,
+        due_names: Sequence[str],
+        sync: ProcessSync,
         signals: StopRequests,
     ) -> None:
         self.agreed: frozenset[str] = frozenset()
-        self.due = self.nothing_due = flags([False] * len(tasks))
-        self._tasks, self._flags, self._consensus, self._signals = tasks, flags, consensus, signals
-        self._armed = {task.name: TriggerState(task.trigger, step, monotonic()) for task in tasks}
+        self._actions = list(actions)
+        self._due_names = list(due_names)
+        self._sync = sync
+        self._signals = signals
+        now = monotonic()
+        self._states = {
+            action.name: TriggerState(action.trigger, step, now) for action in self._actions
+        }
         self._clocks = {
-            name: armed for name, armed in self._armed.items() if armed.deadline() is not None
+            name: state for name, state in self._states.items() if state.deadline() is not None
         }
         self._now = -math.inf
+        self.nothing_due = self._make_flags(set())
+        self.due_flags = self.nothing_due
 
     @property
     def log_stream(self) -> RecordStream:
         """Which stream the metric window belongs to: it is exact if everything that closes it
         is."""
-        return (
-            "exact"
-            if all(is_exact(task.trigger) for task in self._tasks if task.closes_window)
-            else "telemetry"
-        )
+        closing = [action for action in self._actions if action.closes_window]
+        return "exact" if all(is_exact(action.trigger) for action in closing) else "telemetry"
 
     @property
     def warnings(self) -> list[str]:
         """What is not exact though it logs or evaluates."""
         return [
-            f"{task.name} runs by the clock or by process: what it logs is telemetry, not exact"
-            for task in self._tasks
-            if task.scheduled.stage in ("log", "evaluate") and not is_exact(task.trigger)
+            f"{action.name} runs by the clock or by process: what it logs is telemetry, not exact"
+            for action in self._actions
+            if action.stage in ("log", "evaluate") and not is_exact(action.trigger)
         ]
-
-    def next_due(self, after: int, span: StepRange) -> float:
-        """The nearest step later than `after` at which anything is due by a step rule; sets the
-        flags for it."""
-        nexts = [self._armed[task.name].next_step(after, span) for task in self._tasks]
-        end = span.stop if span.stop is not None and span.stop > after else None
-        target = min((step for step in (*nexts, end) if step is not None), default=math.inf)
-        self.due = self._flags([step == target for step in nexts])
-        return target
-
-    def poll_requests(self, step: int) -> bool:
-        """Whether a clock or a request to stop wants attention, agreed by all processes."""
-        if not self._clocks and self._signals.requested is None and self._consensus is LOCAL:
-            return False
-        self._now = monotonic()
-        wishes = {
-            f"task:{name}"
-            for name, armed in self._clocks.items()
-            if (armed.deadline() or math.inf) <= self._now
-        }
-        if self._signals.requested:
-            wishes.add(f"stop:{self._signals.requested}")
-        # What was agreed on holds until it is acted on, however often an evaluation asks in
-        # between.
-        self.agreed |= self._consensus.reduce_requests(step, frozenset(wishes))
-        return bool(self.agreed)
 
     @property
     def should_stop_soon(self) -> bool:
         """Whether the next dispatch need not be filled: this process is to stop, and there is no
         other one."""
-        return self._signals.requested is not None and self._consensus is LOCAL
+        return self._signals.requested is not None and self._sync is LOCAL
 
     @property
     def stop_reasons(self) -> list[str]:
         """Why to stop, as agreed."""
-        return sorted(
-            wish.removeprefix("stop:") for wish in self.agreed if wish.startswith("stop:")
+        stops = [request for request in self.agreed if request.startswith("stop:")]
+        return sorted(stop.removeprefix("stop:") for stop in stops)
+
+    def next_due(self, after: int, step_range: StepRange) -> float:
+        """Return the nearest step later than `after` at which anything is due by a step rule, or
+        infinity; set the flags for it.
+
+        Args:
+            after: a step.
+            step_range: of the fit.
+        """
+        next_steps = {
+            name: state.next_step(after, step_range) for name, state in self._states.items()
+        }
+        candidates = [step for step in next_steps.values() if step is not None]
+        if step_range.stop is not None and step_range.stop > after:
+            candidates.append(step_range.stop)
+        target = min(candidates, default=math.inf)
+        self.due_flags = self._make_flags(
+            {name for name, step in next_steps.items() if step == target}
         )
+        return target
 
-    def is_due(self, task: BoundAction, step: int, span: StepRange) -> bool:
-        """Whether a task runs at `step`, by its step rule or by what was agreed on."""
-        armed, now = self._armed[task.name], -math.inf
-        if f"task:{task.name}" in self.agreed:
+    def poll_requests(self, step: int) -> bool:
+        """Whether a clock or a request to stop wants attention at `step`, agreed by all
+        processes."""
+        if not self._clocks and self._signals.requested is None and self._sync is LOCAL:
+            return False
+        self._now = monotonic()
+        requests = {
+            f"task:{name}"
+            for name, state in self._clocks.items()
+            if (state.deadline() or math.inf) <= self._now
+        }
+        if self._signals.requested:
+            requests.add(f"stop:{self._signals.requested}")
+        # What was agreed on holds until it is acted on, however often an evaluation asks in
+        # between.
+        self.agreed |= self._sync.reduce_requests(step, frozenset(requests))
+        return bool(self.agreed)
+
+    def forget_requests(self) -> None:
+        """Take what was agreed on as acted on."""
+        self.agreed = frozenset()
+
+    def is_due(self, action: BoundAction, step: int, step_range: StepRange) -> bool:
+        """Whether an action runs at `step`, by its step rule or by what was agreed on."""
+        state = self._states[action.name]
+        now = -math.inf
+        if f"task:{action.name}" in self.agreed:
             # Where processes agreed, the clock of this one may be a little late.
-            now = max(self._now, armed.deadline() or self._now)
-        return armed.is_due(step, span, now)
+            now = max(self._now, state.deadline() or self._now)
+        return state.is_due(step, step_range, now)
 
-    def mark_done(self, task: BoundAction, step: int) -> None:
-        """Notes that a task ran at `step`; its clock starts again."""
-        self._armed[task.name].mark_done(step, monotonic())
+    def mark_done(self, action: BoundAction, step: int) -> None:
+        """Note that an action ran at `step`; its clock starts again."""
+        self._states[action.name].mark_done(step, monotonic())
+
+    def _make_flags(self, due: set[str]) -> np.ndarray:
+        """Return the flags of a step after which the actions `due` run; `log` says whether anything
+        closes the metric window."""
+        closing = {action.name for action in self._actions if action.closes_window}
+        flags = [name in due for name in self._due_names]
+        flags[self._due_names.index("log")] = bool(due & closing)
+        return np.asarray(flags)
+
+
+class DuePoint:
+    """The actions that are due at one step, in order.
+
+    What is due is looked up anew after each action: a stop request makes everything due that waits
+    for the end.
+
+    Attributes:
+        window_is_closed: whether an action that closes the metric window has had its turn.
+
+    Args:
+        actions: all actions of the fit, in order.
+        is_due: whether an action is due.
+    """
+
+    def __init__(
+        self, actions: Sequence[BoundAction], is_due: Callable[[BoundAction], Any]
+    ) -> None:
+        self._actions = list(actions)
+        self._is_due = is_due
+        self._done: set[str] = set()
+        self.window_is_closed = False
+
+    def take_next(self) -> BoundAction | None:
+        """Return the next action to run, which counts as done from now on; None at the end."""
+        for action in self._actions:
+            if action.name not in self._done and self._is_due(action):
+                self._done.add(action.name)
+                return action
+        return None
+
+    def list_remaining(self, action: BoundAction) -> tuple[str, ...]:
+        """Return the names of what is due behind an action that was taken."""
+        later = self._actions[self._actions.index(action) + 1 :]
+        return tuple(
+            action.name
+            for action in later
+            if action.name not in self._done and self._is_due(action)
+        )

@@ -3,7 +3,7 @@ losses."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,9 +14,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 from fulgurite.errors import ModelError, PluginError, did_you_mean
 from fulgurite.media import MEDIA_ACTION
 from fulgurite.rng import RngPhase, RngStreams, fold_name
-
-if TYPE_CHECKING:
-    from fulgurite.training.update import UpdateRule
 
 
 @dataclass(eq=False, repr=False)
@@ -32,7 +29,6 @@ class Context:
         scope: what is folded into its keys besides stream, step and phase.
         flags: what `due` returns, by name.
         key_step: the step that is folded into its keys, if any.
-        rule: the update rule of the step, for subclasses of `Engine`; None in evaluation.
         at: the number of the step being traced, for notes on errors.
         losses: what `add_loss` collected; None outside of the forward pass.
         slices: the plugins' slices of the state before the step, by name; empty in evaluation.
@@ -48,7 +44,6 @@ class Context:
     rng_path: tuple[tuple[str, Any], ...] = ()
     due_flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
     rng_step: Int[Array, ""] | None = None
-    rule: "UpdateRule | None" = None
     losses: dict[str, Float[Array, ""]] | None = None
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fulgurite.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
-    from fulgurite.fit.tasks import BoundAction
+    from fulgurite.fit.scheduler import BoundAction
     from fulgurite.plugins.manager import RegisteredPlugin
 
 T = TypeVar("T", "RegisteredPlugin", "BoundAction")

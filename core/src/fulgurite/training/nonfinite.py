@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from fulgurite.model.module import Output
 from fulgurite.tree.paths import leaves_with_paths
 
-Policy = Literal["raise", "skip", "ignore"]
+NonFinitePolicy = Literal["raise", "skip", "ignore"]
 Terms = list[tuple[str, Array]]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 import equinox as eqx
@@ -28,9 +28,9 @@ class TrainState(eqx.Module):
         model_state: its `eqx.nn.State`, or None.
         opt_state: the state of the update rule.
         key: the root of every random stream; never changed.
-        window: the open metric window.
-        health: the first step that was not finite, if any.
-        plugins: each plugin's own slice, by the plugin's name.
+        metric_window: the open metric window.
+        nonfinite: the first step that was not finite, if any.
+        plugin_states: the state of each plugin that has one, by the plugin's name.
     """
 
     step: Int[Array, ""]
@@ -41,6 +41,9 @@ class TrainState(eqx.Module):
     metric_window: MetricWindow
     nonfinite: NonFiniteTracker
     plugin_states: dict[str, PyTree]
+
+    packed_fields: ClassVar[tuple[str, ...]] = ("metric_window", "nonfinite")
+    """The fields that are read on the host while later steps run: they travel packed."""
 
     def replace(self, **changes: Any) -> "TrainState":
         """A copy with some fields changed."""

@@ -83,7 +83,7 @@ class UpdateRule:
         """One update with these gradients, for the `train_step` of an engine; not every rule
         supports it."""
         raise ModelError(
-            f"the rule {type(self).__name__} takes its own gradients: call ctx.rule(self.forward, ...)"
+            f"the rule {type(self).__name__} takes its own gradients: call update_rule(self.forward, ...)"
         )
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:

@@ -131,7 +131,7 @@ class Checkpointer:
 
         step = reference.step
         if step == "latest" and not alone:
-            step = engine.consensus.broadcast(
+            step = engine.sync.broadcast(
                 lambda: restoring.find_newest(root, lambda entry: _check_entry(entry, verify))
             )
         best = None if self.monitor is None else (self.monitor, self.mode)

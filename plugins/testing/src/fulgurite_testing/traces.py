@@ -93,7 +93,7 @@ def _traced(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxp
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
     program = Program(engine, as_model_init(subject.model), batch, None)
     program.select_update_rule(0, StepRange(0, 8))
-    flags = program.flags([False] * len(engine.tasks))
+    flags = program.flags([False] * len(engine.actions))
 
     def trace() -> ClosedJaxpr:
         # A function of its own for each: JAX keeps the trace of one that it has seen.

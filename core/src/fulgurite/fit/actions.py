@@ -1,0 +1,91 @@
+"""What a plugin schedules, and what its actions return."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fulgurite.errors import ConfigurationError
+from fulgurite.training.state import TrainState
+from fulgurite.triggers import Trigger, as_trigger
+
+ActionStage = Literal["evaluate", "decide", "log", "act", "save"]
+STAGES: tuple[ActionStage, ...] = ("evaluate", "decide", "log", "act", "save")
+"""The order in which the actions of one step run."""
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """What an action returns to end training at this step, as if it were the planned end.
+
+    Example:
+        ```python
+        def check(self, run):
+            if run.metrics["train"]["loss"] < 0.1:
+                return fg.StopTraining("the loss is small")
+        ```
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason:
+            raise ConfigurationError(
+                f"the reason to stop is {self.reason!r}; it must be a non-empty string"
+            )
+
+
+@dataclass(frozen=True)
+class ReplaceState:
+    """What an action returns to continue from another state of the same structure, such as one that
+    was kept at an earlier step. The run keeps its number of updates and its open metric window."""
+
+    state: TrainState
+
+
+Action = Callable[[Any], StopTraining | ReplaceState | None]
+"""`action(run)`, called with the `Run`."""
+
+
+@dataclass(frozen=True)
+class ScheduledAction:
+    """An action of a plugin and when it runs.
+
+    Attributes:
+        name: unique within the plugin; errors, timings and `ctx.is_due` call it `PLUGIN.NAME`.
+        trigger: when it runs; an int is `Every(n)`.
+        action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in stage `log`,
+            only closes the metric window.
+        stage: actions at one step run in the order of `STAGES`; what `decide` does is saved.
+        after, before: names of actions of the same stage that it runs after or before.
+    """
+
+    name: str
+    trigger: Trigger | int
+    action: Action | None
+    stage: ActionStage = "act"
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(
+                f"ScheduledAction: name is {self.name!r}; it must be a non-empty string"
+            )
+        object.__setattr__(self, "trigger", as_trigger(self.trigger))
+        if self.stage not in STAGES:
+            raise ConfigurationError(
+                f"ScheduledAction {self.name!r}: stage is {self.stage!r}; "
+                f"there are {', '.join(STAGES)}"
+            )
+        only_closes_window = self.action is None and self.stage == "log"
+        if not callable(self.action) and not only_closes_window:
+            raise ConfigurationError(
+                f"ScheduledAction {self.name!r}: an action is called with the run; "
+                f"not {self.action!r}"
+            )
+        for option, names in (("after", self.after), ("before", self.before)):
+            if not isinstance(names, tuple):
+                raise ConfigurationError(
+                    f"ScheduledAction {self.name!r}: {option} must be a tuple of names, "
+                    f"not {names!r}"
+                )

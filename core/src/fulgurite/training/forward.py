@@ -1,0 +1,164 @@
+"""The forward pass of a step: the module's own method, and every term of the loss."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from fulgurite.data.sources import MaskedBatch
+from fulgurite.errors import DataError, ModelError
+from fulgurite.media import render_if_due
+from fulgurite.model.context import Context
+from fulgurite.model.module import Output, get_method
+from fulgurite.placing import constrain_sharding
+from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
+from fulgurite.training.metric_window import merge_named_values
+from fulgurite.tree.typecheck import check_batch, format_tree
+
+Step = str | Callable[[Any, Any, Context], Output]
+"""The name of a module's method, or a function `step(module, batch, ctx)`."""
+
+
+def forward(hooks: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
+    """Run a module's step on a batch, and add up every term of its loss.
+
+    Args:
+        hooks: the plugins, which may add terms.
+        step: `training_step` or another step.
+        module: the module.
+        batch: a batch without its mask.
+        ctx: the context of the step.
+
+    Returns:
+        The output. Its `losses` are all terms by name: the module's own, those of plugins, those of
+        `ctx.add_loss`; its `loss` is their sum. No term at all is an error in training.
+    """
+    ctx = ctx.for_forward()
+    module = constrain_sharding(hooks, "forward_sharding", module=module)
+    function = get_method(module, step) if isinstance(step, str) else step
+    where = f"{type(module).__name__}.{function.__name__}"
+    output = _call_step(function, module, batch, ctx, where)
+    output = constrain_sharding(hooks, "output_sharding", output=output)
+    terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
+    total = _sum_terms(terms)
+    merge_named_values(total, terms, output.metrics)
+    model_state = output.model_state
+    if model_state is None:
+        model_state = ctx.model_state
+        if ctx.training and step == "training_step" and model_state is not None:
+            warnings.warn(
+                f"{where} gave no model_state, so statistics such as BatchNorm's would never "
+                "change: return fg.Output(..., model_state=state), or ctx.model_state itself",
+                stacklevel=1,
+            )
+    media = {}
+    if output.media and ctx.media_due is not None:
+        media = render_if_due(output.media, ctx.media_due)
+    return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
+
+
+def as_loss_scalar(name: Any, value: Any, module: Any) -> Array:
+    """Return one term of the loss as a floating-point scalar.
+
+    Args:
+        name: the term's name.
+        value: what the module or a plugin gave for it.
+        module: the module, for the error.
+
+    Raises:
+        ModelError: the value is not one floating-point number.
+    """
+    term = jnp.asarray(value) if eqx.is_array_like(value) else value
+    is_array = isinstance(term, jax.Array)
+    if is_array and term.shape == () and jnp.issubdtype(term.dtype, jnp.floating):
+        return term
+    raise ModelError(
+        f"the loss term {name!r} of {type(module).__name__} is "
+        f"{format_tree(term) if is_array else repr(value)}: a loss is one floating-point number; "
+        "average it over the batch"
+    )
+
+
+def split_mask(batch: Any) -> tuple[Any, Any]:
+    """Return a batch and its mask, which is None where the source does not pad."""
+    if not isinstance(batch, MaskedBatch):
+        return batch, None
+    shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch.batch)}
+    mask = batch.mask
+    if mask.shape not in shapes or mask.dtype != bool:
+        raise DataError(
+            f"the mask is {format_tree(mask)}, not bool with one value an example of "
+            f"{format_tree(batch.batch)}"
+        )
+    return batch.batch, mask
+
+
+def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
+    """Return the number of examples in a batch, float32.
+
+    Args:
+        batch: arrays with a leading example axis.
+        mask: which examples are no padding; without one, the first leaf's leading dimension counts.
+    """
+    if mask is not None:
+        return jnp.sum(mask, dtype=jnp.float32)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
+
+
+def _call_step(
+    function: Callable[..., Any], module: Any, batch: Any, ctx: Context, where: str
+) -> Output:
+    """Call the step, and check what it returns."""
+    check_batch(function, batch)
+    output = function(module, batch, ctx)
+    if not isinstance(output, Output):
+        raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
+    for field in ("losses", "metrics", "media"):
+        value = getattr(output, field)
+        if not isinstance(value, dict):
+            raise ModelError(
+                f"the {field} of {where} are of type {type(value).__name__}: "
+                "return a dictionary, by name"
+            )
+    return output
+
+
+def _collect_loss_terms(
+    hooks: PluginManager, module: Any, output: Output, batch: Any, ctx: Context, where: str
+) -> dict[str, Array]:
+    """Return all terms by name: of the output, of plugins, of `ctx.add_loss`."""
+    terms: dict[str, Array] = {}
+    if output.loss is not None:
+        terms["loss"] = as_loss_scalar("loss", output.loss, module)
+    plugin_terms = []
+    for hook in hooks.implementations("loss_terms"):
+        plugin_ctx = ctx.for_plugin(hook.plugin.name)
+        answer = hook(ctx.step_number, module=module, output=output, batch=batch, ctx=plugin_ctx)
+        with plugin_error_context(hook.plugin, "hook loss_terms", ctx.step_number):
+            scalars = {
+                name: as_loss_scalar(name, value, module) for name, value in (answer or {}).items()
+            }
+        plugin_terms.append((hook.plugin, scalars))
+    for source in (output.losses, merge_by_name(plugin_terms, "loss term"), ctx.losses or {}):
+        for name, value in source.items():
+            if name in terms:
+                raise ModelError(f"the loss term {name!r} comes twice in {where}; rename one")
+            terms[name] = as_loss_scalar(name, value, module)
+    if not terms and ctx.training:
+        raise ModelError(
+            f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)"
+        )
+    return terms
+
+
+def _sum_terms(terms: dict[str, Array]) -> Array | None:
+    """Return the sum of all terms; None without any."""
+    if not terms:
+        return None
+    first, *rest = terms.values()
+    return sum(rest, start=first)

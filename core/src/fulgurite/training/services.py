@@ -1,0 +1,65 @@
+"""What the parts of an engine need of each other, instead of the engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array, Key
+
+from fulgurite.consensus import ProcessSync
+from fulgurite.model.context import Context
+from fulgurite.model.module import Output
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.rng import RngStreams
+from fulgurite.timing import Timings
+from fulgurite.training.nonfinite import NonFinitePolicy
+from fulgurite.training.state import TrainState
+from fulgurite.training.update import UpdateRule
+
+ComputeUpdate = Callable[[TrainState, Any, Context, UpdateRule], tuple[TrainState, Output]]
+"""`Engine.train_step`: `(state, batch, ctx, update_rule)` gives the new state and the output."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an engine that its parts look at.
+
+    Attributes:
+        seed: for every random stream.
+        on_nonfinite: what to do with a step that is not finite: `raise`, `skip` or `ignore`.
+        max_compilations: the largest number of batch shapes in training.
+        due_names: what `ctx.is_due` knows, in the order of the flags that a step receives:
+            the scheduled actions as `PLUGIN.NAME`, and `log` last.
+    """
+
+    seed: int
+    on_nonfinite: NonFinitePolicy
+    max_compilations: int
+    due_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Services:
+    """What programs, compiled steps and evaluations use of their engine.
+
+    Attributes:
+        hooks: the plugins, to be asked.
+        make_rng_streams: the random streams over a root key.
+        mesh: the devices that everything is placed on; None for one device.
+        sync: how several processes agree.
+        settings: the engine's settings.
+        compute_update: `Engine.train_step`, the part of a step that a subclass may override.
+    """
+
+    hooks: PluginManager
+    make_rng_streams: Callable[[Key[Array, ""]], RngStreams]
+    mesh: jax.sharding.Mesh | None
+    sync: ProcessSync
+    settings: Settings
+    compute_update: ComputeUpdate
+
+    @property
+    def timings(self) -> Timings:
+        """Where the wall time of the present fit goes; each fit begins a new one."""
+        return self.hooks.timings
