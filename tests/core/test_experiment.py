@@ -21,6 +21,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite.experiment import build
+from fulgurite_runs import RunDirectory
 
 PROGRAM = """
 import signal
@@ -324,7 +325,7 @@ def test_a_signal_ends_the_program_between_steps_with_its_code(
     assert process.returncode == code
     assert out.splitlines()[-1] == f"end {number.name} {tmp_path / 'run'}"
     assert f"stopped by {number.name} at step " in err
-    assert not fg.RunDirectory(tmp_path / "run").complete
+    assert not RunDirectory(tmp_path / "run").is_complete
 
 
 def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, NonFiniteError, PluginError, StateError
+from fulgurite_runs import RunDirectory
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression
 
 LATEST = fg.CheckpointRef("memory")
@@ -570,11 +571,11 @@ def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
     file, data = File(), regression(64, 8)
     stopped = line_up(kept, file, interrupting(2, 1), run_dir=str(tmp_path)).fit(Learner, data)
     assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 12)
-    assert not fg.RunDirectory(tmp_path).complete
+    assert not RunDirectory(tmp_path).is_complete
     resumed = line_up(kept, file, never, run_dir=str(tmp_path)).fit(Learner, data, resume=LATEST)
     assert file.lines == whole[0]
     assert resumed.stop_reason is None
-    assert fg.RunDirectory(tmp_path).complete
+    assert RunDirectory(tmp_path).is_complete
 
 
 def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() -> None:

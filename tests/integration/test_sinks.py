@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fulgurite.encoding import loads
+from fulgurite_runs.json_codec import loads
 from fulgurite_tensorboard import read_events
 from fulgurite_wandb import read_run
 

@@ -14,8 +14,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import fulgurite as fg
 import numpy as np
+from fulgurite_runs import RunDirectory
 
 # Processes are forked from one that has imported what takes long; jax's backend starts in each of
 # them.
@@ -119,7 +119,7 @@ def killed_until_done(
         kill = next(plan, None) if len(hits) < most else None
         code = attempt(run, arguments, kill)
         if code == 0:
-            assert fg.RunDirectory(run).complete
+            assert RunDirectory(run).is_complete
             compare(Left.of(run), whole)
             return hits
         assert kill is not None, log(run)
@@ -143,7 +143,7 @@ def compare(found: Left, whole: Left) -> None:
 def check_commits(run: Path, whole: Left, pending: bool) -> None:
     """Everything that happened up to a checkpoint that is complete is on disk, however the process
     ended; but for what is `pending` at its step, where it was asked to stop."""
-    for step, _ in fg.RunDirectory(run).list_checkpoints()[-1:]:
+    for step, _ in RunDirectory(run).list_checkpoints()[-1:]:
         lines = whole.records.splitlines(True)
         before = [line for line in lines if json.loads(line)["step"] <= step - pending]
         assert (run / "records.jsonl").read_bytes().startswith(b"".join(before)), (
@@ -178,18 +178,18 @@ def started(run: Path, arguments: Arguments) -> ForkServerProcess:
 
 def strike(process: ForkServerProcess, run: Path, kill: Kill) -> None:
     """Waits for a moment that can be seen from outside, and sends the signal."""
-    directory = fg.RunDirectory(run)
+    directory = RunDirectory(run)
     # Checkpoints are counted by what appears: old ones go while new ones come.
     before, attempts, seen = (
         {step for step, _ in directory.list_checkpoints()},
-        directory.attempts,
+        directory.num_attempts,
         0,
     )
     while seen < kill.count:
         if not process.is_alive():
             return
         if kill.place == "start":
-            seen += directory.attempts > attempts
+            seen += directory.num_attempts > attempts
         else:
             steps = {step for step, _ in directory.list_checkpoints()}
             seen, before = seen + len(steps - before), before | steps

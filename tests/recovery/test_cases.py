@@ -4,8 +4,8 @@ written."""
 import signal
 from pathlib import Path
 
-import fulgurite as fg
 from crash_harness import Kill, Left, attempt, compare, killed_until_done, records, undisturbed
+from fulgurite_runs import RunDirectory
 
 
 def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_case_37_a_window_that_straddles_a_save_and_a_stop(tmp_path: Path) -> No
     arguments = {"steps": 30, "log": 7, "save": 10}
     whole, run = undisturbed(tmp_path / "whole", **arguments), tmp_path / "run"
     assert attempt(run, arguments, Kill("step", 13, 0.0, signal.SIGTERM)) == 143
-    assert [step for step, _ in fg.RunDirectory(run).list_checkpoints()][-1] in (13, 14)
+    assert [step for step, _ in RunDirectory(run).list_checkpoints()][-1] in (13, 14)
     assert attempt(run, arguments) == 0
     compare(Left.of(run), whole)
 

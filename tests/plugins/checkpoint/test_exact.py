@@ -11,6 +11,7 @@ import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer, SaveError
+from fulgurite_runs import RunDirectory
 from fulgurite_testing import assert_same_bits
 from trained import (
     NET,
@@ -57,7 +58,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     # The result of the last attempt holds what it logged itself, from its checkpoint on.
     own = [record for record in whole.history.records if record.step > killed_at // 5 * 5]
     assert resumed.history.records == own
-    assert fg.RunDirectory(tmp_path).complete
+    assert RunDirectory(tmp_path).is_complete
 
 
 def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(
     first.count = 7
     counting(tmp_path, first, Scores((0.25,), fg.At(2)), steps=2)
     look = Act(fg.AtEnd(), lambda run: spans.append((run.step_range.stop, run.metrics["test"])))
-    assert fg.RunDirectory(tmp_path).complete
+    assert RunDirectory(tmp_path).is_complete
     again = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=2, resume="auto")
     assert (second.count, second.version, int(again.state.step), spans) == (7, 2, 2, [])
     longer = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=4, resume="auto")
@@ -201,7 +202,7 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     stopped = int(result.state.step)
     assert result.stop_reason == "SIGTERM" and stopped in (3, 4)
     assert steps_in(tmp_path) == [stopped]
-    assert not fg.RunDirectory(tmp_path).complete
+    assert not RunDirectory(tmp_path).is_complete
     assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5
 
 
@@ -237,7 +238,7 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     counting(tmp_path, max_to_keep=None)
     with pytest.raises(CheckpointError, match="step 5 is past step 3, where"):
         counting(tmp_path, steps=3, resume="auto")
-    assert fg.RunDirectory(tmp_path).complete
+    assert RunDirectory(tmp_path).is_complete
     assert float(counting(tmp_path, steps=3, resume=2).module.weight) == -3
 
     def fit(epochs: int, resume: Any) -> fg.FitResult:

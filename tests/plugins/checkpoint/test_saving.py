@@ -135,12 +135,21 @@ def test_case_19_the_best_is_strictly_better_and_never_nan(
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score")
     with pytest.warns(UserWarning, match="scores was"):
-        counting(tmp_path, Scores((0.7, 0.8)), steps=4, max_to_keep=1, monitor="test/score", resume="auto")
+        counting(
+            tmp_path,
+            Scores((0.7, 0.8)),
+            steps=4,
+            max_to_keep=1,
+            monitor="test/score",
+            resume="auto",
+        )
     assert steps_in(tmp_path) == [2, 4]
 
 
 def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
-    counting(tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, max_to_keep=None, monitor="test/score")
+    counting(
+        tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, max_to_keep=None, monitor="test/score"
+    )
     assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
         None,
         0.5,
@@ -383,7 +392,9 @@ def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_
     say = Act(1, lambda run: run.log_text("said", {"at": str(run.step)}))
 
     def fit(steps: int, resume: Any = None) -> fg.FitResult:
-        return counting(run, say, "jsonl", directory=elsewhere, max_to_keep=2, steps=steps, resume=resume)
+        return counting(
+            run, say, "jsonl", directory=elsewhere, max_to_keep=2, steps=steps, resume=resume
+        )
 
     fit(6)
     records = (run / "records.jsonl").read_bytes()
@@ -410,7 +421,14 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
     tmp_path: Path,
 ) -> None:
     for _ in range(2):
-        counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", resume="auto")
+        counting(
+            tmp_path,
+            Scores((0.5, 0.9)),
+            steps=2,
+            max_to_keep=1,
+            monitor="test/score",
+            resume="auto",
+        )
         assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
             pytest.approx(0.9)
         ]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_runs import RunDirectory
 
 
 class Net(fg.Module):
@@ -154,4 +155,4 @@ def regression(**options: Any) -> fg.ArrayData:
 
 def steps_in(run: Path) -> list[int]:
     """The steps of the complete checkpoints of a run."""
-    return [step for step, _ in fg.RunDirectory(run).list_checkpoints()]
+    return [step for step, _ in RunDirectory(run).list_checkpoints()]

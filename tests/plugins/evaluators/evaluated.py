@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_runs import RunDirectory
 
 
 class Counting(fg.Module):
@@ -141,15 +142,13 @@ class Disk:
     def restore_checkpoint(
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        directory = (
-            fg.RunDirectory(reference.path) if reference.path is not None else engine.run_dir
-        )
+        directory = RunDirectory(reference.path) if reference.path is not None else RunDirectory(engine.run_dir.path)
         assert directory is not None
         if not (found := directory.list_checkpoints()):
             return None
         # The loss only falls: here the best is the first one.
         step = {"latest": found[-1][0], "best": found[0][0]}.get(reference.step, reference.step)  # type: ignore[call-overload]
-        path = directory.step_directory(step)
+        path = directory.get_step_directory(step)
         note(directory.path, f"restores {step}")
         gate(directory.path, f"restore-{step}")
         with np.load(path / "arrays.npz") as arrays:

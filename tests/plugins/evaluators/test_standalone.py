@@ -18,6 +18,7 @@ from fulgurite.command import load_experiment, main as fulgurite
 from fulgurite.errors import CheckpointError
 from fulgurite.experiment import build, main as train
 from fulgurite_evaluators import EvaluationRecord, read_results
+from fulgurite_runs import RunDirectory
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
 EVERY = [10, 20, 30, 40]
@@ -210,7 +211,7 @@ def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(traine
 def test_what_was_found_of_a_checkpoint_that_is_set_aside_counts_no_more(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
     assert {one.step for one in read_results(trained)} == {40}
-    fg.RunDirectory(trained).start_attempt(step=20)
+    RunDirectory(trained).start_attempt(step=20)
     assert read_results(trained) == [] and len(lines(trained)) == 2
     shutil.copytree(trained / "superseded" / "2" / "step-40", trained / "checkpoints" / "step-40")
     assert {one.step for one in read_results(trained)} == {40}, "training came to the same again"

@@ -11,10 +11,10 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 import pytest
-from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError
 from fulgurite_logging.jsonl import Lines
 from fulgurite_logging.table import Tables
+from fulgurite_runs.json_codec import loads
 from hypothesis import given, settings, strategies as st
 
 

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.encoding import loads
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.masking import redact_text
 from fulgurite_logging import (
     CompilationMonitor,
     EnvironmentLogger,
@@ -26,6 +24,8 @@ from fulgurite_logging import (
 )
 from fulgurite_logging.console import number
 from fulgurite_logging.environment import masked_arguments
+from fulgurite_runs.json_codec import loads
+from fulgurite_runs.redact import redact_text
 from logged import Act, Line, data
 
 

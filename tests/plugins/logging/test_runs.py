@@ -15,9 +15,9 @@ from typing import Any
 
 import fulgurite as fg
 import pytest
-from fulgurite.encoding import loads
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_logging import CSVLogger, JSONLLogger
+from fulgurite_runs.json_codec import loads
 from logged import Act, Growing, Keeper, Line, data, newest
 
 FILES = ("records.jsonl", "records.csv")

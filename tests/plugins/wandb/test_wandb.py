@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.encoding import dumps, loads
 from fulgurite.errors import ConfigurationError
+from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_wandb import WandbLogger, read_run
 from matplotlib import pyplot
 

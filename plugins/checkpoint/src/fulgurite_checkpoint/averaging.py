@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError
+from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Commit

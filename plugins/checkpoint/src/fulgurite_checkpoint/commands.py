@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fulgurite.encoding import dumps
 from fulgurite.errors import FulguriteError
+from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import averaging, inspecting, listing
 

@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fulgurite.encoding import dumps, loads
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_runs.json_codec import dumps, loads
 
 FORMAT = 1
 LIMIT = 64 * 2**20

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite.lock import DEAD
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.lock import DEAD
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Damaged, Entry, Verify
@@ -148,20 +148,20 @@ def _is_run(path: Path) -> bool:
 
 
 def _run(path: Path) -> RunRow:
-    directory = fg.RunDirectory(path)
+    directory = RunDirectory(path)
     try:
         found = format.list_entries(path)
-        attempts, owned = directory.attempts, directory.owner
+        attempts, owned = directory.num_attempts, directory.read_owner()
     except CheckpointError as error:
         return RunRow(path.name, "unreadable", note=str(error))
     state, heartbeat, note = "new", None, ""
     if owned is not None:
         owner, beat = owned
         age = max(time.time() - beat, 0.0)
-        running = owner.running and (owner.here or age < DEAD)
+        running = owner.is_running and (owner.is_local or age < DEAD)
         state = "running" if running else "stopped" if owner.ended else "killed"
         heartbeat, note = (age, f"process {owner.pid} on {owner.host}") if running else (None, "")
-    if directory.complete:
+    if directory.is_complete:
         state = "complete"
     damaged = [entry.step for entry in found if entry.damage]
     note = "; ".join(

@@ -12,8 +12,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import fulgurite as fg
 from fulgurite.command import load_experiment
-from fulgurite.encoding import dumps
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite.experiment import build
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import dumps
 
 from fulgurite_evaluators.follow import Follower, line
 
@@ -48,11 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="results as JSON, one line each")
     options = parser.parse_intermixed_args(arguments)
-    run = fg.RunDirectory(options.run)
+    run = RunDirectory(options.run)
     try:
         if options.group is not None:
             _wait_for(run, options.timeout)
-        program, kept = load_experiment(options.program), run.manifest()["configuration"]
+        program, kept = load_experiment(options.program), run.read_manifest()["configuration"]
         experiment = build(program, options.overrides, kept, run=options.run)
         if options.group is None:
             return _once(experiment, run, options.step, options.json)
@@ -76,12 +77,12 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def _wait_for(run: fg.RunDirectory, timeout: float) -> None:
+def _wait_for(run: RunDirectory, timeout: float) -> None:
     """Waits until the run has begun; a `CheckpointError` if it does not."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            run.manifest()
+            run.read_manifest()
             return
         except CheckpointError as error:
             if time.monotonic() >= deadline:
@@ -92,7 +93,7 @@ def _wait_for(run: fg.RunDirectory, timeout: float) -> None:
         time.sleep(POLL)
 
 
-def _once(experiment: fg.Experiment, run: fg.RunDirectory, step: int | str, as_json: bool) -> int:
+def _once(experiment: fg.Experiment, run: RunDirectory, step: int | str, as_json: bool) -> int:
     engine = experiment.engine
     if not engine.evaluators:
         raise ConfigurationError(

@@ -10,7 +10,8 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite.lock import Lock, owner_of
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.lock import Lock, read_owner
 
 from fulgurite_evaluators.evaluator import Evaluator
 from fulgurite_evaluators.results import FOLDER, EvaluationRecord, Results, commit_of
@@ -42,7 +43,7 @@ class Follower:
     def __init__(
         self,
         experiment: fg.Experiment,
-        run: fg.RunDirectory,
+        run: RunDirectory,
         group: str,
         *,
         idle_timeout: float,
@@ -69,7 +70,7 @@ class Follower:
         with self._held() as results:
             while True:
                 # Looked at first: what was complete then has its last checkpoint.
-                complete, newest = self._run.complete, self._newest()
+                complete, newest = self._run.is_complete, self._newest()
                 due = self._due(results, newest, complete)
                 if newest is not None and due:
                     self._evaluate(results, *newest, due)
@@ -99,7 +100,7 @@ class Follower:
     def _evaluate(self, results: Results, step: int, commit: str, due: list[str]) -> None:
         """Restores a checkpoint once and runs what is due on it."""
         engine = self._experiment.engine
-        path = self._run.step_directory(step)
+        path = self._run.get_step_directory(step)
         try:
             state = engine.load_weights(
                 self._experiment.model, fg.CheckpointRef(self._run.path, step)
@@ -124,7 +125,7 @@ class Follower:
         self._tell(f"{', '.join(names)}  step {step}  {what}:\n{traceback.format_exc()}")
 
     def _check_trainer(self) -> None:
-        owner = self._run.owner
+        owner = self._run.read_owner()
         if owner is None:
             return
         who, beat = owner
@@ -145,8 +146,8 @@ class Follower:
     @contextmanager
     def _held(self) -> Iterator[Results]:
         """The results of this group, with nobody else at work on them."""
-        self._run.folder(FOLDER).mkdir(exist_ok=True)
-        former = owner_of(self._lock)
+        self._run.get_folder(FOLDER).mkdir(exist_ok=True)
+        former = read_owner(self._lock)
         lock = Lock(self._lock, former[0].attempt + 1 if former else 1)
         try:
             results = Results(self._run, self._group)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fulgurite import RunDirectory
-from fulgurite.encoding import dumps, loads
 from fulgurite.errors import CheckpointError
-from fulgurite.runs import sync_folder
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.directory import sync_folder
+from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
 
@@ -94,7 +94,7 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory(run)
     found = [one for file in sorted((run.path / FOLDER).glob("*.jsonl")) for one in _read(file)[0]]
-    aside = {commit_of(checkpoint) for checkpoint in run.folder("superseded").glob("*/step-*")}
+    aside = {commit_of(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")}
     aside -= {commit_of(checkpoint) for _, checkpoint in run.list_checkpoints()}
     newest = {(one.evaluator, one.step): one for one in found if one.commit not in aside}
     return [newest[key] for key in sorted(newest)]

@@ -13,8 +13,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.masking import MASK, NAME, redact_text
 from fulgurite.tree.paths import leaves_with_paths, parse, shape_summary, total_size
+from fulgurite_runs.redact import MASK, NAME, redact_text
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

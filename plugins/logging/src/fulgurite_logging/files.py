@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite.runs import sync_folder
+from fulgurite_runs.directory import sync_folder
 
 _CHUNK = 1 << 16
 

@@ -19,7 +19,7 @@ class JSONLLogger(fg.FileLogger):
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
     once. `telemetry.jsonl` holds the rest, with `attempt` and `wall` (seconds since 1970); it only
-    grows. `fulgurite.encoding.loads` reads a line.
+    grows. `fulgurite_runs.json_codec.loads` reads a line.
     """
 
     plugin_name = "jsonl"

@@ -13,7 +13,7 @@ from typing import Any
 
 import google_crc32c
 from fulgurite.errors import CheckpointError
-from fulgurite.runs import sync_folder
+from fulgurite_runs.directory import sync_folder
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
 _HEADER = struct.Struct("<QI")

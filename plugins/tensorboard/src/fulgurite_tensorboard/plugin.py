@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite.runs import sync_folder
+from fulgurite_runs.directory import sync_folder
 
 if TYPE_CHECKING:
     from fulgurite_tensorboard.events import EventFile

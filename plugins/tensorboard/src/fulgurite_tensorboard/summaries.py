@@ -7,7 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import numpy as np
-from fulgurite.encoding import dumps
+from fulgurite_runs.json_codec import dumps
 from tensorboardX import summary
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 

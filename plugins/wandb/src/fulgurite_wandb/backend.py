@@ -12,7 +12,7 @@ from typing import Any
 
 import fulgurite as fg
 import numpy as np
-from fulgurite.encoding import dumps, loads
+from fulgurite_runs.json_codec import dumps, loads
 
 from fulgurite_wandb.runfile import last_step
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import fulgurite as fg
 import pytest
-from fulgurite import CheckpointRef, RunDirectory
-from fulgurite.encoding import loads
+from fulgurite import CheckpointRef
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import loads
 from fulgurite_testing import TinyModel, tiny_data
 
 
 def checkpoint(run: RunDirectory, name: str, committed: bool = True) -> Path:
-    folder = run.step_directory(0).parent / name
+    folder = run.get_step_directory(0).parent / name
     folder.mkdir(parents=True)
     if committed:
         (folder / "COMMIT").write_text("{}")
@@ -21,8 +22,8 @@ def checkpoint(run: RunDirectory, name: str, committed: bool = True) -> Path:
 
 def test_a_run_directory_that_is_not_there_is_empty_and_stays_so(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
-    assert run.attempts == 0
-    assert not run.complete
+    assert run.num_attempts == 0
+    assert not run.is_complete
     assert list(run.list_checkpoints()) == []
     assert not run.path.exists()
 
@@ -30,7 +31,7 @@ def test_a_run_directory_that_is_not_there_is_empty_and_stays_so(tmp_path: Path)
 def test_attempts_are_counted(tmp_path: Path):
     run = RunDirectory(tmp_path / "deep" / "run")
     assert [run.start_attempt() for _ in range(11)] == list(range(1, 12))
-    assert run.attempts == RunDirectory(run.path).attempts == 11
+    assert run.num_attempts == RunDirectory(run.path).num_attempts == 11
 
 
 def test_a_lost_attempt_is_not_counted_twice(tmp_path: Path):
@@ -60,9 +61,9 @@ def test_committed_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path):
     for step in (1000, 9, 0, 20):
         checkpoint(run, f"step-{step}")
     assert list(run.list_checkpoints()) == [
-        (step, run.step_directory(step)) for step in (0, 9, 20, 1000)
+        (step, run.get_step_directory(step)) for step in (0, 9, 20, 1000)
     ]
-    assert run.step_directory(9) == tmp_path / "checkpoints" / "step-9"
+    assert run.get_step_directory(9) == tmp_path / "checkpoints" / "step-9"
 
 
 def test_a_checkpoint_without_commit_does_not_exist(tmp_path: Path):
@@ -80,10 +81,10 @@ def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
     real = checkpoint(run, "step-7")
     elsewhere = checkpoint(RunDirectory(tmp_path / "other"), "step-8")
-    run.step_directory(8).symlink_to(elsewhere)
-    run.step_directory(9).symlink_to(real)
-    run.step_directory(10).symlink_to(tmp_path / "nowhere")
-    run.step_directory(11).write_text("a file")
+    run.get_step_directory(8).symlink_to(elsewhere)
+    run.get_step_directory(9).symlink_to(real)
+    run.get_step_directory(10).symlink_to(tmp_path / "nowhere")
+    run.get_step_directory(11).write_text("a file")
     for name in [
         "step-07",
         "step-٣",
@@ -102,12 +103,12 @@ def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
 def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
     run = RunDirectory(tmp_path)
     run.start_attempt()
-    assert not run.complete
+    assert not run.is_complete
     run.mark_complete()
-    assert run.complete
-    assert RunDirectory(str(tmp_path)).complete
+    assert run.is_complete
+    assert RunDirectory(str(tmp_path)).is_complete
     run.start_attempt()
-    assert not run.complete
+    assert not run.is_complete
 
 
 # --- what an attempt does not go on from
@@ -198,12 +199,12 @@ def test_links_are_neither_followed_nor_moved(tmp_path: Path):
     (victim / "records.jsonl").write_text("mine")
     run = RunDirectory(tmp_path / "run")
     checkpoint(run, "step-1", committed=False)
-    (run.step_directory(1) / "COMMIT").symlink_to(victim / "records.jsonl")
-    run.step_directory(7).symlink_to(victim / "checkpoints" / "step-7")
+    (run.get_step_directory(1) / "COMMIT").symlink_to(victim / "records.jsonl")
+    run.get_step_directory(7).symlink_to(victim / "checkpoints" / "step-7")
     (run.path / "records.jsonl").symlink_to(victim / "records.jsonl")
     (run.path / "COMPLETE").symlink_to(victim / "made")
     before = tree(victim)
-    assert (run.list_checkpoints(), run.complete) == ([], False)
+    assert (run.list_checkpoints(), run.is_complete) == ([], False)
     run.start_attempt()
     run.mark_complete()
     assert tree(victim) == before
@@ -224,7 +225,7 @@ def test_numbers_too_long_to_be_ours_are_no_attempts(tmp_path: Path):
     run.start_attempt()
     for name in ("9" * 200, "٣", "07"):
         (tmp_path / "attempts" / name).touch()
-    assert run.attempts == 1
+    assert run.num_attempts == 1
 
 
 def test_a_reference_names_a_step_or_the_latest_or_the_best():

@@ -15,14 +15,14 @@ from typing import Any
 
 import fulgurite as fg
 import pytest
-from fulgurite import lock
 from fulgurite.errors import CheckpointError
-from fulgurite.lock import Lock, owner_of
+from fulgurite_runs import RunDirectory, lock
+from fulgurite_runs.lock import Lock, read_owner
 from models import Act, Counting, numbers
 
 HOLD = """
 import os, sys, time
-from fulgurite import RunDirectory
+from fulgurite_runs import RunDirectory
 with RunDirectory(sys.argv[1]).lock():
     worker = bool(sys.argv[2:]) and os.fork() == 0
     if worker or not sys.argv[2:]:
@@ -81,7 +81,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- one machine
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
@@ -91,10 +90,10 @@ def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
     with pytest.raises(
         CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"
     ):
-        with fg.RunDirectory(tmp_path).lock():
+        with RunDirectory(tmp_path).lock():
             pass
-    found = fg.RunDirectory(tmp_path).owner  # readers need no lock
-    assert found and (found[0].pid, found[0].attempt, found[0].running) == (process.pid, 1, True)
+    found = RunDirectory(tmp_path).read_owner()  # readers need no lock
+    assert found and (found[0].pid, found[0].attempt, found[0].is_running) == (process.pid, 1, True)
 
 
 @pytest.mark.parametrize("arguments", [(), ("with a worker",)])
@@ -105,9 +104,9 @@ def test_the_run_of_a_killed_process_is_free_at_once(
     process = holder(*arguments)
     process.kill()
     process.wait()
-    found = fg.RunDirectory(tmp_path).owner
-    assert found and not found[0].ended and not found[0].running
-    with fg.RunDirectory(tmp_path).lock():
+    found = RunDirectory(tmp_path).read_owner()
+    assert found and not found[0].ended and not found[0].is_running
+    with RunDirectory(tmp_path).lock():
         pass
 
 
@@ -116,8 +115,8 @@ def test_fits_of_one_process_follow_one_another(tmp_path: Path):
     first = one.fit(Counting, numbers([0]))
     second = one.fit(data=numbers([0]), state=first.state)
     assert float(second.module.weight) == -6
-    assert fg.RunDirectory(tmp_path).attempts == 2
-    found = fg.RunDirectory(tmp_path).owner
+    assert RunDirectory(tmp_path).num_attempts == 2
+    found = RunDirectory(tmp_path).read_owner()
     assert found and found[0].ended and (found[0].pid, found[0].attempt) == (os.getpid(), 2)
 
 
@@ -138,7 +137,7 @@ def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
     one = fg.Engine(steps=3, run_dir=tmp_path, autoload=False)
     with pytest.raises(Exception, match="no batch"):
         one.fit(Counting, [])
-    assert fg.RunDirectory(tmp_path).attempts == 0
+    assert RunDirectory(tmp_path).num_attempts == 0
     assert one.fit(Counting, numbers([0])).stop_reason is None
 
 
@@ -150,7 +149,6 @@ def test_a_dev_run_takes_no_lock(tmp_path: Path):
 
 
 # --- other machines
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,14 +158,14 @@ def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(
     tmp_path: Path, changes: dict[str, str]
 ):
     path = foreign(tmp_path, 61.0, **changes)
-    with fg.RunDirectory(tmp_path).lock():
-        found = owner_of(path)
-        assert found and found[0].here
+    with RunDirectory(tmp_path).lock():
+        found = read_owner(path)
+        assert found and found[0].is_local
 
 
 def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
     foreign(tmp_path, 0.0, ended=True)
-    with fg.RunDirectory(tmp_path).lock():
+    with RunDirectory(tmp_path).lock():
         pass
 
 
@@ -177,7 +175,7 @@ def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick
     with pytest.warns(
         UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"
     ):
-        with fg.RunDirectory(tmp_path).lock():
+        with RunDirectory(tmp_path).lock():
             pass
 
 
@@ -208,7 +206,7 @@ def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
     holder()
     kept = (tmp_path / "lock").stat().st_ino
     foreign(tmp_path, 61.0)
-    with fg.RunDirectory(tmp_path).lock():
+    with RunDirectory(tmp_path).lock():
         assert (tmp_path / "lock").stat().st_ino != kept
         assert (tmp_path / "lock.4").stat().st_ino == kept
 
@@ -234,13 +232,13 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
             Counting, numbers([0])
         )
     assert saved == [1, 2]
-    assert not fg.RunDirectory(tmp_path).complete
-    found = owner_of(tmp_path / "lock")
+    assert not RunDirectory(tmp_path).is_complete
+    found = read_owner(tmp_path / "lock")
     assert found and found[0].attempt == 2 and not found[0].ended  # left to its new owner
 
 
 def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
-    run = fg.RunDirectory(tmp_path)
+    run = RunDirectory(tmp_path)
     with run.lock():
         foreign(tmp_path, 0.0, attempt=2)
         run.assert_locked(within=3600)
@@ -313,7 +311,6 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
 
 
 # --- files that are not ours
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,9 +327,9 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
 )
 def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, content: str):
     (tmp_path / "lock").write_text(content)
-    assert fg.RunDirectory(tmp_path).owner is None
-    with fg.RunDirectory(tmp_path).lock():
-        found = fg.RunDirectory(tmp_path).owner
+    assert RunDirectory(tmp_path).read_owner() is None
+    with RunDirectory(tmp_path).lock():
+        found = RunDirectory(tmp_path).read_owner()
         assert found and found[0].pid == os.getpid()
 
 
@@ -341,7 +338,7 @@ def test_a_lock_that_is_no_file_is_an_error(tmp_path: Path, make: Callable[[Path
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / "lock")
     with pytest.raises(CheckpointError, match=r"cannot be written|no regular file"):
-        with fg.RunDirectory(tmp_path / "run").lock():
+        with RunDirectory(tmp_path / "run").lock():
             pass
-    assert fg.RunDirectory(tmp_path / "run").owner is None
+    assert RunDirectory(tmp_path / "run").read_owner() is None
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

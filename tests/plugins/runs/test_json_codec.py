@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.encoding import dumps, loads
 from fulgurite.errors import ConfigurationError
+from fulgurite_runs.json_codec import dumps, loads
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
