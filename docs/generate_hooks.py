@@ -7,7 +7,7 @@ import ast
 import inspect
 from pathlib import Path
 
-from fulgurite import hooks
+from fulgurite import hookspecs
 from fulgurite.plugins.manager import PluginManager
 
 PAGE = Path(__file__).with_name("hooks.md")
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).with_name("hook_examples.py")
 INTRODUCTION = """\
 # Hooks
 
-<!-- Written by docs/generate_hooks.py from the specifications in fulgurite.hooks: change them there. -->
+<!-- Written by docs/generate_hooks.py from the specifications in fulgurite.hookspecs: change them there. -->
 
 A plugin is an object whose methods carry `@fg.hookimpl` and have the names of hooks. A method takes the arguments that
 it needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as listed, unless
@@ -85,9 +85,9 @@ ARGUMENTS = {
     "module": "the module being trained; its arrays are traced: they have shapes and dtypes, but no values",
     "state": "the train state",
     "mesh": "the mesh that the hook `mesh` returned, or None",
-    "own": "this plugin's slice of the train state, as `plugin_state` made it",
+    "plugin_state": "this plugin's slice of the train state, as `init_plugin_state` made it",
     "batch": "the batch; `ctx.mask` says which examples count",
-    "phases": "the optimizers by name; a single one is called `default`",
+    "optimizers": "the optimizers by name; a single one is called `default`",
     "rule": "the rule so far",
     "optimizer": "the name of the optimizer",
     "key": "a random key, this plugin's own",
@@ -105,10 +105,10 @@ ARGUMENTS = {
     "exception": "what ends the run",
     "result": "what the fit returns",
     "record": "the record; it must not be changed",
-    "position": "the result of `durable`, read from a checkpoint",
+    "position": "the result of `flush_logger`, read from a checkpoint",
     "version": "the `state_version` of the plugin that wrote it",
     "reference": "which checkpoint, and which part of it",
-    "like": "a state of shapes, with the shardings that its arrays should get",
+    "template": "a state of shapes, with the shardings that its arrays should get",
     "engine": "the engine that asks for it",
 }
 OTHERWISE = {
@@ -162,7 +162,7 @@ def page() -> str:
     kinds = PluginManager(autoload=False).kinds
     functions = [
         node
-        for node in ast.parse(inspect.getsource(hooks)).body
+        for node in ast.parse(inspect.getsource(hookspecs)).body
         if isinstance(node, ast.FunctionDef)
     ]
     parts = [INTRODUCTION]

@@ -76,7 +76,7 @@ class Recipe:
 
     @fg.hookimpl
     def configure_optimizers(self, module):
-        return {"default": fg.Phase(optax.adam(0.1))}
+        return {"default": fg.OptimizerSpec(optax.adam(0.1))}
 
     @fg.hookimpl
     def gradient_transform(self, module, optimizer):
@@ -145,7 +145,7 @@ class WeightDecay:
 
     @fg.hookimpl
     def step_metrics(self, state, output, grads, updates, ctx):
-        return {"gradients": fg.metrics.Mean.of(optax.tree.norm(grads))}
+        return {"gradients": fg.metrics.Mean.from_values(optax.tree.norm(grads))}
 
 
 class Diary:

@@ -144,7 +144,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
         results.append(engine.fit(Classifier, classes(32, shuffle=True)))
         assert [name for name, _, _ in events.compiled] == ["step"]
         assert {"decide", "look", "log", f"save {every + 2}", "save 13"} <= set(everything.calls)
-        assert int(results[-1].state.plugins["everything"]["looks"]) == len(
+        assert int(results[-1].state.plugin_states["everything"]["looks"]) == len(
             {1, 2, *range(every, 14, every)}
         )
     for result in results[1:]:
@@ -163,7 +163,7 @@ def test_one_executable_for_each_shape_and_none_anew_for_another_fit() -> None:
     assert len(events.compiled) == 2
     padded = Events()
     fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
-    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
+    assert [(spec.batch["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
         ((8, 4), (8,))
     ]
 

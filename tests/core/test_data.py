@@ -35,7 +35,7 @@ def test_case_29_remainder() -> None:
     assert lists(ArrayData(numbers, 2, remainder="drop")) == [[1, 2], [3, 4]]
     assert lists(ArrayData(numbers, 2)) == [[1, 2], [3, 4], [5]]
     padded = list(ArrayData(numbers, 2, remainder="pad"))
-    assert lists(batch.value for batch in padded) == [[1, 2], [3, 4], [5, 0]]
+    assert lists(batch.batch for batch in padded) == [[1, 2], [3, 4], [5, 0]]
     assert lists(batch.mask for batch in padded) == [[True, True], [True, True], [True, False]]
     assert all(isinstance(batch, MaskedBatch) and batch.mask.dtype == bool for batch in padded)
     assert [
@@ -150,7 +150,7 @@ def test_arrays_become_what_jax_makes_of_them_once() -> None:
     assert all(
         np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays
     )
-    assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).value) == narrow
+    assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).batch) == narrow
     assert dtypes(ArrayData(arrays, 4, on_device=True).device_arrays) == narrow
     assert np.shares_memory(next(iter(ArrayData(data.arrays, 4)))["f"], data.arrays["f"])
     with jax.enable_x64(True):
@@ -165,7 +165,7 @@ def test_dtypes_and_padding_of_every_kind() -> None:
         "h": np.ones((3, 2), jnp.bfloat16),
         "c": np.ones(3, np.complex64),
     }
-    last = list(ArrayData(arrays, 2, remainder="pad"))[-1].value
+    last = list(ArrayData(arrays, 2, remainder="pad"))[-1].batch
     assert {name: leaf.dtype for name, leaf in last.items()} == {
         name: leaf.dtype for name, leaf in arrays.items()
     }
@@ -233,7 +233,7 @@ def test_masked_is_a_pytree_for_every_transformation() -> None:
     batch = MaskedBatch({"x": np.arange(3.0)}, np.array([True, True, False]))
     assert jax.eval_shape(lambda batch: batch, batch).mask.shape == (3,)
     assert jax.tree.map(lambda leaf: None, batch).mask is None
-    assert jax.vmap(lambda one: jnp.where(one.mask, one.value["x"], 9))(batch).tolist() == [0, 1, 9]
+    assert jax.vmap(lambda one: jnp.where(one.mask, one.batch["x"], 9))(batch).tolist() == [0, 1, 9]
 
 
 # --- streams

@@ -912,7 +912,7 @@ def test_step_metrics_see_no_slice_of_another_plugin() -> None:
     seen: list[list[str]] = []
     looking = {
         "init_plugin_state": lambda self: jnp.zeros(1),
-        "step_metrics": lambda self, state: seen.append(list(state.plugins)),
+        "step_metrics": lambda self, state: seen.append(list(state.plugin_states)),
     }
     engine(plugin("a", **looking), plugin("b", **looking), steps=1).fit(Counting(), numbers([0]))
     assert seen[:2] == [["a"], ["b"]]

@@ -802,10 +802,10 @@ def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
 
 def test_arguments_of_the_engine_that_cannot_be_meant() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"steps_per_execution": 0}, "fuse is 0"),
+        ({"steps_per_execution": 0}, "steps_per_execution is 0"),
         ({"max_compilations": 0}, "max_compilations is 0"),
-        ({"limit": -1}, "limit is -1"),
-        ({"fast_dev_run": 0}, "dev_run is 0"),
+        ({"limit_train_batches": -1}, "limit_train_batches is -1"),
+        ({"fast_dev_run": 0}, "fast_dev_run is 0"),
         ({"steps": True}, "steps is True"),
         ({"log_every": 0}, "n is 0"),
     ]

@@ -342,7 +342,7 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
         state.module,
         state.model_state,
         state.opt_state,
-        state.plugins,
+        state.plugin_states,
         state.key,
     )  # noqa: E731
     assert_same_bits(same(skipping.state), same(without.state))

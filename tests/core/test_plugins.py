@@ -515,7 +515,7 @@ EXCLUSIVE = {
     "mesh": lambda self: jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)),
     "state_sharding": lambda self, state: jax.tree.map(lambda leaf: HERE, state),
     "batch_sharding": lambda self, batch: jax.tree.map(lambda leaf: HERE, batch),
-    "make_update_rule": lambda self, phases: fg.GradientUpdate(next(iter(phases.values()))),
+    "make_update_rule": lambda self, optimizers: fg.GradientUpdate(next(iter(optimizers.values()))),
     "consensus": lambda self: fg.ProcessSync(),
     "configure_optimizers": lambda self: {"default": fg.OptimizerSpec(optax.sgd(1.0))},
     "save_checkpoint": lambda self, run: None,
@@ -624,12 +624,12 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     (
         "register_rng_streams",
         [fg.ScheduledAction("test", 1, evaluate)],
-        "plugin 'careless', hook register_rng_streams: give a list of Stream",
+        "plugin 'careless', hook register_rng_streams: give a list of RngStream",
     ),
     (
         "configure_optimizers",
         {"default": optax.sgd(1.0)},
-        "hook configure_optimizers of careless gave dict; give .* a dict of fg.Phase",
+        "hook configure_optimizers of careless gave dict; give .* a dict of fg.OptimizerSpec",
     ),
     ("configure_optimizers", {}, "hook configure_optimizers of careless gave dict"),
     ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),

@@ -40,9 +40,9 @@ class Noted:
     ran: list[str] = field(default_factory=list)
 
     def action(
-        self, name: str, trigger: Any = 1, phase: Any = "act", **order: Any
+        self, name: str, trigger: Any = 1, stage: Any = "act", **order: Any
     ) -> fg.ScheduledAction:
-        return fg.ScheduledAction(name, trigger, lambda run: self.ran.append(name), phase, **order)
+        return fg.ScheduledAction(name, trigger, lambda run: self.ran.append(name), stage, **order)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_a_state_of_another_engine_or_model_is_told_where_it_differs() -> None:
             return {"total": jnp.zeros(())}
 
     data = regression()
-    with pytest.raises(StateError, match=r"plugins\.slice\.total"):
+    with pytest.raises(StateError, match=r"plugin_states\.slice\.total"):
         fg.Engine(steps=1, plugins=[Slice()]).fit(
             data=data, state=fg.Engine(steps=1).init_state(Linear, data)
         )

@@ -298,7 +298,7 @@ def save_checkpoint(run: "Run") -> None:
 def restore_checkpoint(
     reference: "CheckpointRef", template: "TrainState", engine: "Engine"
 ) -> "Snapshot | None":
-    """The snapshot that `reference` names, with arrays placed as in `like` (`jax.ShapeDtypeStruct`s
+    """The snapshot that `reference` names, with arrays placed as in `template` (`jax.ShapeDtypeStruct`s
     with shardings), or None if `reference` is optional and there is none. What `reference.map`
-    leaves out stays as in `like`, and so do the slices of plugins that were not active when it was
+    leaves out stays as in `template`, and so do the slices of plugins that were not active when it was
     saved. Writes nothing. Exclusive."""

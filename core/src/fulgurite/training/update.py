@@ -46,7 +46,7 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
             raise ConfigurationError(
-                f"fg.Phase: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)"
+                f"fg.OptimizerSpec: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)"
             )
         if not isinstance(self.params, Selector | None):
             object.__setattr__(self, "params", select(self.params))
@@ -176,6 +176,6 @@ def as_optimizer_specs(configured: Any, source: str) -> dict[str, OptimizerSpec]
     ):
         return configured
     wanted = (
-        "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.Phase by name"
+        "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
     )
     raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")
