@@ -206,7 +206,7 @@ class Patience:
 
     @fg.hookimpl
     def on_fit_start(self, run):
-        if not run.resumed:  # one instance may be given to several fits
+        if not run.is_resumed:  # one instance may be given to several fits
             self.best, self.bad = float("inf"), 0
 
     def look(self, run):
@@ -296,10 +296,9 @@ class InMemory:
     def restore_checkpoint(self, reference, template, engine):
         if self.kept is None:
             return None
-        snapshot, asked, _ = self.kept
-        return replace(
-            _copied(snapshot), asked=asked
-        )  # asked for another length, the run becomes longer or shorter
+        snapshot, length, _ = self.kept
+        # If another length is requested now, the run becomes longer or shorter.
+        return replace(_copied(snapshot), requested_length=length)
 
     @fg.hookimpl
     def on_restore(self, run, step):
