@@ -131,7 +131,7 @@ class Averaged:
 
     @fg.hookimpl
     def module_views(self, state):
-        return {"averaged": eqx.combine(state.plugins["averaged"], state.module)}
+        return {"averaged": eqx.combine(state.plugin_states["averaged"], state.module)}
 
 
 class WeightDecay:

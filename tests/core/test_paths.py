@@ -9,20 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.tree.paths import (
-    Path,
-    Pattern,
-    Selector,
-    exclude,
-    from_keys,
-    leaves_with_paths,
-    parse,
-    path_tree,
-    resolve,
-    select,
-    shape_summary,
-    total_size,
-)
+from fulgurite.tree.paths import Path, from_keys, leaves_with_paths, parse, path_tree, resolve
+from fulgurite.tree.select import Pattern, Selector, exclude, select
+from fulgurite.tree.specs import shape_summary, total_size
 from hypothesis import given, strategies as st
 
 WORDS = st.text(string.ascii_letters + "_", min_size=1)

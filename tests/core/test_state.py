@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, StateError
-from fulgurite.training.state import digest
+from fulgurite.tree.specs import digest
 from models import (
     Act,
     Classifier,

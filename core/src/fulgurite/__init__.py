@@ -20,7 +20,7 @@ from fulgurite.sink import FileLogger
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, compute_gradients
-from fulgurite.tree.paths import exclude, select
+from fulgurite.tree.select import exclude, select
 from fulgurite.triggers import (
     At,
     AtEnd,

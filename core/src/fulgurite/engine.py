@@ -52,15 +52,9 @@ from fulgurite.timing import Timings
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.services import Services, Settings
-from fulgurite.training.state import (
-    ModelInit,
-    TrainState,
-    as_model_init,
-    check_not_consumed,
-    leaf_signature,
-    tree_signature,
-)
+from fulgurite.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
 from fulgurite.training.update import UpdateRule
+from fulgurite.tree.specs import leaf_signature, tree_signature
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
 from fulgurite.weights import as_eval_target, get_module_view, load_weights
 

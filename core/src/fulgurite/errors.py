@@ -1,4 +1,4 @@
-"""Every exception that Fulgurite raises on purpose.
+"""Every exception that Fulgurite raises on purpose, and the checks of arguments that raise them.
 
 A message says what was wrong, where it came from, and what to do. Catch `FulguriteError` for every
 exception of ours, or one of its subclasses for one kind.
@@ -7,6 +7,7 @@ exception of ours, or one of its subclasses for one kind.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class FulguriteError(Exception):
@@ -31,7 +32,7 @@ class ModelError(FulguriteError):
 
 
 class StateError(FulguriteError):
-    """A train state that was consumed, or that does not fit the engine it is given to."""
+    """A train state that was consumed, or that does not fit the engine it is passed to."""
 
 
 class DataError(FulguriteError):
@@ -60,15 +61,18 @@ class NonFiniteError(FulguriteError, FloatingPointError):
     """
 
     def __init__(self, step: int, culprit: str) -> None:
-        fix = "Look at the batch and learning rate of that step, or choose Engine(on_nonfinite='skip')"
-        told = f"step {step}: {culprit} is not finite. Nothing of this step is saved"
-        super().__init__(f"{told}. {fix} to leave such updates out.")
-        self.step, self.culprit = step, culprit
+        super().__init__(
+            f"step {step}: {culprit} is not finite. Nothing of this step is saved. Look at the "
+            "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave such "
+            "updates out."
+        )
+        self.step = step
+        self.culprit = culprit
 
 
 @contextmanager
 def error_context(note: Callable[[], str]) -> Iterator[None]:
-    """Adds a note to an exception that leaves the block; it is written only then."""
+    """Add a note to an exception that leaves the block. `note` is called only then."""
     try:
         yield
     except BaseException as error:
@@ -77,9 +81,95 @@ def error_context(note: Callable[[], str]) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence for the end of a message: the closest known name, or else all of them."""
+    """Return a sentence for the end of a message: the closest known name, or else all of them."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"There are: {', '.join(names)}." if names else "There are none."
+
+
+def check_positive_int(
+    value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError
+) -> None:
+    """Raise an error unless `value` is an integer above 0. A bool is no integer here.
+
+    Args:
+        value: the argument.
+        label: how the message calls it, such as ``"ArrayData: batch_size"``.
+        error: the class of the exception.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise error(f"{label} is {value!r}; it must be a positive integer")
+
+
+def check_one_of(
+    value: Any,
+    choices: Iterable[Any],
+    label: str,
+    *,
+    error: type[FulguriteError] = ConfigurationError,
+) -> None:
+    """Raise an error unless `value` equals one of `choices`.
+
+    Args:
+        value: the argument.
+        choices: the values that are allowed, in the order in which the message lists them.
+        label: how the message calls it, such as ``"ArrayData: remainder"``.
+        error: the class of the exception.
+    """
+    options = list(choices)
+    # A list instead of a set, because the argument of a user may be unhashable.
+    if value in options:
+        return
+    *others, last = map(repr, options)
+    listed = f"{', '.join(others)} or {last}" if others else last
+    raise error(f"{label} is {value!r}; choose {listed}")
+
+
+def check_name(value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError) -> None:
+    """Raise an error unless `value` is a non-empty string.
+
+    Args:
+        value: the argument.
+        label: how the message calls it, such as ``"Evaluator: name"``.
+        error: the class of the exception.
+    """
+    if not isinstance(value, str) or not value:
+        raise error(f"{label} is {value!r}; it must be a non-empty string")
+
+
+def check_callable(
+    value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError
+) -> None:
+    """Raise an error unless `value` can be called.
+
+    Args:
+        value: the argument.
+        label: how the message calls it, such as ``"Evaluator 'test': fn"``.
+        error: the class of the exception.
+    """
+    if not callable(value):
+        raise error(f"{label} is {value!r}; it must be a function")
+
+
+def check_tuple_of(
+    value: Any,
+    item_type: type,
+    label: str,
+    *,
+    error: type[FulguriteError] = ConfigurationError,
+) -> None:
+    """Raise an error unless `value` is a tuple whose items are all of `item_type`.
+
+    A string instead of a tuple of names is the usual mistake: its letters would become the names.
+
+    Args:
+        value: the argument.
+        item_type: the type of each item.
+        label: how the message calls it, such as ``"MyPlugin.after"``.
+        error: the class of the exception.
+    """
+    if not isinstance(value, tuple) or not all(isinstance(item, item_type) for item in value):
+        items = "names" if item_type is str else f"{item_type.__name__}s"
+        raise error(f"{label} must be a tuple of {items}, not {value!r}")

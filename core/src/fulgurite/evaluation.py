@@ -39,8 +39,9 @@ from fulgurite.training.metric_window import (
     to_number,
 )
 from fulgurite.training.services import Services
-from fulgurite.training.state import TrainState, check_same_structure
-from fulgurite.tree.typecheck import batch_error_context, check_batch, format_tree, shape_spec
+from fulgurite.training.state import TrainState
+from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec
+from fulgurite.tree.typecheck import batch_error_context, check_batch
 from fulgurite.weights import EvalTarget, as_eval_target, get_module_view
 
 Functions = Mapping[str, Callable[..., Any]]

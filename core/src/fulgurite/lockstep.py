@@ -12,7 +12,7 @@ from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError, ProcessError
 from fulgurite.placing import BatchSharding
-from fulgurite.training.state import digest
+from fulgurite.tree.specs import digest
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine

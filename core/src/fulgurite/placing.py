@@ -17,9 +17,9 @@ from fulgurite.data.iterator import Share
 from fulgurite.data.sources import ArrayData, as_data
 from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.training.state import TrainState, digest
+from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.typecheck import shape_spec
+from fulgurite.tree.specs import digest, shape_spec
 
 
 def check_processes(mesh: Mesh | None, consensus: ProcessSync) -> None:

@@ -17,14 +17,9 @@ from fulgurite.fit.start import Place, as_checkpoint_ref, load_snapshot
 from fulgurite.placing import state_shardings
 from fulgurite.plugins.manager import PluginManager, merge_by_name
 from fulgurite.runs import CheckpointRef
-from fulgurite.training.state import (
-    TrainState,
-    as_model_init,
-    check_has_state,
-    check_not_consumed,
-    tree_signature,
-)
+from fulgurite.training.state import TrainState, as_model_init, check_has_state, check_not_consumed
 from fulgurite.tree.paths import from_keys
+from fulgurite.tree.specs import tree_signature
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine

@@ -17,7 +17,7 @@ from fulgurite.model.module import Output
 from fulgurite.placing import BatchSharding, replicated_sharding, use_mesh
 from fulgurite.training.services import Services
 from fulgurite.training.step import TrainStep
-from fulgurite.tree.typecheck import format_tree, shape_signature, shape_spec
+from fulgurite.tree.specs import format_tree, shape_signature, shape_spec
 
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
 # That costs a step with a small state more than it gains: 0.88 against 0.79 of a hand-written one.

@@ -19,13 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from fulgurite.errors import StateError
-from fulgurite.training.state import (
-    TrainState,
-    check_not_consumed,
-    deduplicate_arrays,
-    tree_signature,
-)
-from fulgurite.tree.typecheck import shape_spec
+from fulgurite.training.state import TrainState, check_not_consumed
+from fulgurite.tree.specs import deduplicate_arrays, shape_spec, tree_signature
 
 Vectors = tuple[Array | np.ndarray, ...]
 
@@ -280,7 +275,9 @@ def _find_subtrees(state: TrainState, packed_plans: list[LeafPlan]) -> dict[str,
     subtrees = {}
     for name in TrainState.packed_fields:
         field_indices = _find_field_indices(state, name)
-        places = [place for place, plan in enumerate(packed_plans) if plan.leaf_index in field_indices]
+        places = [
+            place for place, plan in enumerate(packed_plans) if plan.leaf_index in field_indices
+        ]
         subtrees[name] = Subtree(jax.tree.structure(getattr(state, name)), tuple(places))
     return subtrees
 

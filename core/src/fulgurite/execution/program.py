@@ -28,17 +28,11 @@ from fulgurite.rng import fold_name
 from fulgurite.training.metric_window import MetricWindow, to_number
 from fulgurite.training.nonfinite import NonFiniteTracker
 from fulgurite.training.services import Services
-from fulgurite.training.state import (
-    ModelInit,
-    TrainState,
-    check_same_structure,
-    copy_arrays,
-    is_array,
-)
+from fulgurite.training.state import ModelInit, TrainState
 from fulgurite.training.step import TrainStep
 from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, as_optimizer_specs
 from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.typecheck import shape_spec
+from fulgurite.tree.specs import check_same_structure, copy_arrays, is_array, shape_spec
 from fulgurite.triggers import StepRange
 
 

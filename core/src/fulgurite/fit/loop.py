@@ -32,8 +32,8 @@ from fulgurite.placing import replicate
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.timing import Rate
-from fulgurite.training.state import TrainState, check_same_structure
-from fulgurite.tree.typecheck import shape_signature
+from fulgurite.training.state import TrainState
+from fulgurite.tree.specs import check_same_structure, shape_signature
 from fulgurite.triggers import EveryEpoch, StepRange, is_exact
 
 if TYPE_CHECKING:

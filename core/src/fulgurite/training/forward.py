@@ -17,7 +17,8 @@ from fulgurite.model.module import Output, get_method
 from fulgurite.placing import constrain_sharding
 from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
 from fulgurite.training.metric_window import merge_named_values
-from fulgurite.tree.typecheck import check_batch, format_tree
+from fulgurite.tree.specs import format_tree
+from fulgurite.tree.typecheck import check_batch
 
 Step = str | Callable[[Any, Any, Context], Output]
 """The name of a module's method, or a function `step(module, batch, ctx)`."""

@@ -16,8 +16,9 @@ from fulgurite.plugins.manager import HookImpl
 from fulgurite.training.forward import count_examples, split_mask
 from fulgurite.training.metric_window import collect_step_metrics
 from fulgurite.training.services import Services
-from fulgurite.training.state import TrainState, check_same_structure
+from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
+from fulgurite.tree.specs import check_same_structure
 from fulgurite.tree.typecheck import batch_error_context
 
 # The largest array whose elements are checked one by one for NaN and infinity: XLA fuses that with

@@ -15,7 +15,7 @@ from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.training.state import TrainState
-from fulgurite.tree.paths import Selector, select
+from fulgurite.tree.select import Selector, select
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
@@ -175,7 +175,5 @@ def as_optimizer_specs(configured: Any, source: str) -> dict[str, OptimizerSpec]
         and all(isinstance(one, OptimizerSpec) for one in configured.values())
     ):
         return configured
-    wanted = (
-        "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
-    )
+    wanted = "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
     raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")

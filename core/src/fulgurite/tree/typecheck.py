@@ -1,5 +1,4 @@
-"""jaxtyping annotations on batches, checked when a step is traced; and how a batch is described in
-errors."""
+"""jaxtyping annotations on batches, checked when a step is traced."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -8,117 +7,131 @@ from inspect import ismethod, signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-import jax
 import jaxtyping
 
 from fulgurite.errors import DataError, error_context
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.specs import format_tree
+
+# Path, value and annotation of a part of a batch.
+Part = tuple[str, Any, Any]
+# Path, value, and in words what was expected there.
+Mismatch = tuple[str, Any, str]
 
 
 def check_batch(step: Callable[..., Any], batch: Any) -> None:
-    """Checks a batch against the annotation of the step's first parameter behind `self`: a
-    jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s, `NamedTuple`s, dataclasses
-    or unions of these; named dimensions must agree across the batch. A mismatch, of structure too,
-    is an error that names the place. Any other annotation is left alone."""
+    """Check a batch against the annotation of a step's first parameter behind `self`.
+
+    Annotations are a jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s,
+    `NamedTuple`s, dataclasses or unions of these; named dimensions must agree across the batch. Any
+    other annotation is left alone.
+
+    Args:
+        step: a function or method of a module, such as `training_step`.
+        batch: what it is about to get.
+
+    Raises:
+        DataError: the batch has another structure, shape or dtype; the message names the path.
+    """
+    names = list(signature(step).parameters)
+    position = 0 if ismethod(step) else 1
     try:
-        hint = get_type_hints(step).get(
-            [*signature(step).parameters, ""][0 if ismethod(step) else 1]
-        )
+        hints = get_type_hints(step)
     except NameError:  # names imported for type checkers only: nothing to check against
         return
+    hint = hints.get(names[position]) if position < len(names) else None
     with jaxtyping.jaxtyped("context"):
-        if misfit := next(_iter_mismatches("batch", batch, hint), None):
-            path, value, wanted = misfit
-            given = "missing" if value is None else format_tree(value)
+        mismatch = next(_iter_mismatches("batch", batch, hint), None)
+        if mismatch is not None:
+            path, value, expected = mismatch
+            actual = "missing" if value is None else format_tree(value)
             raise DataError(
-                f"{path} is {given}; {step.__qualname__} expects {wanted}. The batch: {format_tree(batch)}"
+                f"{path} is {actual}; {step.__qualname__} expects {expected}. "
+                f"The batch: {format_tree(batch)}"
             )
 
 
 def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
-    """Adds to an exception from tracing `what` the batch on which it was traced."""
+    """Add to an exception from tracing `what` the batch on which it was traced."""
     return error_context(lambda: f"while tracing {what} on a batch of {format_tree(batch)}")
 
 
-def format_tree(tree: Any) -> str:
-    """A tree's leaves with dtypes and shapes on one line, such as `image float32[64,28,28], label
-    int32[64]`."""
-    return ", ".join(
-        f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip()
-        if hasattr(leaf, "dtype")
-        else f"{path} {leaf!r}"
-        for path, leaf in leaves_with_paths(tree)
-    )
-
-
-def shape_spec(tree: Any) -> Any:
-    """The tree with `jax.ShapeDtypeStruct`s for arrays, of the dtypes that NumPy arrays have on a
-    device."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.typeof(leaf).dtype), tree)
-
-
-def shape_signature(tree: Any) -> tuple[Any, ...]:
-    """What tells the executables of a compiled function apart: structure, shapes and dtypes of a
-    tree of arrays."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-
-
-def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[tuple[str, Any, str]]:
-    """Where a value is not as annotated: path, what is there, what is wanted."""
-    origin, kinds, parts = get_origin(hint), get_args(hint), []
-    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[Mismatch]:
+    """Yield where a value is not as annotated."""
+    if _is_array_type(hint):
         if not isinstance(value, hint):
             yield path, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
-        return
-    if origin in (Union, UnionType):
-        found = [list(_iter_mismatches(path, value, one)) for one in kinds if one is not NoneType]
-        if value is not None and all(found):
-            yield from found[0]
-        return
-    kind = dict if is_typeddict(hint) else origin
-    several = len(kinds) if origin is tuple and ... not in kinds else None
-    odd = kind in (tuple, list) and (
-        not isinstance(value, tuple | list) or several not in (None, len(value))
-    )
-    if (odd or (kind is dict and not isinstance(value, Mapping))) and _holds_arrays(hint):
-        wanted = {
-            dict: "a dictionary",
-            list: "a list",
-            tuple: f"a tuple of {several}" if several else "a tuple",
-        }
-        yield path, value, wanted[kind]
-    elif is_typeddict(hint) and isinstance(value, dict):
-        asked = [
-            item
-            for item in get_type_hints(hint).items()
-            if item[0] in value or item[0] in hint.__required_keys__
-        ]
-        parts = [(f'{path}["{name}"]', value.get(name), kind) for name, kind in asked]
-    elif (
-        isinstance(hint, type)
-        and (is_dataclass(hint) or hasattr(hint, "_fields"))
-        and isinstance(value, hint)
-    ):
-        parts = [
-            (f"{path}.{name}", getattr(value, name), kind)
-            for name, kind in get_type_hints(hint).items()
-        ]
+    elif get_origin(hint) in (Union, UnionType):
+        yield from _iter_union_mismatches(path, value, hint)
+    else:
+        expected = _describe_container_mismatch(value, hint)
+        if expected is not None:
+            if _holds_arrays(hint):
+                yield path, value, expected
+            return
+        for part in _iter_parts(path, value, hint):
+            yield from _iter_mismatches(*part)
+
+
+def _iter_union_mismatches(path: str, value: Any, hint: Any) -> Iterator[Mismatch]:
+    members = [member for member in get_args(hint) if member is not NoneType]
+    mismatches = [list(_iter_mismatches(path, value, member)) for member in members]
+    if value is not None and all(mismatches):
+        yield from mismatches[0]
+
+
+def _describe_container_mismatch(value: Any, hint: Any) -> str | None:
+    """Return which container was expected, or None where the value is one or needs to be none."""
+    container = dict if is_typeddict(hint) else get_origin(hint)
+    if container is dict:
+        return None if isinstance(value, Mapping) else "a dictionary"
+    if container not in (tuple, list):
+        return None
+    length = _get_tuple_length(hint)
+    if isinstance(value, tuple | list) and length in (None, len(value)):
+        return None
+    if container is list:
+        return "a list"
+    return f"a tuple of {length}" if length else "a tuple"
+
+
+def _get_tuple_length(hint: Any) -> int | None:
+    """Return how many items a tuple is annotated with; None for any number."""
+    members = get_args(hint)
+    return len(members) if get_origin(hint) is tuple and ... not in members else None
+
+
+def _iter_parts(path: str, value: Any, hint: Any) -> Iterator[Part]:
+    """Yield the parts of a container whose annotations are known, one level down."""
+    origin = get_origin(hint)
+    members = get_args(hint)
+    if is_typeddict(hint) and isinstance(value, dict):
+        for name, member in get_type_hints(hint).items():
+            if name in value or name in hint.__required_keys__:
+                yield f'{path}["{name}"]', value.get(name), member
+    elif _is_record_type(hint) and isinstance(value, hint):
+        for name, member in get_type_hints(hint).items():
+            yield f"{path}.{name}", getattr(value, name), member
     elif origin in (tuple, list) and isinstance(value, tuple | list):
-        kinds = kinds[:1] * len(value) if origin is list or kinds[-1] is ... else kinds
-        parts = [
-            (f"{path}[{at}]", part, kind)
-            for at, (part, kind) in enumerate(zip(value, kinds, strict=False))
-        ]
+        is_homogeneous = origin is list or ... in members
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item, members[0 if is_homogeneous else index]
     elif origin is dict and isinstance(value, dict):
-        parts = [(f'{path}["{name}"]', part, kinds[1]) for name, part in value.items()]
-    for part in parts:
-        yield from _iter_mismatches(*part)
+        for name, item in value.items():
+            yield f'{path}["{name}"]', item, members[1]
+
+
+def _is_array_type(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
+
+
+def _is_record_type(hint: Any) -> bool:
+    """Return whether this is a dataclass or a NamedTuple."""
+    return isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields"))
 
 
 def _holds_arrays(hint: Any) -> bool:
-    """Whether there is an array in the structure that is annotated."""
-    parts = get_type_hints(hint).values() if is_typeddict(hint) else get_args(hint)
-    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(
-        map(_holds_arrays, parts)
-    )
+    """Return whether there is an array in the structure that is annotated."""
+    if _is_array_type(hint):
+        return True
+    members = get_type_hints(hint).values() if is_typeddict(hint) else get_args(hint)
+    return any(map(_holds_arrays, members))

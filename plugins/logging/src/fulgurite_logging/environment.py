@@ -13,7 +13,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.tree.paths import leaves_with_paths, parse, shape_summary, total_size
+from fulgurite.tree.paths import leaves_with_paths, parse
+from fulgurite.tree.specs import shape_summary, total_size
 from fulgurite_runs.redact import MASK, NAME, redact_text
 
 VARIABLES = (

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.paths import Selector
+from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, PyTree
 
 KINDS = ("gradients", "updates", "parameters")

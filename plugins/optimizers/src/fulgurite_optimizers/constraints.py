@@ -10,7 +10,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.paths import Selector
+from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float
 
 

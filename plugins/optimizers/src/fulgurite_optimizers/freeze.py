@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.training.update import Forward
-from fulgurite.tree.paths import Selector, leaves_with_paths
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.select import Selector
 from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 

@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, PathError, did_you_mean
-from fulgurite.tree.paths import Path, Pattern
+from fulgurite.tree.paths import Path
+from fulgurite.tree.select import Pattern
 from jax.sharding import Mesh, PartitionSpec
 
 Rule = tuple[str, PartitionSpec | Sequence[Any]]

@@ -1,0 +1,181 @@
+"""Shapes, dtypes and signatures of trees, and copies of their arrays."""
+
+from typing import Any
+from zlib import crc32
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from fulgurite.errors import ModelError
+from fulgurite.tree.paths import is_array_like, leaves_with_paths
+
+
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf is an array: on the device, traced, or of NumPy."""
+    return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
+
+
+def shape_spec(tree: Any) -> Any:
+    """Return the tree with a `jax.ShapeDtypeStruct` for each array.
+
+    The dtypes are those that NumPy arrays get on a device.
+    """
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.typeof(leaf).dtype), tree)
+
+
+def shape_signature(tree: Any) -> tuple[Any, ...]:
+    """Return a key of structure, shapes and dtypes of a tree of arrays.
+
+    Trees with the same key share an executable of a compiled function.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    # The loop asks this of every batch; a list comprehension is faster than a generator.
+    return treedef, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+
+
+def tree_signature(tree: PyTree) -> Any:
+    """Return a key of structure, shapes and dtypes, and of the leaves that are no arrays.
+
+    Trees with the same key share a `Program`.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple(map(leaf_signature, leaves))
+
+
+def leaf_signature(leaf: Any) -> Any:
+    """Return a hashable key of a leaf: shape and dtype of an array, else its value or identity."""
+    if is_array_like(leaf):
+        return leaf.shape, leaf.dtype
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    # With the type, because 1, 1.0 and True are equal.
+    return type(leaf), leaf
+
+
+def format_tree(tree: Any) -> str:
+    """Return the leaves of a tree with dtypes and shapes on one line.
+
+    Example:
+        >>> format_tree({"image": np.zeros((64, 28, 28), np.float32)})
+        'image float32[64,28,28]'
+    """
+    return ", ".join(_format_leaf(path, leaf) for path, leaf in leaves_with_paths(tree))
+
+
+def total_size(tree: PyTree) -> tuple[int, int]:
+    """Return the total number of elements in the arrays of a tree, and of bytes."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if is_array_like(leaf)]
+    count = sum(leaf.size for leaf in arrays)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    return count, num_bytes
+
+
+def shape_summary(tree: PyTree) -> str:
+    """Return a table of the arrays of a tree: path, shape, dtype, bytes.
+
+    The last line holds the totals of elements and bytes.
+    """
+    rows = [("path", "shape", "dtype", "bytes")]
+    for path, leaf in leaves_with_paths(tree):
+        if is_array_like(leaf):
+            _, num_bytes = total_size(leaf)
+            rows.append((path, str(list(leaf.shape)), str(leaf.dtype), f"{num_bytes:,}"))
+    count, num_bytes = total_size(tree)
+    rows.append(("total", f"{count:,}", "", f"{num_bytes:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for *texts, size in rows:
+        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+        lines.append("  ".join([*cells, size.rjust(widths[-1])]))
+    return "\n".join(lines)
+
+
+def copy_arrays(tree: PyTree) -> PyTree:
+    """Return the tree with a copy of every array, as a jax array; other leaves stay.
+
+    Weak types are stripped: such a leaf would come back strong from a checkpoint and compile the
+    step again.
+    """
+    return jax.tree.map(_copy_leaf, tree)
+
+
+def deduplicate_arrays(tree: PyTree) -> PyTree:
+    """Return the tree with a copy of each array that cannot be donated as it is.
+
+    These are NumPy arrays, and arrays that are in the tree twice, such as an average of the weights
+    that was made the module.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    seen: set[int] = set()
+    owned = []
+    for leaf in leaves:
+        is_first = id(leaf) not in seen
+        seen.add(id(leaf))
+        owned.append(leaf if is_first and isinstance(leaf, jax.Array) else copy_arrays(leaf))
+    return treedef.unflatten(owned)
+
+
+def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
+    """Raise a ModelError unless two trees agree in structure, shapes, dtypes and other leaves.
+
+    A plugin state that changed its shape would compile the step again without a word.
+
+    Args:
+        before: the tree that entered a step or hook.
+        after: the tree that left it.
+        where: what changed it, for the message.
+    """
+    old_leaves, old_treedef = jax.tree.flatten(before)
+    new_leaves, new_treedef = jax.tree.flatten(after)
+    if old_treedef != new_treedef:
+        old_paths = {path for path, _ in leaves_with_paths(before)}
+        new_paths = {path for path, _ in leaves_with_paths(after)}
+        differing = ", ".join(sorted(old_paths ^ new_paths)[:3])
+        place = f"at {differing}" if differing else "(the type or static fields of a node)"
+        raise ModelError(f"{where} changed the structure of the state {place}; it must keep it")
+    for index, (old, new) in enumerate(zip(old_leaves, new_leaves, strict=True)):
+        if leaf_signature(old) != leaf_signature(new):
+            path, _ = leaves_with_paths(before)[index]
+            raise ModelError(
+                f"{where} changed {path} from {format_tree(old)} to {format_tree(new)}; "
+                "shape, dtype and other leaves must stay"
+            )
+
+
+def digest(tree: PyTree) -> int:
+    """Return a CRC-32 of the arrays of a tree that this process alone holds.
+
+    Arrays that are divided among processes are left out: no process can read them.
+    """
+    number = 0
+    for leaf in filter(is_array, jax.tree.leaves(tree)):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            continue
+        data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        number = crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, number)
+    return number
+
+
+def _format_leaf(path: str, leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return f"{path} {leaf!r}"
+    # The tree may be a single leaf, whose path is empty.
+    return f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip()
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if not is_array(leaf):
+        return leaf
+    if _is_key(leaf):
+        data = jnp.copy(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
