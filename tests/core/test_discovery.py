@@ -37,6 +37,12 @@ EVENTS = """
 Install = Callable[..., None]
 
 
+def clear_caches() -> None:
+    discovery.find_installed.cache_clear()
+    discovery.get_distribution.cache_clear()
+    discovery._read_packages.cache_clear()
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts distributions on the path that exist for one test; plugins that are really installed are
@@ -64,6 +70,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         ]
         (info / "entry_points.txt").write_text("\n".join(groups))
         monkeypatch.syspath_prepend(folder)
+        clear_caches()
         importlib.invalidate_caches()
         made.append(module)
 
@@ -77,6 +84,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
     monkeypatch.delenv("FULGURITE_AUTOLOAD", raising=False)
     yield install
+    clear_caches()
     for module in made:
         sys.modules.pop(module, None)
 

@@ -95,7 +95,7 @@ def plugin(name: str, /, **members: Any) -> Any:
 
 
 def test_every_hook_has_a_test() -> None:
-    kinds = engine().plugins.kinds
+    kinds = engine().plugins.hooks
     assert sorted(TESTED) == sorted(kinds)
     for hook, where in TESTED.items():
         file, _, name = where.partition("::")
@@ -109,7 +109,7 @@ def test_every_hook_has_a_test() -> None:
 
 def test_every_hook_says_what_it_is() -> None:
     silent = [
-        name for name in engine().plugins.kinds if not (getattr(hooks, name).__doc__ or "").strip()
+        name for name in engine().plugins.hooks if not (getattr(hooks, name).__doc__ or "").strip()
     ]
     assert not silent
 
@@ -120,7 +120,7 @@ def test_the_reference_is_up_to_date() -> None:
     spec.loader.exec_module(generator := importlib.util.module_from_spec(spec))
     written = (DOCS / "hooks.md").read_text(encoding="utf-8")
     assert written == generator.page(), "run python docs/generate_hooks.py"
-    for hook in engine().plugins.kinds:
+    for hook in engine().plugins.hooks:
         assert f"\n### {hook}\n\n```python\ndef {hook}(self" in written
 
 
@@ -162,7 +162,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
             engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
     finally:
         sys.setprofile(None)
-    assert sorted(engine().plugins.kinds.keys() - called) == []
+    assert sorted(engine().plugins.hooks.keys() - called) == []
     assert result.failures == {}
     steps = [
         line.split()[0]
@@ -621,7 +621,7 @@ def test_a_module_keeps_its_shapes_too() -> None:
 def test_after_update_returns_a_pair() -> None:
     with pytest.raises(
         ModelError,
-        match=r"plugin 'single'.*after_update: return \(module, plugin_state\), not Counting",
+        match=r"plugin 'single'.*after_update returns a tuple or None, not Counting",
     ):
         engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(
             Counting(), numbers([0])

@@ -389,9 +389,9 @@ def test_what_specifies_no_hook_is_an_error(specifications: Any) -> None:
 
 def test_inherited_specifications_are_specifications() -> None:
     assert (
-        engine(plugin("more", hookspecs=type("More", (Specifications,), {}))).plugins.kinds[
-            "on_doubling"
-        ]
+        engine(plugin("more", hookspecs=type("More", (Specifications,), {})))
+        .plugins.hooks["on_doubling"]
+        .kind
         == "event"
     )
 
@@ -415,7 +415,7 @@ def test_an_optional_implementation_waits_for_the_plugin_that_brings_its_hook() 
 def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
     manager = engine().plugins
     manager.add_hookspecs(Specifications)
-    assert manager.kinds["on_doubling"] == "event"
+    assert manager.hooks["on_doubling"].kind == "event"
     assert manager.implementations("on_doubling") == ()
 
 
@@ -556,14 +556,14 @@ VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 
 
 def test_two_plugins_that_declare_one_random_stream_clash() -> None:
-    with pytest.raises(
-        PluginError, match="random stream 'noise' comes from both 'left' and 'right'"
-    ):
+    with pytest.raises(PluginError, match="RngStream 'noise' comes from both 'left' and 'right'"):
         engine(plugin("left", **STREAM), plugin("right", **STREAM))
 
 
 def test_two_plugins_that_declare_one_evaluator_clash() -> None:
-    with pytest.raises(PluginError, match="evaluator 'test' comes from both 'left' and 'right'"):
+    with pytest.raises(
+        PluginError, match="EvaluatorSpec 'test' comes from both 'left' and 'right'"
+    ):
         engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))
 
 
@@ -571,7 +571,7 @@ def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> No
     twice = plugin(
         "twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2
     )
-    with pytest.raises(PluginError, match=r"evaluator 'test'.*'twice'"):
+    with pytest.raises(PluginError, match=r"EvaluatorSpec 'test'.*'twice'"):
         engine(twice)
 
 
@@ -594,7 +594,7 @@ def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
 def test_two_plugins_that_give_one_view_clash() -> None:
     both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
     with pytest.raises(
-        PluginError, match="module view 'averaged' comes from both 'left' and 'right'"
+        PluginError, match="module_views entry 'averaged' comes from both 'left' and 'right'"
     ):
         both.get_module_view(both.init_state(Counting(), numbers([0])), "averaged")
 
@@ -619,12 +619,12 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     (
         "register_evaluators",
         [fg.ScheduledAction("test", 1, evaluate)],
-        "plugin 'careless', hook register_evaluators: give a list of Eval",
+        "hook register_evaluators: return a list of Eval",
     ),
     (
         "register_rng_streams",
         [fg.ScheduledAction("test", 1, evaluate)],
-        "plugin 'careless', hook register_rng_streams: give a list of RngStream",
+        "hook register_rng_streams: return a list of RngStream",
     ),
     (
         "configure_optimizers",
@@ -640,7 +640,7 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     ),
     ("loss_terms", {"a": None}, "the loss term 'a' of Counting is None"),
     ("loss_terms", {"a": jnp.ones(2)}, r"the loss term 'a' of Counting is float32\[2\]"),
-    ("module_views", {3: None}, "plugin 'careless' gave 3 as the name of a module view"),
+    ("module_views", {3: None}, "plugin 'careless' gave 3 as the name of a module_views entry"),
 ]
 
 

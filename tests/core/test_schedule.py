@@ -134,7 +134,7 @@ def test_schedule_gives_actions() -> None:
             return [print]
 
     with pytest.raises(
-        PluginError, match=r"plugin 'loose', hook register_actions: give a list of ScheduledAction"
+        PluginError, match=r"hook register_actions: return a list of ScheduledAction"
     ):
         engine(Loose())
 

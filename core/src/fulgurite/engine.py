@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+import fulgurite.hookspecs as hookspecs
 from fulgurite.consensus import LOCAL, ProcessSync
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import ArrayData, as_array, as_data, get_device_arrays, get_split
@@ -46,7 +47,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.placing import check_processes, process_shard
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.rng import DEFAULT, PARAMS, RngStream, RngStreams
+from fulgurite.rng import DEFAULT, PARAMS, RngStreams
 from fulgurite.runs import CheckpointRef, RunDirectory
 from fulgurite.timing import Timings
 from fulgurite.training.forward import Step, forward
@@ -127,21 +128,17 @@ class Engine:
         self.run_dir = None if run_dir is None else RunDirectory(run_dir)
         if compilation_cache_dir is not None:
             jax.config.update("jax_compilation_cache_dir", os.fspath(compilation_cache_dir))
-        self.plugins = PluginManager(plugins, autoload=autoload)
+        self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
-        self.mesh: jax.sharding.Mesh | None = self.plugins.call_exclusive("mesh")
-        self.sync: ProcessSync = self.plugins.call_exclusive("consensus") or LOCAL
-        plugin_streams = self.plugins.collect_by_name(
-            "register_rng_streams", "random stream", RngStream
-        )
+        self.mesh: jax.sharding.Mesh | None = self.plugins.ask("mesh")
+        self.sync: ProcessSync = self.plugins.ask("consensus") or LOCAL
+        plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
-        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.collect_by_name(
-            "register_evaluators", "evaluator", EvaluatorSpec
-        )
+        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.ask("register_evaluators")
         if "train" in self.evaluators:
             raise PluginError(
                 "an evaluator is called 'train', which is the source of training's records: "

@@ -38,8 +38,8 @@ def explain_engine(engine: "Engine") -> str:
             _row(one.name, _why(one, plugins)) for one in plugins
         ],
         "hooks, and who implements them in which order": [
-            _row(hook, f"{kind:12} {', '.join(one.plugin.name for one in found)}")
-            for hook, kind in engine.plugins.kinds.items()
+            _row(hook, f"{metadata.kind:12} {', '.join(one.plugin.name for one in found)}")
+            for hook, metadata in engine.plugins.hooks.items()
             if hook not in SLOTS and (found := engine.plugins.implementations(hook))
         ],
         "slots, each with one owner": [

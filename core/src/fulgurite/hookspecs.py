@@ -1,304 +1,495 @@
 """Every hook: when it is called, with what, and how several answers become one.
 
-pluggy marks, registers and checks the implementations. It gives all of them the same arguments,
-cannot chain them and does not say who failed, so the engine reads the sorted implementations once
-and calls and folds them itself (`fulgurite.plugins`). An implementation may leave out arguments
-that it does not need.
-
-Kinds: *build* hooks answer before anything is compiled. *Traced* hooks run while the step is
-traced, perhaps several times, and are part of it. *Event* and *sink* hooks run on the host between
-steps. *Persistence* hooks save and restore.
+An implementation may leave out arguments that it does not need. `None` is always a valid answer.
+The reference `docs/hooks.md` is written from this module.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
+import jax
 import optax
-import pluggy
+from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-if TYPE_CHECKING:
-    import jax
+from fulgurite.consensus import ProcessSync
+from fulgurite.evaluation import EvaluatorSpec
+from fulgurite.fit.actions import ScheduledAction
+from fulgurite.fit.records import Record
+from fulgurite.fit.run import FitResult, Run
+from fulgurite.metrics import Metric, RunningMetric
+from fulgurite.model.context import Context
+from fulgurite.model.module import Output
+from fulgurite.plugins.markers import Combine, hookspec
+from fulgurite.rng import RngStream
+from fulgurite.runs import CheckpointRef, Snapshot
+from fulgurite.training.state import TrainState
+from fulgurite.training.update import OptimizerSpec, UpdateRule
 
-    from fulgurite.consensus import ProcessSync
-    from fulgurite.engine import Engine
-    from fulgurite.evaluation import EvaluatorSpec
-    from fulgurite.fit.records import Record
-    from fulgurite.fit.actions import ScheduledAction
-    from fulgurite.fit.run import FitResult, Run
-    from fulgurite.metrics import Metric, RunningMetric
-    from fulgurite.model.context import Context
-    from fulgurite.model.module import Output
-    from fulgurite.rng import RngStream
-    from fulgurite.runs import CheckpointRef, Snapshot
-    from fulgurite.training.state import TrainState
-    from fulgurite.training.update import OptimizerSpec, UpdateRule
+# pyright: reportReturnType=false
+# A specification has no body: what it returns is what implementations return.
 
-PROJECT = "fulgurite"
-Kind = Literal["build", "traced", "event", "sink", "persistence"]
-F = TypeVar("F", bound=Callable[..., Any])
+_MADE = "When the engine is made."
+_BUILT = (
+    "When a state for a kind of module and batch is made for the first time; its arrays have no "
+    "values yet."
+)
+_TRACED = "Wherever a training step is traced: once for each shape of batch, or more."
+_FORWARD = "Wherever a forward pass is traced."
+_EMITTED = (
+    "As soon as the record's values are computed, in step order, before the next thing that is due "
+    "at the latest."
+)
 
-hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a plugin's method as the implementation of the hook of the same name."""
-
-
-def hookspec(
-    kind: Kind, gives: str | None = None, deprecated: str | None = None
-) -> Callable[[F], F]:
-    """Marks a function as the specification of a hook of the given kind, whose answers are None or
-    of a class called `gives`. `deprecated` says since which version it is and what to do: who
-    implements it is warned of that."""
-
-    def mark(function: F) -> F:
-        function.fulgurite_kind, function.fulgurite_gives = kind, gives  # type: ignore[attr-defined]
-        told = DeprecationWarning(f"hook {function.__name__} is deprecated {deprecated}")
-        return pluggy.HookspecMarker(PROJECT)(function, warn_on_impl=told if deprecated else None)
-
-    return mark
+# --- build ----------------------------------------------------------------------------------------
 
 
-@hookspec("build", gives="list")
-def register_rng_streams() -> "list[RngStream]":  # type: ignore[return]
-    """The random streams this plugin declares. Merged by name over the core's; two plugins with one
-    name clash."""
+@hookspec("build", Combine.BY_NAME, list[RngStream], _MADE)
+def register_rng_streams() -> list[RngStream] | None:
+    """Declare random streams, in addition to the core's or instead of those of the same name."""
 
 
-@hookspec("build", gives="Mesh")
-def mesh() -> "jax.sharding.Mesh | None":
-    """The mesh that everything is placed on. Exclusive."""
+@hookspec("build", Combine.EXCLUSIVE, Mesh, _MADE)
+def mesh() -> Mesh | None:
+    """Return the mesh that everything is placed on."""
 
 
-@hookspec("build")
-def state_sharding(
-    state: "TrainState", mesh: "jax.sharding.Mesh | None"
-) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of `state`, whose arrays are `jax.ShapeDtypeStruct`s.
-    Exclusive."""
+@hookspec("build", Combine.EXCLUSIVE, when=_BUILT)
+def state_sharding(state: TrainState, mesh: Mesh | None) -> PyTree[jax.sharding.Sharding] | None:
+    """Return a sharding for every array of the train state.
+
+    Args:
+        state: the train state, as `jax.ShapeDtypeStruct`s.
+        mesh: the mesh that the hook `mesh` returned, or None.
+    """
 
 
-@hookspec("build")
-def plugin_state_sharding(
-    plugin_state: PyTree, mesh: "jax.sharding.Mesh"
-) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of this plugin's own slice, instead of those that `state_sharding`
-    gives it; asked only where the state is sharded."""
+@hookspec("build", Combine.EACH, when=_BUILT)
+def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.sharding.Sharding] | None:
+    """Return a sharding for every array of this plugin's own state, instead of those that
+    `state_sharding` gives it; asked only where the state is sharded.
+
+    Args:
+        plugin_state: this plugin's state, as `jax.ShapeDtypeStruct`s.
+        mesh: the mesh.
+    """
 
 
-@hookspec("build")
-def batch_sharding(
-    batch: PyTree, mesh: "jax.sharding.Mesh | None"
-) -> "PyTree[jax.sharding.Sharding] | None":
-    """A sharding for every array of `batch`, whose arrays are `jax.ShapeDtypeStruct`s; with several
-    processes they may be of one process's part. The engine makes global arrays of batches.
-    Exclusive."""
+@hookspec(
+    "build",
+    Combine.EXCLUSIVE,
+    when="Once for each structure and set of shapes of batches, in training and in evaluation.",
+)
+def batch_sharding(batch: PyTree, mesh: Mesh | None) -> PyTree[jax.sharding.Sharding] | None:
+    """Return a sharding for every array of a batch. The engine makes global arrays of batches.
+
+    Args:
+        batch: the batch, as `jax.ShapeDtypeStruct`s; with several processes they may be of one
+            process's part.
+        mesh: the mesh that the hook `mesh` returned, or None.
+    """
 
 
-@hookspec("build", gives="UpdateRule")
-def make_update_rule(module: PyTree, optimizers: "dict[str, OptimizerSpec]") -> "UpdateRule | None":
-    """What happens inside a step between the batch and the new state. Exclusive; the core's is one
-    gradient update."""
+@hookspec("build", Combine.EXCLUSIVE, UpdateRule, _BUILT)
+def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> UpdateRule | None:
+    """Return what happens inside a step between the batch and the new state; the core's is one
+    gradient update.
+
+    Args:
+        module: the module; its arrays are traced: they have shapes and dtypes, but no values.
+        optimizers: the optimizers by name; a single one is called `default`.
+    """
 
 
-@hookspec("build", gives="UpdateRule")
-def wrap_update_rule(module: PyTree, rule: "UpdateRule") -> "UpdateRule | None":
-    """The update rule, wrapped in another one, such as one that hides the frozen part from it.
-    Folded in order."""
+@hookspec("build", Combine.FOLD, UpdateRule, _BUILT)
+def wrap_update_rule(module: PyTree, rule: UpdateRule) -> UpdateRule | None:
+    """Return the update rule wrapped in another one, such as one that hides the frozen part from
+    it.
+
+    Args:
+        module: the module; its arrays are traced: they have shapes and dtypes, but no values.
+        rule: the rule so far.
+    """
 
 
-@hookspec("build", gives="ProcessSync")
-def consensus() -> "ProcessSync | None":
-    """How several processes agree on what each sees for itself (clocks, signals, files).
-    Exclusive."""
+@hookspec("build", Combine.EXCLUSIVE, ProcessSync, _MADE)
+def consensus() -> ProcessSync | None:
+    """Return how several processes agree on what each sees for itself: clocks, signals, files."""
 
 
-@hookspec("build", gives="dict")
-def configure_optimizers(module: PyTree) -> "dict[str, OptimizerSpec] | None":
-    """Optimizers by name, instead of the module's `configure_optimizers`. Exclusive."""
+@hookspec("build", Combine.EXCLUSIVE, dict, _BUILT)
+def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
+    """Return optimizers by name, instead of the module's `configure_optimizers`.
+
+    Args:
+        module: the module; its arrays are traced: they have shapes and dtypes, but no values.
+    """
 
 
-@hookspec("build", gives="list")
-def register_evaluators() -> "list[EvaluatorSpec]":  # type: ignore[return]
-    """Named evaluations, run by `run.evaluate(name)`. Concatenated; names are unique."""
+@hookspec("build", Combine.BY_NAME, list[EvaluatorSpec], _MADE)
+def register_evaluators() -> list[EvaluatorSpec] | None:
+    """Declare evaluations, which `run.evaluate(name)` runs."""
 
 
-@hookspec("build", gives="GradientTransformation")
+@hookspec("build", Combine.CHAIN, optax.GradientTransformation, _BUILT)
 def gradient_transform(
     module: PyTree, optimizer: str, key: Key[Array, ""]
 ) -> optax.GradientTransformation | None:
-    """A transformation of the gradients before `optimizer` sees them. Chained in order; asked once
-    per optimizer."""
+    """Return a transformation of the gradients before an optimizer sees them; asked once for each
+    optimizer.
+
+    Args:
+        module: the module; its arrays are traced: they have shapes and dtypes, but no values.
+        optimizer: the name of the optimizer.
+        key: a random key, this plugin's own.
+    """
 
 
-@hookspec("build")
+@hookspec("build", Combine.EACH, when="Where a new state is made, under jit.")
 def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
-    """This plugin's slice of the train state, made under jit. Arrays only; donated, sharded and
-    saved."""
+    """Return this plugin's own part of the train state: arrays only; donated, sharded and saved.
+
+    Args:
+        module: the module; its arrays are traced: they have shapes and dtypes, but no values.
+        key: a random key, this plugin's own.
+    """
 
 
-@hookspec("build", gives="list")
-def register_actions() -> "list[ScheduledAction]":  # type: ignore[return]
-    """Actions and when they run. All of them; ordered by phase, then by plugin."""
+@hookspec("build", Combine.ALL, list[ScheduledAction], _MADE)
+def register_actions() -> list[ScheduledAction] | None:
+    """Schedule actions. At one step they run by stage (`evaluate`, `decide`, `log`, `act`, `save`),
+    then by `after` and `before`, then in the order of plugins."""
 
 
-@hookspec("build", gives="dict")
-def module_views(state: "TrainState") -> "dict[str, PyTree]":  # type: ignore[return]
-    """Other modules derived from a state, by name, such as averaged weights. Merged; a name twice
-    clashes."""
+@hookspec(
+    "build",
+    Combine.MERGE,
+    dict,
+    "By `engine.get_module_view(state, name)`, and by evaluations that ask for such weights.",
+)
+def module_views(state: TrainState) -> dict[str, PyTree] | None:
+    """Return other modules that derive from a state, by name, such as averaged weights.
+
+    Args:
+        state: the train state.
+    """
 
 
-@hookspec("traced")
-def transform_batch(batch: PyTree, ctx: "Context") -> PyTree:
-    """The batch, changed on the device, before the step sees it; training only. Folded in order."""
+# --- traced ---------------------------------------------------------------------------------------
 
 
-@hookspec("traced")
-def forward_sharding(module: PyTree) -> "PyTree[jax.sharding.Sharding | None] | None":
-    """A sharding for every array of the module where its step uses it, such as whole where the
-    state is divided; None for those that the compiler may place. Exclusive."""
+@hookspec("traced", Combine.FOLD, when=_TRACED)
+def transform_batch(batch: PyTree, ctx: Context) -> PyTree:
+    """Return the batch, changed on the device before the step sees it; training only.
+
+    Args:
+        batch: the batch; `ctx.mask` says which examples count.
+        ctx: the step's context, with keys and `plugin_state` of this plugin's own.
+    """
 
 
-@hookspec("traced")
-def output_sharding(output: "Output") -> "PyTree[jax.sharding.Sharding | None] | None":
-    """A sharding for every array of what the module's step returned, None for those that the
-    compiler may place. Exclusive."""
+@hookspec("traced", Combine.EXCLUSIVE, when=_FORWARD)
+def forward_sharding(module: PyTree) -> PyTree[jax.sharding.Sharding | None] | None:
+    """Return a sharding for every array of the module where its step uses it, such as whole where
+    the state is divided; None for those that the compiler may place.
+
+    Args:
+        module: the module.
+    """
 
 
-@hookspec("traced", gives="dict")
-def loss_terms(module: PyTree, output: "Output", batch: PyTree, ctx: "Context") -> dict[str, Array]:  # type: ignore[return]
-    """Further scalar terms of the loss, by name. Merged; a name twice clashes. If each loss has its
-    own optimizer, a term is named like `generator/l2`."""
+@hookspec("traced", Combine.EXCLUSIVE, when=_FORWARD)
+def output_sharding(output: Output) -> PyTree[jax.sharding.Sharding | None] | None:
+    """Return a sharding for every array of what the module's step returned, None for those that the
+    compiler may place.
+
+    Args:
+        output: what the module's step returned.
+    """
 
 
-@hookspec("traced")
+@hookspec(
+    "traced",
+    Combine.MERGE,
+    dict,
+    "Wherever a forward pass is traced, in evaluations too; `ctx.training` says which.",
+)
+def loss_terms(
+    module: PyTree, output: Output, batch: PyTree, ctx: Context
+) -> dict[str, Array] | None:
+    """Return further scalar terms of the loss, by name. If each loss has its own optimizer, a term
+    is named like `generator/l2`.
+
+    Args:
+        module: the module.
+        output: what its step returned.
+        batch: the batch; `ctx.mask` says which examples count.
+        ctx: the step's context, with keys and `plugin_state` of this plugin's own.
+    """
+
+
+@hookspec("traced", Combine.FOLD, tuple, _TRACED)
 def after_update(
-    module: PyTree, plugin_state: PyTree, output: "Output", ctx: "Context"
-) -> tuple[PyTree, PyTree]:  # type: ignore[return]
-    """The module after its update, possibly changed, and this plugin's new slice. The module is
-    folded in order; `own` is the only slice that a plugin can write."""
+    module: PyTree, plugin_state: PyTree, output: Output, ctx: Context
+) -> tuple[PyTree, PyTree]:
+    """Return the module after its update, possibly changed, and this plugin's new state. The module
+    is folded; its own state is all that a plugin can write.
+
+    Args:
+        module: the module after its update, as the plugins before left it.
+        plugin_state: this plugin's own part of the train state.
+        output: what the module's step returned, with all loss terms.
+        ctx: the step's context, with keys of this plugin's own.
+    """
 
 
-@hookspec("traced", gives="dict")
+@hookspec("traced", Combine.EACH, dict, _TRACED)
 def step_metrics(
-    state: "TrainState", output: "Output", grads: PyTree, updates: PyTree, ctx: "Context"
-) -> "dict[str, Metric | RunningMetric | Array]":  # type: ignore[return]
-    """Metrics of this step, put into the window as `PLUGIN/NAME`. Module, model state, optimizer
-    state and the plugin's own slice, the only one in `state`, are those after the update."""
+    state: TrainState, output: Output, grads: PyTree, updates: PyTree, ctx: Context
+) -> dict[str, Metric | RunningMetric | Array] | None:
+    """Return metrics of this step by name; they are logged as `PLUGIN/NAME`.
+
+    Args:
+        state: the train state after the update; of the states of plugins it has this one's alone.
+        output: what the module's step returned, with all loss terms.
+        grads: the gradients, as the optimizer received them.
+        updates: what the optimizer returned.
+        ctx: the step's context, with keys of this plugin's own.
+    """
 
 
-@hookspec("event")
-def on_fit_start(run: "Run") -> None:
-    """Training is about to begin, or to continue after a restore."""
+# --- events ---------------------------------------------------------------------------------------
 
 
-@hookspec("event")
-def on_epoch_end(run: "Run", epoch: int) -> None:
-    """The data's epoch number `epoch` (from 0) has ended at `run.step`."""
+@hookspec(
+    "event", when="Once per fit, after `on_restore` and `open_logger`, before the first step."
+)
+def on_fit_start(run: Run) -> None:
+    """Training is about to begin, or to continue after a restore.
+
+    Args:
+        run: a view of the run, valid during the call.
+    """
 
 
-@hookspec("event")
-def on_evaluate_end(run: "Run", name: str, metrics: dict[str, Any]) -> None:
-    """The evaluation `name` has ended with `metrics`."""
+@hookspec(
+    "event",
+    when="At the last batch of an epoch, after everything else that is due there except saves.",
+)
+def on_epoch_end(run: Run, epoch: int) -> None:
+    """An epoch of the data has ended at `run.step`.
+
+    Args:
+        run: a view of the run, valid during the call.
+        epoch: its number in this fit, from 0.
+    """
 
 
-@hookspec("event")
+@hookspec("event", when="After each evaluation during training, once its metrics are computed.")
+def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
+    """An evaluation has ended.
+
+    Args:
+        run: a view of the run, valid during the call.
+        name: the name of the evaluation.
+        metrics: by name, as Python numbers or NumPy arrays.
+    """
+
+
+@hookspec("event", when="Each time an executable has been made.")
 def on_compile(
-    run: "Run | None", name: str, batch_spec: PyTree, compiled: "jax.stages.Compiled"
+    run: Run | None, name: str, batch_spec: PyTree, compiled: jax.stages.Compiled
 ) -> None:
-    """An executable of the training step (not of an evaluation) was made:
-    `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs. `run` is None
-    outside of a fit."""
+    """An executable of the training step was made (not of an evaluation):
+    `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs.
+
+    Args:
+        run: a view of the run, valid during the call; None outside of a fit.
+        name: the name of the executable.
+        batch_spec: the batch that it was made for, as `jax.ShapeDtypeStruct`s.
+        compiled: the executable.
+    """
 
 
-@hookspec("event")
-def on_save(run: "Run", step: int) -> None:
-    """A checkpoint of `step` is about to be written; called by the checkpointer. May not change
-    state."""
+@hookspec("event", when="Before a checkpoint is written, at its step.")
+def on_save(run: Run, step: int) -> None:
+    """A checkpoint is about to be written; called by the checkpointer. May not change the state.
+
+    Args:
+        run: a view of the run, valid during the call.
+        step: the step of the checkpoint.
+    """
 
 
-@hookspec("event")
-def on_restore(run: "Run", step: int) -> None:
-    """The state of `step` was restored, before `on_fit_start`."""
+@hookspec("event", when="Once in a fit that resumes from a checkpoint, before everything else.")
+def on_restore(run: Run, step: int) -> None:
+    """A state was restored.
+
+    Args:
+        run: a view of the run, valid during the call.
+        step: the step of the checkpoint.
+    """
 
 
-@hookspec("event")
-def on_exception(run: "Run", exception: BaseException) -> None:
-    """The run ends with `exception`. Called for all plugins, whatever the others do."""
+@hookspec("event", when="Once, when a run ends with an exception, before loggers are closed.")
+def on_exception(run: Run, exception: BaseException) -> None:
+    """The run ends with an exception. Called for all plugins, whatever the others do.
+
+    Args:
+        run: a view of the run, valid during the call.
+        exception: what ends the run.
+    """
 
 
-@hookspec("event")
-def on_fit_end(run: "Run", result: "FitResult") -> None:
-    """The run has ended, by itself or on request, and nothing more will be emitted."""
+@hookspec("event", when="Once, when a run ends without an exception, after loggers are closed.")
+def on_fit_end(run: Run, result: FitResult) -> None:
+    """The run has ended, by itself or on request, and nothing more will be emitted.
+
+    Args:
+        run: a view of the run, valid during the call.
+        result: what the fit returns.
+    """
 
 
-@hookspec("sink")
-def open_logger(run: "Run") -> None:
-    """Opens the place that records are written to, before any other event of the run except
-    `on_restore`. A
-    `FulguriteError` ends the run: it says what is wrong with the place."""
+# --- loggers --------------------------------------------------------------------------------------
 
 
-@hookspec("sink")
-def log_scalars(record: "Record") -> None:
-    """Numbers by name."""
+@hookspec("sink", Combine.EACH, when="Once per fit, before the first record.")
+def open_logger(run: Run) -> None:
+    """Open the place that records are written to, before any other event of the run except
+    `on_restore`. A `FulguriteError` ends the run: it says what is wrong with the place.
+
+    Args:
+        run: a view of the run, valid during the call.
+    """
 
 
-@hookspec("sink")
-def log_media(record: "Record") -> None:
-    """Images, histograms and figures by name."""
+@hookspec("sink", when=_EMITTED)
+def log_scalars(record: Record) -> None:
+    """Take numbers by name.
+
+    Args:
+        record: the record; it must not be changed.
+    """
 
 
-@hookspec("sink")
-def log_text(record: "Record") -> None:
-    """Text by name, such as notices."""
+@hookspec("sink", when=_EMITTED)
+def log_media(record: Record) -> None:
+    """Take images, histograms and figures by name.
+
+    Args:
+        record: the record; it must not be changed.
+    """
 
 
-@hookspec("sink")
-def log_config(record: "Record") -> None:
-    """A description of the run: configuration, plugins, versions, environment."""
+@hookspec("sink", when=_EMITTED)
+def log_text(record: Record) -> None:
+    """Take text by name, such as messages of the run.
+
+    Args:
+        record: the record; it must not be changed.
+    """
 
 
-@hookspec("sink")
-def flush_logger(step: int) -> "Future[Any]":  # type: ignore[return]
-    """Makes everything up to `step` durable; the future's result is a JSON position to `rewind`
-    to."""
+@hookspec("sink", when=_EMITTED)
+def log_config(record: Record) -> None:
+    """Take a description of the run: configuration, plugins, versions, environment.
+
+    Args:
+        record: the record; it must not be changed.
+    """
 
 
-@hookspec("sink")
+@hookspec(
+    "sink",
+    Combine.EACH,
+    when="By the checkpointer, when it saves, after all records up to that step have been passed "
+    "on.",
+)
+def flush_logger(step: int) -> Future[Any]:
+    """Make everything up to a step durable; the future's result is a JSON position for
+    `rewind_logger`.
+
+    Args:
+        step: the number of completed updates.
+    """
+
+
+@hookspec("sink", Combine.EACH, when="By the checkpointer, in `on_restore`, before `open_logger`.")
 def rewind_logger(position: Any) -> None:
-    """Drops everything after `position`, before training resumes from the checkpoint that holds it.
-    If the sink had failed, it is a dictionary whose `failed` says why."""
+    """Drop everything after a position, before training resumes from the checkpoint that holds it.
+
+    Args:
+        position: the result of `flush_logger`, read from a checkpoint. If the logger had failed, it
+            is a dictionary whose `failed` says why.
+    """
 
 
-@hookspec("sink")
+@hookspec(
+    "sink",
+    Combine.EACH,
+    when="At the end of every fit, however it ended: before `on_fit_end`, after `on_exception`.",
+)
 def close_logger() -> None:
-    """Writes everything out and releases it, in bounded time: no more records come. Called at the
-    end of every fit,
-    however it ended: before `on_fit_end`, after `on_exception`."""
+    """Write everything out and release it, in bounded time: no more records come."""
 
 
-@hookspec("persistence")
+# --- persistence ----------------------------------------------------------------------------------
+
+
+@hookspec(
+    "persistence",
+    Combine.EACH,
+    when="Whenever a snapshot is taken, as the checkpointer does to save.",
+)
 def get_host_state() -> Any:
-    """This plugin's state on the host, as JSON; its version is the plugin's `state_version` (1
-    unless set)."""
+    """Return this plugin's state on the host, as JSON; its version is the plugin's `state_version`
+    (1 unless set)."""
 
 
-@hookspec("persistence")
+@hookspec(
+    "persistence",
+    Combine.EACH,
+    when="In a fit that resumes from a checkpoint, before `on_restore`.",
+)
 def set_host_state(state: Any, version: int) -> None:
-    """Restores what `get_host_state` returned, with the version that wrote it."""
+    """Restore what `get_host_state` returned.
+
+    Args:
+        state: the value of `get_host_state`, read from a checkpoint.
+        version: the `state_version` of the plugin that wrote it.
+    """
 
 
-@hookspec("persistence")
-def save_checkpoint(run: "Run") -> None:
-    """Saves `run.snapshot()`; called by `run.save()` and at the end of a run. Exclusive: the
-    checkpointer."""
+@hookspec(
+    "persistence",
+    Combine.EXCLUSIVE,
+    when="By `run.save()`, which the checkpointer schedules, and when a run ends.",
+)
+def save_checkpoint(run: Run) -> None:
+    """Save `run.snapshot()`.
+
+    Args:
+        run: a view of the run, valid during the call.
+    """
 
 
-@hookspec("persistence", gives="Snapshot")
+@hookspec(
+    "persistence",
+    Combine.EXCLUSIVE,
+    Snapshot,
+    "By a fit with `resume=`, and by `init_from=` and `weights=`.",
+)
 def restore_checkpoint(
-    reference: "CheckpointRef", template: "TrainState", engine: "Engine"
-) -> "Snapshot | None":
-    """The snapshot that `reference` names, with arrays placed as in `template` (`jax.ShapeDtypeStruct`s
-    with shardings), or None if `reference` is optional and there is none. What `reference.map`
-    leaves out stays as in `template`, and so do the slices of plugins that were not active when it was
-    saved. Writes nothing. Exclusive."""
+    reference: CheckpointRef, template: TrainState, engine: Any
+) -> Snapshot | None:
+    """Return a snapshot; write nothing.
+
+    Args:
+        reference: which checkpoint, and which part of it. Where it is optional and there is none,
+            the answer is None.
+        template: a state of `jax.ShapeDtypeStruct`s, with the shardings that the arrays should get.
+            What `reference.map` leaves out stays as in it, and so do the states of plugins that
+            were not active when the checkpoint was saved.
+        engine: the engine that asks for it.
+    """

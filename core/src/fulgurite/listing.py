@@ -65,20 +65,18 @@ def plugins(arguments: list[str]) -> int:
 def inspect_plugin(one: InstalledPlugin) -> dict[str, Any]:
     """The hooks of a plugin's class with their kinds, the slots among them, what state it owns, or
     why it cannot be imported."""
-    import fulgurite.hookspecs as hooks
+    import fulgurite.hookspecs as hookspecs
     from fulgurite.explain import SLOTS
+    from fulgurite.plugins.markers import find_hookspecs
 
     try:
         cls = one.load()
     except PluginError as error:
         return {"error": str(error)}
-    spaces = (hooks, getattr(cls, "hookspecs", None))
-    specified: list[tuple[str, Any]] = [
-        (name, getattr(space, name, None)) for space in spaces for name in dir(space)
-    ]
-    known = {
-        name: hook.fulgurite_kind for name, hook in specified if hasattr(hook, "fulgurite_kind")
-    }
+    known = {name: metadata.kind for name, metadata in find_hookspecs(hookspecs).items()}
+    own = getattr(cls, "hookspecs", None)
+    if own is not None:
+        known |= {name: metadata.kind for name, metadata in find_hookspecs(own).items()}
     marks = {
         name: getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None)
         for name in dir(cls)

@@ -75,14 +75,14 @@ def redact(value: Any, name: str = "") -> Any:
 
 
 def _plugin(plugins: "PluginManager", one: "RegisteredPlugin") -> dict[str, Any]:
-    hooks = plugins.hooks_of(one)
+    hooks = plugins.get_hooks_of(one)
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
     # state for it. That of a sink, such as the id of a run elsewhere, decides nothing, nor does
     # where arrays lie, but for rounding.
     placing = {
         name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")
     }
-    kinds = {plugins.kinds[name] for name in hooks - {"register_actions"} - placing}
+    kinds = {plugins.hooks[name].kind for name in hooks - {"register_actions"} - placing}
     keeps = bool(hooks & {"get_host_state", "set_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")
     fields = dataclasses.fields(one.plugin) if dataclasses.is_dataclass(one.plugin) else ()

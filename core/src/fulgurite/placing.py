@@ -57,7 +57,7 @@ def state_shardings(
 ) -> list[NamedSharding] | None:
     """A sharding for each array of a state of this kind, in the order of its leaves, or None
     without a plugin that shards states."""
-    shardings = plugins.call_exclusive("state_sharding", state=like, mesh=mesh)
+    shardings = plugins.ask("state_sharding", state=like, mesh=mesh)
     if shardings is None:
         return None
     if mesh is None:
@@ -79,7 +79,7 @@ def state_shardings(
 def constrain_sharding(plugins: PluginManager, hook: str, **argument: PyTree) -> PyTree:
     """A traced tree, the only argument of `hook`, sharded as a plugin's answer to it says."""
     (tree,) = argument.values()
-    shardings = plugins.call_exclusive(hook, **argument)
+    shardings = plugins.ask(hook, **argument)
     if shardings is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
@@ -126,7 +126,7 @@ class BatchSharding:
     @staticmethod
     def from_hooks(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> "BatchSharding":
         """As plugins say, for batches like this one."""
-        shardings = plugins.call_exclusive("batch_sharding", batch=shape_spec(batch), mesh=mesh)
+        shardings = plugins.ask("batch_sharding", batch=shape_spec(batch), mesh=mesh)
         structure = jax.tree.structure(batch)
         named = all(isinstance(one, NamedSharding) for one in jax.tree.leaves(shardings))
         if shardings is not None and not (named and jax.tree.structure(shardings) == structure):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fulgurite.errors import ConfigurationError
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import Run
-from fulgurite.hookspecs import hookimpl
+from fulgurite.plugins.markers import hookimpl
 from fulgurite.writer import BackgroundWriter, LogBackend
 
 

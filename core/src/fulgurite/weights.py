@@ -15,7 +15,7 @@ from fulgurite.execution.program import init_plugin_states, with_shardings
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.start import Place, as_checkpoint_ref, load_snapshot
 from fulgurite.placing import state_shardings
-from fulgurite.plugins.manager import PluginManager, merge_by_name
+from fulgurite.plugins.manager import PluginManager
 from fulgurite.runs import CheckpointRef
 from fulgurite.training.state import TrainState, as_model_init, check_has_state, check_not_consumed
 from fulgurite.tree.paths import from_keys
@@ -62,7 +62,7 @@ def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any
     own."""
     if name == "current":
         return state.module
-    views = merge_by_name(plugins.call("module_views", state=state), "module view")
+    views = plugins.ask("module_views", state=state)
     if name not in views:
         raise PluginError(
             f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}"

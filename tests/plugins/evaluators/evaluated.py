@@ -142,7 +142,11 @@ class Disk:
     def restore_checkpoint(
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        directory = RunDirectory(reference.path) if reference.path is not None else RunDirectory(engine.run_dir.path)
+        directory = (
+            RunDirectory(reference.path)
+            if reference.path is not None
+            else RunDirectory(engine.run_dir.path)
+        )
         assert directory is not None
         if not (found := directory.list_checkpoints()):
             return None

@@ -233,9 +233,7 @@ class Program:
     def _build_update_rule_for(self, module: Any) -> UpdateRule:
         get_method(module, "training_step")
         optimizers = self._get_optimizers(module)
-        update_rule = self._hooks.call_exclusive(
-            "make_update_rule", module=module, optimizers=optimizers
-        )
+        update_rule = self._hooks.ask("make_update_rule", module=module, optimizers=optimizers)
         if update_rule is None:
             first = next(iter(optimizers.values()))
             if len(optimizers) != 1 or type(first) is not OptimizerSpec:
@@ -252,7 +250,7 @@ class Program:
     def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
         """Return the optimizers of a plugin or of the module, after the gradient transformations of
         plugins."""
-        configured = self._hooks.call_exclusive("configure_optimizers", module=module)
+        configured = self._hooks.ask("configure_optimizers", module=module)
         if configured is None:
             source = f"{type(module).__name__}.configure_optimizers"
             configured = get_method(module, "configure_optimizers")(module)

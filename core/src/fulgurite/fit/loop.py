@@ -261,7 +261,7 @@ class Loop:
         self.emitter.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
 
     def _fit(self) -> None:
-        self._messages = [*self.engine.plugins.notices, *self._scheduler.warnings]
+        self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
         if self.resumed is not None:
             self._call_event("on_restore", step=self.step)
         self.emitter.open(self.run)

@@ -75,7 +75,7 @@ def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[B
     if log_trigger is not None:
         scheduled = ScheduledAction("log", log_trigger, None, "log")
         actions.append(BoundAction("log", get_own_plugin(hooks), scheduled, is_own=True))
-    for plugin, scheduled in hooks.collect_list("register_actions", ScheduledAction):
+    for plugin, scheduled in hooks.ask("register_actions"):
         actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
     names = [action.name for action in actions]
     for name in names:

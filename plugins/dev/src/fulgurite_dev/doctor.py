@@ -16,8 +16,7 @@ from importlib.metadata import (
 from pathlib import Path
 
 from fulgurite.errors import FulguriteError, PluginError
-from fulgurite.plugins.manager import PluginManager
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins.selection import find_installed, resolve_plugins
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands", "fulgurite.distributed")
@@ -101,7 +100,7 @@ def autoloading() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the notices are the same
         try:
-            notices = PluginManager().notices
+            _, notices = resolve_plugins((), autoload=True)
         except FulguriteError as error:
             notices = [
                 f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"

@@ -109,7 +109,7 @@ class Subject:
             )
         engine = tiny_engine(plugin, *self.beside())
         registered = next(one for one in engine.plugins.plugins.values() if one.plugin is plugin)
-        return engine.plugins.hooks_of(registered)
+        return engine.plugins.get_hooks_of(registered)
 
     @functools.cached_property
     def traced(self) -> bool:
@@ -219,7 +219,8 @@ class _Limited:
 
 @functools.cache
 def _kinds() -> dict[str, str]:
-    return tiny_engine().plugins.kinds
+    hooks = tiny_engine().plugins.hooks
+    return {name: metadata.kind for name, metadata in hooks.items()}
 
 
 @functools.cache

@@ -1,0 +1,92 @@
+"""How hooks are specified and implemented: the two decorators, and what a specification says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeVar
+
+import pluggy
+
+PROJECT = "fulgurite"
+
+HookKind = Literal["build", "traced", "event", "sink", "persistence"]
+"""*build* hooks answer before anything is compiled. *traced* hooks run while the step is traced,
+perhaps several times, and are part of it. *event* and *sink* hooks run on the host between steps.
+*persistence* hooks save and restore."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Combine(Enum):
+    """How the answers of several plugins to one hook become one; the value is the text of the
+    reference."""
+
+    ALL = "All of them, in order."
+    EACH = "Each plugin for itself."
+    EXCLUSIVE = "One answer: two are an error that names both plugins."
+    BY_NAME = "All of them, by name; a name twice is an error that names both plugins."
+    MERGE = "Merged by name; a name twice is an error that names both plugins."
+    FOLD = "Folded: each gets what the one before it returned."
+    CHAIN = "Chained in order."
+
+
+@dataclass(frozen=True)
+class HookMetadata:
+    """What a specification says of its hook.
+
+    Attributes:
+        kind: when it runs.
+        combine: how several answers become one.
+        returns: the class of an answer, or `list[X]`; None is always a valid answer. None for a
+            hook whose answers are not checked.
+        when: when it is called, as a sentence for the reference.
+    """
+
+    kind: HookKind
+    combine: Combine
+    returns: Any
+    when: str
+
+
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Mark a plugin's method as the implementation of the hook of the same name."""
+
+
+def hookspec(
+    kind: HookKind,
+    combine: Combine = Combine.ALL,
+    returns: Any = None,
+    when: str = "",
+) -> Callable[[F], F]:
+    """Mark a function as the specification of a hook.
+
+    Args:
+        kind: when it runs.
+        combine: how the answers of several plugins become one.
+        returns: the class of an answer, or `list[X]`; an answer may always be None.
+        when: when it is called, as a sentence.
+
+    Example:
+        ```python
+        class Specifications:
+            @fg.hookspec("event", when="After each phase of a curriculum.")
+            def on_phase_end(run, phase):
+                \"\"\"A phase has ended.\"\"\"
+        ```
+    """
+
+    def mark(function: F) -> F:
+        function.fulgurite_hook = HookMetadata(kind, combine, returns, when)  # type: ignore[attr-defined]
+        return pluggy.HookspecMarker(PROJECT)(function)
+
+    return mark
+
+
+def find_hookspecs(namespace: Any) -> dict[str, HookMetadata]:
+    """Return the hooks that a module or class specifies or inherits, by name."""
+    hooks = {}
+    for name in dir(namespace):
+        metadata = getattr(getattr(namespace, name, None), "fulgurite_hook", None)
+        if metadata is not None:
+            hooks[name] = metadata
+    return hooks
