@@ -104,17 +104,6 @@ def test_an_installed_plugin_is_active_when_it_is_named_and_not_before(install: 
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
-def test_what_is_installed_while_a_program_runs_is_found(install: Install, tmp_path: Path):
-    install("acme-sinks", SINK)
-    with pytest.raises(PluginError, match="no plugin 'acme' is installed"):
-        fg.Engine(plugins=["acme"])
-    info = tmp_path / "acme-sinks" / "late-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fulgurite.plugins]\nacme = acme_sinks:Sink")
-    assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
-
-
 def test_a_named_plugin_gets_its_arguments(install: Install):
     install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
     engine = fg.Engine(plugins=[{"acme": {"label": "fine"}}])

@@ -191,8 +191,9 @@ def resolve_plugins(
     for name in autoload_names(installed) if autoload else ():
         if name in removed | names:
             continue
+        source = find(name, installed)
         try:
-            plugin = _instantiate(name, find(name, installed), {})
+            plugin = _instantiate(name, source, {})
             plugins.append(_register(plugin, name, "autoload", plugins))
         except PluginError as error:
             # Nobody asked for it: the others load, and the run says so at its start.
