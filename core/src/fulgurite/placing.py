@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from fulgurite.consensus import LOCAL, ProcessSync
-from fulgurite.data.iterator import Share
+from fulgurite.data.iterator import ProcessShard
 from fulgurite.data.sources import ArrayData, as_data
 from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.plugins.manager import PluginManager
@@ -224,7 +224,7 @@ def shard_batch(plugins: PluginManager, batch: PyTree, mesh: Mesh | None) -> PyT
     return placing.put_global(batch)
 
 
-def process_shard(plugins: PluginManager, data: Any, mesh: Mesh | None) -> Share:
+def process_shard(plugins: PluginManager, data: Any, mesh: Mesh | None) -> ProcessShard:
     """Which part of each batch of `data` this process reads, and how many parts there are.
     Processes whose devices hold the same examples, such as two that share a model, read the same
     part."""

@@ -1,5 +1,9 @@
-"""The endless sequence of batches that a loop consumes, and the place in it from which another loop
-goes on."""
+"""The endless sequence of batches that a loop consumes, and the position in it from which another
+loop goes on.
+
+A `DataSource` or `ArrayData` describes where batches come from and holds no position. A
+`BatchIterator` is one walk through it.
+"""
 
 import json
 import threading
@@ -7,165 +11,345 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from operator import length_hint
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from queue import Empty, Queue
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from fulgurite.data.sources import ArrayData, Seed, Stateful, as_array, as_data
+from fulgurite.data.sources import ArrayData, DataSource, Seed, Stateful, as_array, as_data
 from fulgurite.errors import DataError
 
-Place = dict[str, Any]
-Share = tuple[int, int]
+Position = dict[str, Any]
+"""A JSON value: the number of the epoch, that of the next batch in it, and perhaps the state of the
+source."""
+
+ProcessShard = tuple[int, int]
+"""Index and number of the processes that share each batch."""
 
 
 class BatchItem(NamedTuple):
-    """A batch, whether it is the last of its epoch, and the place right after it, as a JSON
-    value."""
+    """One step's data.
+
+    Attributes:
+        batch: a pytree of arrays.
+        epoch_end: whether it is the last batch of its epoch.
+        position: the position right after it.
+    """
 
     batch: Any
     epoch_end: bool
-    position: Place
+    position: Position
 
 
 Items = Generator[BatchItem, None, None]
 
 
 class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator", None]):
-    """The items of a source, at most `limit` an epoch and `epochs` epochs in all. `seed` and
-    `process` are for `ArrayData`; any other source yields what is for its own process.
+    """One walk through a source, batch by batch, over one or more epochs.
 
-    An epoch's end is known at its last batch, because the feed looks one batch ahead. A source that
-    is not in memory is read by a thread; its exceptions arrive as they are, after the batches
-    before them.
+    A source that is not in memory is read by a thread; its exceptions arrive as they are, after the
+    batches before them.
 
-    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source is restored if there
-    is no limit. Another
-    one is *replayed*: a new pass begins, without its first batches. An iterator is `resumable` only
-    if `Stateful`. What goes on with the same batches for certain is `exact`; a replayed source is
-    where it is a list or tuple. The place in a source that is `shared`, an `ArrayData`, is that of
-    all processes together; in others each has its own; `told` is what the source is, in words. A
-    `Stateful` source is left right after the batch consumed last, and not where reading ahead came
-    to; with `keep`, as it was found.
+    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source gets its state back.
+    Any other source is *replayed*: a new pass begins, without its first batches.
 
-    `epoch_length` is that of the last epoch that ended, before that what `len()` says, or None. A
-    `DataError` is raised for a position that does not fit the data, an empty epoch, and anything
-    but numbers in a batch."""
+    A `Stateful` source is left right after the batch consumed last, because what was read ahead
+    would be lost to the next walk, and how much that is depends on timing.
+
+    Example:
+        with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as batches:
+            for item in batches:
+                print(item.batch, item.epoch_end)
+
+    Attributes:
+        epoch_length: batches in the last epoch that ended, before that what `len()` says, or None.
+        description: what the source is, in words.
+        resumable: whether a walk can begin at a position. An iterator must be `Stateful` for that,
+            and a `Stateful` source have no limit.
+        exact: whether it then goes on with the same batches for certain. A replayed source does if
+            it is a list or tuple.
+        shared: whether the position is that of all processes together, as for `ArrayData`; in other
+            sources each process has its own.
+    """
 
     def __init__(
         self,
         data: Any,
         *,
         seed: Seed,
-        position: Place | None = None,
+        position: Position | None = None,
         limit: int | None = None,
         epochs: int | None = None,
-        process: Share = (0, 1),
+        process: ProcessShard = (0, 1),
         restore_on_close: bool = False,
     ) -> None:
-        data = as_data(data)
-        source, at = data.source, position or {"epoch": 0, "batch": 0}
-        stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
-        length = -1 if once else length_hint(source, -1)
-        self.epoch_length = None if length < 0 else min(length, limit or length)
-        self.resumable = limit is None if stateful else not once
-        self.exact = self.resumable and (stateful or isinstance(source, ArrayData | Sequence))
-        self.shared = isinstance(source, ArrayData)
-        self.description = repr(source) if self.shared else type(source).__name__
-        self._number: int = at["batch"]
-        beyond = self.epoch_length is not None and at["batch"] >= max(self.epoch_length, 1)
-        if ("source" in at and not stateful) or (any(at.values()) and not self.resumable) or beyond:
-            need = "It must be the run's data, and iterable again or with get_state(), set_state(state) and no limit."
-            raise DataError(f"the data ({type(source).__name__}) cannot resume from {at}. {need}")
-        if isinstance(source, ArrayData):
-            items = _iter_arrays(source, seed, at, self.epoch_length or 0, epochs, process)
-        else:
-            items = _iter_source(source, at, limit, epochs, data.copy)
-        self._items = _prefetch(items, data.prefetch) if data.prefetch else items
-        self._ahead: BatchItem | None = None
-        self._source: Any = source
+        """Begin a walk.
+
+        Args:
+            data: an `ArrayData`, a `DataSource`, or any iterable of batches.
+            seed: for the order of an `ArrayData` without a seed of its own.
+            position: where to begin; the beginning by default.
+            limit: the largest number of batches an epoch.
+            epochs: the number of epochs; without end by default.
+            process: which part of each batch of an `ArrayData` is read. Any other source yields
+                what is for its own process.
+            restore_on_close: leave a `Stateful` source as it was at the beginning, instead of after
+                the batch consumed last.
+
+        Raises:
+            DataError: the position does not fit the data. While iterating: an epoch is empty, or a
+                batch holds anything but numbers.
+        """
+        options = as_data(data)
+        position = position or {"epoch": 0, "batch": 0}
+        self._source = _make_source(options, seed, limit, epochs, process)
+        self.epoch_length = self._source.epoch_length
+        self.resumable = self._source.is_resumable
+        self.exact = self._source.is_exact
+        self.shared = isinstance(self._source, SeekableSource)
+        self.description = self._source.description
+        self._check_position(position, options.source)
+        items = self._source.iter_items(position)
+        self._items = _prefetch(items, options.prefetch) if options.prefetch else items
+        self._next_item: BatchItem | None = None
+        self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
-        self._left: Any = (
-            {"source": _get_source_state(self._source)} if stateful and restore_on_close else {}
-        )
+        # Where the source is left by `close`.
+        self._final_position = self._source.get_position() if restore_on_close else {}
 
     def __next__(self) -> BatchItem:
-        item = next(self._items) if self._ahead is None else self._ahead
-        self._ahead = None
-        self._left = self._left if self._restore_on_close else item.position
-        self._number += 1
+        item = next(self._items) if self._next_item is None else self._next_item
+        self._next_item = None
+        if not self._restore_on_close:
+            self._final_position = item.position
+        self._num_consumed += 1
         if item.epoch_end:
-            self.epoch_length, self._number = self._number, 0
+            self.epoch_length = self._num_consumed
+            self._num_consumed = 0
         return item
 
     def peek(self) -> Any:
-        """The next batch, which stays the next. A `DataError` if the data has ended."""
-        self._ahead = self._ahead or next(self._items, None)
-        if self._ahead is None:
+        """Return the next batch, which stays the next; raise a DataError if the data has ended."""
+        if self._next_item is None:
+            self._next_item = next(self._items, None)
+        if self._next_item is None:
             raise DataError("the data has ended: there is no next batch.")
-        return self._ahead.batch
+        return self._next_item.batch
 
     def close(self) -> None:
-        """Ends the feed and its thread; waits at most a few seconds for a source that is busy with
-        a batch."""
-        self._ahead = None
+        """End the walk and its thread.
+
+        Waits at most a few seconds for a source that is busy with a batch.
+        """
+        self._next_item = None
         self._items.close()
-        if "source" in self._left:
-            self._source.set_state(self._left["source"])
-        self._left = {}
+        self._source.set_position(self._final_position)
+        self._final_position = {}
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def _iter_arrays(
-    data: ArrayData, seed: Seed, at: Place, length: int, epochs: int | None, process: Share
-) -> Items:
-    epoch, start = at["epoch"], at["batch"]
-    while epochs is None or epoch < epochs:
-        batches = data.iter_epoch(epoch, seed=seed, start=start, process=process)
-        for number, batch in enumerate(islice(batches, length - start), start + 1):
-            last = number == length
-            yield BatchItem(batch, last, {"epoch": epoch + last, "batch": 0 if last else number})
-        epoch, start = epoch + 1, 0
-
-
-def _iter_source(
-    source: Any, at: Place, limit: int | None, epochs: int | None, copy: bool
-) -> Items:
-    epoch, number, restored = at["epoch"], at["batch"], "source" in at
-    stateful, once = isinstance(source, Stateful), isinstance(source, Iterator)
-    rest = restored or (stateful and not once)
-    if restored:
-        source.set_state(at["source"])
-    while epochs is None or epoch < epochs:
-        start = number
-        batches = islice(iter(source), 0 if restored else start, limit)
-        prepared = (
-            (_as_arrays(batch, copy), _get_source_state(source) if stateful else None)
-            for batch in batches
+    def _check_position(self, position: Position, source: Any) -> None:
+        needs_state = "source" in position and not isinstance(self._source, StatefulSource)
+        needs_resume = any(position.values()) and not self.resumable
+        # An empty epoch is reported when it is read, not as a position behind its end.
+        is_beyond_end = self.epoch_length is not None and position["batch"] >= max(
+            self.epoch_length, 1
         )
-        for (batch, state), last in _mark_last(prepared):
-            number += 1
-            place = {"epoch": epoch + last, "batch": 0 if last else number}
-            yield BatchItem(batch, last, {**place, "source": state} if stateful else place)
-        # A source restored to the end of an epoch, now or by a feed before, may first give the rest
-        # of it, nothing.
-        if number == start and not (rest and start == 0):
-            why = "it is empty, is shorter than it was, or can be iterated only once"
+        if needs_state or needs_resume or is_beyond_end:
             raise DataError(
-                f"the data ({type(source).__name__}) has no batch {start} in epoch {epoch}: {why}."
+                f"the data ({type(source).__name__}) cannot resume from {position}. It must be the "
+                "run's data, and iterable again or with get_state(), set_state(state) and no limit."
             )
-        if once:
-            return
-        epoch += number > start
-        number, restored, rest = 0, False, False
+
+
+class BatchReader(Protocol):
+    """How the items of one kind of source are read, and where the source is left."""
+
+    epoch_length: int | None
+    is_resumable: bool
+    is_exact: bool
+    description: str
+
+    def iter_items(self, position: Position) -> Items:
+        """Yield the items from a position on."""
+        ...
+
+    def get_position(self) -> Position:
+        """Return where the source is now, as far as it holds a position itself."""
+        ...
+
+    def set_position(self, position: Position) -> None:
+        """Put the source back to a position, if it holds one itself."""
+        ...
+
+
+class SeekableSource(BatchReader):
+    """An `ArrayData`: any batch of any epoch can be read at once."""
+
+    is_resumable = True
+    is_exact = True
+
+    def __init__(
+        self,
+        arrays: ArrayData,
+        seed: Seed,
+        limit: int | None,
+        epochs: int | None,
+        process: ProcessShard,
+    ) -> None:
+        self._arrays = arrays
+        self._seed = seed
+        self._epochs = epochs
+        self._process = process
+        self.epoch_length = min(len(arrays), limit or len(arrays))
+        self.description = repr(arrays)
+
+    def iter_items(self, position: Position) -> Items:
+        epoch = position["epoch"]
+        start = position["batch"]
+        length = self.epoch_length or 0
+        while self._epochs is None or epoch < self._epochs:
+            batches = self._arrays.iter_epoch(
+                epoch, seed=self._seed, start=start, process=self._process
+            )
+            for number, batch in enumerate(islice(batches, length - start), start + 1):
+                is_last = number == length
+                yield BatchItem(batch, is_last, _make_position(epoch, number, is_last))
+            epoch += 1
+            start = 0
+
+    def get_position(self) -> Position:
+        return {}
+
+    def set_position(self, position: Position) -> None:
+        pass
+
+
+class ReplayedSource(BatchReader):
+    """Any iterable: its passes are read from the beginning, and the first batches left out.
+
+    An iterator has one pass only, and cannot be replayed.
+    """
+
+    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
+        self._source = options.source
+        self._copies = options.copy
+        self._limit = limit
+        self._epochs = epochs
+        self._is_one_pass = isinstance(self._source, Iterator)
+        length = -1 if self._is_one_pass else length_hint(self._source, -1)
+        self.epoch_length = None if length < 0 else min(length, limit or length)
+        self.is_resumable = not self._is_one_pass
+        self.is_exact = isinstance(self._source, Sequence)
+        self.description = type(self._source).__name__
+
+    def iter_items(self, position: Position) -> Items:
+        epoch = position["epoch"]
+        number = position["batch"]
+        num_skipped = self._seek(position)
+        may_be_empty = self._may_begin_with_empty_pass(position)
+        while self._epochs is None or epoch < self._epochs:
+            start = number
+            batches = islice(iter(self._source), num_skipped, self._limit)
+            for (batch, state), is_last in _mark_last(map(self._read, batches)):
+                number += 1
+                yield BatchItem(batch, is_last, _make_position(epoch, number, is_last) | state)
+            if number == start and not (may_be_empty and start == 0):
+                raise DataError(
+                    f"the data ({self.description}) has no batch {start} in epoch {epoch}: it is "
+                    "empty, is shorter than it was, or can be iterated only once."
+                )
+            if self._is_one_pass:
+                return
+            if number > start:
+                epoch += 1
+            number = 0
+            num_skipped = 0
+            may_be_empty = False
+
+    def get_position(self) -> Position:
+        return {}
+
+    def set_position(self, position: Position) -> None:
+        pass
+
+    def _seek(self, position: Position) -> int:
+        """Go to a position and return how many batches of the next pass come before it."""
+        return position["batch"]
+
+    def _may_begin_with_empty_pass(self, position: Position) -> bool:
+        return False
+
+    def _read(self, batch: Any) -> tuple[Any, Position]:
+        """Return a batch as arrays, and what its position says besides its number."""
+        return _as_arrays(batch, self._copies), {}
+
+
+class StatefulSource(ReplayedSource):
+    """A `Stateful` source, such as an iterator of grain: it goes on from its own state."""
+
+    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
+        super().__init__(options, limit, epochs)
+        # What is left of a pass after its limit would come first in the next one.
+        self.is_resumable = limit is None
+        self.is_exact = self.is_resumable
+
+    def get_position(self) -> Position:
+        try:
+            # A copy: the source may change the state that it returned.
+            return {"source": json.loads(json.dumps(self._source.get_state()))}
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"get_state() of the data ({self.description}) is not a JSON value: {error}"
+            ) from error
+
+    def set_position(self, position: Position) -> None:
+        if "source" in position:
+            self._source.set_state(position["source"])
+
+    def _seek(self, position: Position) -> int:
+        self.set_position(position)
+        return 0 if "source" in position else position["batch"]
+
+    def _may_begin_with_empty_pass(self, position: Position) -> bool:
+        # A source restored to the end of an epoch, now or by a walk before, may first give the rest
+        # of it, which is nothing.
+        return "source" in position or not self._is_one_pass
+
+    def _read(self, batch: Any) -> tuple[Any, Position]:
+        arrays = _as_arrays(batch, self._copies)
+        return arrays, self.get_position()
+
+
+def _make_source(
+    options: DataSource,
+    seed: Seed,
+    limit: int | None,
+    epochs: int | None,
+    process: ProcessShard,
+) -> SeekableSource | ReplayedSource:
+    if isinstance(options.source, ArrayData):
+        return SeekableSource(options.source, seed, limit, epochs, process)
+    if isinstance(options.source, Stateful):
+        return StatefulSource(options, limit, epochs)
+    return ReplayedSource(options, limit, epochs)
+
+
+def _make_position(epoch: int, number: int, is_last: bool) -> Position:
+    """Return the position after batch `number` (from 1) of an epoch."""
+    if is_last:
+        return {"epoch": epoch + 1, "batch": 0}
+    return {"epoch": epoch, "batch": number}
 
 
 def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each item with whether it is the last one. An exception from looking ahead waits for the item
-    before it."""
+    """Yield each item with whether it is the last one.
+
+    Looking one ahead tells the end of an epoch *at* its last batch. An exception from looking ahead
+    waits for the item before it.
+    """
     following = next(items, None)
     while following is not None:
         item = following
@@ -178,63 +362,79 @@ def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def _as_arrays(batch: Any, copy: bool) -> Any:
-    """The batch with an array for every leaf."""
-    if not all(
-        type(leaf) is np.ndarray and leaf.dtype.kind in "biufc" for leaf in jax.tree.leaves(batch)
-    ):
-        for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_numbers):
-            if _is_numbers(node):
-                gap = f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers"
-                raise DataError(f"{gap}, each an array of its own: give one array, np.asarray(...)")
+    """Return the batch with an array for every leaf.
+
+    Args:
+        batch: a pytree of arrays and numbers.
+        copy: whether each array is copied, because the source writes to it again.
+    """
+    if not all(map(_is_plain_array, jax.tree.leaves(batch))):
+        for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_list_of_numbers):
+            if _is_list_of_numbers(node):
+                raise DataError(
+                    f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers, each an "
+                    "array of its own: give one array, np.asarray(...)"
+                )
         batch = jax.tree_util.tree_map_with_path(as_array, batch)
     return jax.tree.map(lambda array: array.copy(), batch) if copy else batch
 
 
-def _is_numbers(node: Any) -> bool:
+def _is_plain_array(leaf: Any) -> bool:
+    return type(leaf) is np.ndarray and leaf.dtype.kind in "biufc"
+
+
+def _is_list_of_numbers(node: Any) -> bool:
     return (
         isinstance(node, list)
         and len(node) > 1
-        and all(isinstance(one, int | float) for one in node)
+        and all(isinstance(item, int | float) for item in node)
     )
 
 
-def _get_source_state(source: Stateful) -> Any:
-    """The source's state, as a value that the source cannot change any more."""
-    try:
-        return json.loads(json.dumps(source.get_state()))
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"get_state() of the data ({type(source).__name__}) is not a JSON value: {error}"
-        ) from error
-
-
 def _prefetch(items: Items, depth: int) -> Items:
-    """The same items, made by a thread that is at most `depth` of them ahead."""
-    queue: SimpleQueue[BatchItem | BaseException | None] = SimpleQueue()
-    free, stopped = threading.Semaphore(depth), threading.Event()
+    """Yield the same items, made by a thread.
+
+    Args:
+        items: closed by the thread when it ends.
+        depth: how many finished items wait at most; one more may be in the making.
+    """
+    queue: Queue[BatchItem | BaseException | None] = Queue(maxsize=depth)
+    stopped = threading.Event()
 
     def produce() -> None:
+        last: BaseException | None = None
         try:
             for item in items:
-                free.acquire()
+                # After `stopped` is set the queue is emptied once, so that this always finds room.
+                queue.put(item)
                 if stopped.is_set():
                     return
-                queue.put(item)
-            queue.put(None)
         except BaseException as error:
-            queue.put(error)
+            last = error
         finally:
             items.close()
+        if not stopped.is_set():
+            queue.put(last)
 
     thread = threading.Thread(target=produce, name="fulgurite-data", daemon=True)
     thread.start()
     try:
-        while (item := queue.get()) is not None:
+        while True:
+            item = queue.get()
+            if item is None:
+                return
             if isinstance(item, BaseException):
                 raise item
-            free.release()
             yield item
     finally:
         stopped.set()
-        free.release()
+        _empty(queue)
         thread.join(timeout=5.0)
+
+
+def _empty(queue: Queue[Any]) -> None:
+    try:
+        while True:
+            queue.get_nowait()
+    except Empty:
+        return

@@ -5,6 +5,7 @@ yielded array must never be written again, because jax may alias it: wrap a sour
 buffers in ``DataSource(source, copy=True)``.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -15,7 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from fulgurite.errors import ConfigurationError, DataError, did_you_mean
+from fulgurite.errors import (
+    ConfigurationError,
+    DataError,
+    check_one_of,
+    check_positive_int,
+    did_you_mean,
+)
 
 Seed = int | tuple[int, ...]
 
@@ -24,8 +31,15 @@ Seed = int | tuple[int, ...]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class MaskedBatch:
-    """A batch with padding: a pytree of arrays `(batch, ...)`, and a bool mask `(batch,)` that is
-    False for padding."""
+    """A batch with padding.
+
+    Example:
+        MaskedBatch({"x": np.zeros((4, 3))}, np.array([True, True, True, False]))
+
+    Attributes:
+        batch: a pytree of arrays `(batch, ...)`.
+        mask: bool `(batch,)`, False for padding.
+    """
 
     batch: Any
     mask: Any
@@ -34,8 +48,13 @@ class MaskedBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Indexed:
-    """A batch for `ArrayData.gather`: the examples, int32 `(batch,)`, and the mask of a source that
-    pads, or None. The index of padding is the number of examples, which is out of bounds."""
+    """A batch for `ArrayData.gather`.
+
+    Attributes:
+        indices: the examples, int32 `(batch,)`. The index of padding is the number of examples,
+            which is out of bounds.
+        mask: that of a source that pads, or None.
+    """
 
     indices: Any
     mask: Any
@@ -43,23 +62,35 @@ class Indexed:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A source that can go on in the middle of an epoch. `state` is a JSON value for the place
-    right after the batch yielded last; after `restore`, the next `iter()` goes on from there."""
+    """A source that can go on in the middle of an epoch. Iterators of grain are such sources."""
 
-    def get_state(self) -> Any: ...
+    def get_state(self) -> Any:
+        """Return a JSON value for the position right after the batch yielded last."""
+        ...
 
-    def set_state(self, state: Any) -> None: ...
+    def set_state(self, state: Any) -> None:
+        """Go to a position: the next `iter()` goes on from there."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayData:
-    """Arrays `(examples, ...)` of numbers or bools in memory, cut into batches of `batch_size` over
-    all processes: an immutable source that can produce any batch of any epoch.
+    """Arrays in memory, cut into batches: an immutable source of any batch of any epoch.
 
-    Arrays are kept in the dtypes that jax gives them: without x64, float64 as float32. `shuffle`
-    reorders each epoch, by `seed` or else by that of `epoch`. Examples that do not fill a batch
-    make a smaller one (keep), none (drop), or one padded with zeros (pad), and then every batch is
-    `MaskedBatch`. With `on_device` batches are `Indexed`."""
+    Example:
+        data = fg.ArrayData({"image": images, "label": labels}, 128, shuffle=True)
+
+    Attributes:
+        arrays: a pytree of arrays `(examples, ...)` of numbers or bools. They are kept in the
+            dtypes that jax gives them: without x64, float64 as float32.
+        batch_size: examples in a batch, over all processes.
+        shuffle: whether each epoch is in another order.
+        seed: for that order; by default the seed of the run.
+        remainder: examples that do not fill a batch make a smaller one (`keep`), none (`drop`), or
+            one padded with zeros (`pad`); then every batch is a `MaskedBatch`.
+        on_device: keep the arrays on the device; batches are `Indexed` then.
+        num_examples: the length of the arrays.
+    """
 
     arrays: Any = field(repr=False)
     batch_size: int
@@ -71,18 +102,11 @@ class ArrayData:
     num_examples: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ConfigurationError(
-                f"ArrayData: batch_size is {self.batch_size!r}; it must be a positive integer."
-            )
-        if self.remainder not in ("keep", "drop", "pad"):
-            raise ConfigurationError(
-                f"ArrayData: remainder is {self.remainder!r}; choose 'keep', 'drop' or 'pad'."
-            )
-        _seed_words(self.seed or 0)
-        object.__setattr__(
-            self, "arrays", jax.tree_util.tree_map_with_path(_as_stored_array, self.arrays)
-        )
+        check_positive_int(self.batch_size, "ArrayData: batch_size")
+        check_one_of(self.remainder, ("keep", "drop", "pad"), "ArrayData: remainder")
+        _get_seed_words(self.seed or 0)
+        arrays = jax.tree_util.tree_map_with_path(_as_stored_array, self.arrays)
+        object.__setattr__(self, "arrays", arrays)
         object.__setattr__(self, "num_examples", _common_length(self.arrays))
         if not len(self):
             raise DataError(
@@ -90,82 +114,103 @@ class ArrayData:
             )
 
     def __len__(self) -> int:
-        """Batches an epoch."""
-        full, rest = divmod(self.num_examples, self.batch_size)
-        return full + (rest > 0 and self.remainder != "drop")
+        """Return the number of batches an epoch."""
+        if self.remainder == "drop":
+            return self.num_examples // self.batch_size
+        return math.ceil(self.num_examples / self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Epoch 0, with seed 0 unless this source has its own."""
+        """Yield the batches of epoch 0, with seed 0 unless this source has its own."""
         return self.iter_epoch(0, seed=0)
 
     def iter_epoch(
         self, number: int, *, seed: Seed, start: int = 0, process: tuple[int, int] = (0, 1)
     ) -> Iterator[Any]:
-        """The batches of epoch `number` from batch `start` on, in an order that depends only on
-        seed and epoch.
-        `process`: index and number of the processes that share each batch; each gets an equal,
-            contiguous part."""
+        """Yield the batches of an epoch, in an order that depends only on seed and epoch.
+
+        Args:
+            number: that of the epoch, from 0.
+            seed: for the order, unless this source has its own.
+            start: the first batch.
+            process: index and number of the processes that share each batch; each gets an equal,
+                contiguous part.
+        """
         index, count = process
-        rest = self.num_examples % self.batch_size if self.remainder == "keep" else 0
-        if not 0 <= index < count or self.batch_size % count or rest % count:
-            why = f"batch_size is {self.batch_size}, and {rest} examples are left for a last one"
-            what = f"ArrayData: process {index} of {count} cannot have an equal part of each batch: {why}"
-            raise ConfigurationError(f"{what} (choose remainder='drop' or 'pad').")
+        num_left = self.num_examples % self.batch_size if self.remainder == "keep" else 0
+        if not 0 <= index < count or self.batch_size % count or num_left % count:
+            raise ConfigurationError(
+                f"ArrayData: process {index} of {count} cannot have an equal part of each batch: "
+                f"batch_size is {self.batch_size}, and {num_left} examples are left for a last one "
+                "(choose remainder='drop' or 'pad')."
+            )
         order = None
         if self.shuffle:
-            entropy = np.random.SeedSequence(
-                [*_seed_words(seed if self.seed is None else self.seed), number]
-            )
+            words = _get_seed_words(seed if self.seed is None else self.seed)
+            entropy = np.random.SeedSequence([*words, number])
             order = np.random.Generator(np.random.Philox(entropy)).permutation(self.num_examples)
-        return self._batches(order, start, index, count)
+        return self._iter_batches(order, start, index, count)
 
-    def _batches(
+    def _iter_batches(
         self, order: np.ndarray | None, start: int, index: int, count: int
     ) -> Iterator[Any]:
         arrays = np.arange(self.num_examples, dtype=np.int32) if self.on_device else self.arrays
         leaves, structure = jax.tree.flatten(arrays)
         padding = self.num_examples if self.on_device else 0
         for number in range(start, len(self)):
-            left = self.num_examples - number * self.batch_size
-            share = (
-                self.batch_size if self.remainder == "pad" else min(self.batch_size, left)
-            ) // count
-            low = number * self.batch_size + index * share
-            high = low + share
-            parts = [
+            first = number * self.batch_size
+            size = self.batch_size
+            if self.remainder != "pad":
+                size = min(size, self.num_examples - first)
+            num_rows = size // count
+            low = first + index * num_rows
+            high = low + num_rows
+            rows = [
                 leaf[low:high] if order is None else leaf.take(order[low:high], 0)
                 for leaf in leaves
             ]
-            batch = structure.unflatten([_pad_to(part, share, padding) for part in parts])
+            batch = structure.unflatten([_pad_to(part, num_rows, padding) for part in rows])
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
             if self.on_device:
                 yield Indexed(batch, mask)
+            elif mask is None:
+                yield batch
             else:
-                yield batch if mask is None else MaskedBatch(batch, mask)
+                yield MaskedBatch(batch, mask)
 
     @cached_property
     def device_arrays(self) -> Any:
-        """The pytree of all arrays on the default device."""
+        """Return the pytree of all arrays on the default device."""
         return jax.tree.map(jnp.asarray, self.arrays)
 
     @staticmethod
-    def gather(resident: Any, batch: Any) -> Any:
-        """The batch that an `Indexed` one stands for; any other batch unchanged. Pure; meant to be
-        traced."""
+    def gather(device_arrays: Any, batch: Any) -> Any:
+        """Return the batch that an `Indexed` one stands for. Pure; meant to be traced.
+
+        Args:
+            device_arrays: those of the source.
+            batch: any other batch than an `Indexed` one is returned as it is.
+        """
         if not isinstance(batch, Indexed):
             return batch
         mode = "promise_in_bounds" if batch.mask is None else "fill"
         value = jax.tree.map(
-            lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), resident
+            lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), device_arrays
         )
         return value if batch.mask is None else MaskedBatch(value, batch.mask)
 
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """Any iterable of pytrees of arrays, with options: `copy` each array, for a source that writes
-    to it again after yielding it; `prefetch` this many batches in a background thread, or 0 for no
-    thread."""
+    """Any iterable of pytrees of arrays, with options.
+
+    Example:
+        data = fg.DataSource(loader, prefetch=4)
+
+    Attributes:
+        source: the iterable.
+        copy: whether to copy each array, for a source that writes to it again after yielding it.
+        prefetch: the number of batches that a background thread reads ahead; 0 for no thread.
+    """
 
     source: Any
     _: KW_ONLY
@@ -174,56 +219,68 @@ class DataSource:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Mapping | np.ndarray | jax.Array):
-            gives = (
-                "a dictionary gives its keys"
-                if isinstance(self.source, Mapping)
-                else "an array gives its rows"
-            )
+            is_mapping = isinstance(self.source, Mapping)
+            mistake = "a dictionary gives its keys" if is_mapping else "an array gives its rows"
             raise ConfigurationError(
-                f"data is an iterable of batches, and {gives}; use fg.ArrayData(arrays, size)"
+                f"data is an iterable of batches, and {mistake}; use fg.ArrayData(arrays, size)"
             )
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
         if self.prefetch < 0:
             raise ConfigurationError(
-                f"Data: prefetch is {self.prefetch}; it must be 0 or a positive integer."
+                f"DataSource: prefetch is {self.prefetch}; it must be 0 or a positive integer."
             )
 
 
 def as_data(source: Any) -> DataSource:
-    """`source`, with the default options if it has none: no thread for what is in memory."""
+    """Return a source with its options; by default no thread for what is in memory."""
     prefetch = 0 if isinstance(source, ArrayData | list | tuple) else 2
     return source if isinstance(source, DataSource) else DataSource(source, prefetch=prefetch)
 
 
 def get_split(data: Any, part: str, name: str | None = None) -> Any:
-    """`data` itself, or a part of an object that holds several sources: `train`,
-    `evaluations[name]`, `predict`."""
-    parts = [hasattr(data, one) for one in ("train", "evaluations")]
-    if not any(parts) or (
-        not all(parts) and (hasattr(data, "__iter__") or hasattr(data, "__getitem__"))
-    ):
+    """Return a part of an object that holds several sources, or the data itself.
+
+    Args:
+        data: a source, or an object with the attributes `train`, `evaluations` and `predict`.
+        part: the attribute.
+        name: the evaluation, for `evaluations`.
+
+    Raises:
+        DataError: the object has no such part.
+    """
+    if not _holds_splits(data):
         return data
-    if (found := getattr(data, part, None)) is None:
+    split = getattr(data, part, None)
+    if split is None:
         raise DataError(
             f"{type(data).__name__} has no {part}: give it the attribute, or pass the data itself"
         )
-    if name is not None and name not in found:
+    if name is None:
+        return split
+    if name not in split:
         raise DataError(
-            f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, found)}"
+            f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, split)}"
         )
-    return found if name is None else found[name]
+    return split[name]
 
 
 def get_device_arrays(data: Any) -> Any:
-    """The arrays that the batches of `data` are gathered from on the device, or None."""
+    """Return the arrays that the batches of `data` are gathered from on the device, or None."""
     source = as_data(data).source
     return source.device_arrays if isinstance(source, ArrayData) and source.on_device else None
 
 
 def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
-    """`leaf` as an array: jax arrays as they are, all else by NumPy; a `DataError` if it does not
-    hold numbers."""
+    """Return a leaf as an array: jax arrays as they are, all else by NumPy.
+
+    Args:
+        path: where the leaf is in the data, a key path of `jax.tree_util`.
+        leaf: an array or a number.
+
+    Raises:
+        DataError: it does not hold numbers.
+    """
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
@@ -232,8 +289,21 @@ def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
         array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number)
     ):
         return array
-    what = f"data{keystr(path)} is a {type(leaf).__name__} of dtype {array.dtype}"
-    raise DataError(f"{what}, but batches hold arrays of numbers or bools: encode it first.")
+    raise DataError(
+        f"data{keystr(path)} is a {type(leaf).__name__} of dtype {array.dtype}, but batches hold "
+        "arrays of numbers or bools: encode it first."
+    )
+
+
+def _holds_splits(data: Any) -> bool:
+    """Return whether this is an object of several sources, and not a source with an attribute of
+    such a name."""
+    has_train = hasattr(data, "train")
+    has_evaluations = hasattr(data, "evaluations")
+    if has_train and has_evaluations:
+        return True
+    is_source = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    return (has_train or has_evaluations) and not is_source
 
 
 def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
@@ -243,31 +313,31 @@ def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:
     missing = length - len(part)
-    return (
-        np.concatenate([part, np.full((missing, *part.shape[1:]), value, part.dtype)])
-        if missing
-        else part
-    )
+    if not missing:
+        return part
+    return np.concatenate([part, np.full((missing, *part.shape[1:]), value, part.dtype)])
 
 
 def _common_length(arrays: Any) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    if single := [f"data{keystr(path)}" for path, leaf in leaves if not leaf.ndim]:
-        raise DataError(
-            f"ArrayData: {single[0]} is a single number; give arrays of examples, not a list of numbers."
-        )
-    lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
-    first, length = next(iter(lengths.items()), ("", 0))
-    for where, other in lengths.items():
-        if other != length or not other:
-            counts = f"{where} has {other} examples, {first} has {length}"
+    for path, leaf in leaves:
+        if not leaf.ndim:
             raise DataError(
-                f"ArrayData: {counts}; all arrays must have the same number of them, and at least 1."
+                f"ArrayData: data{keystr(path)} is a single number; give arrays of examples, not a "
+                "list of numbers."
+            )
+    lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
+    first_name, length = next(iter(lengths.items()), ("", 0))
+    for name, other in lengths.items():
+        if other != length or not other:
+            raise DataError(
+                f"ArrayData: {name} has {other} examples, {first_name} has {length}; all arrays "
+                "must have the same number of them, and at least 1."
             )
     return length
 
 
-def _seed_words(seed: Seed) -> tuple[int, ...]:
+def _get_seed_words(seed: Seed) -> tuple[int, ...]:
     words = seed if isinstance(seed, tuple) else (seed,)
     if any(not isinstance(word, int) or word < 0 for word in words):
         raise ConfigurationError(

@@ -1,0 +1,190 @@
+"""The layers of the core: a module imports only modules of lower layers, imports for type checkers
+included, and does no input or output."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core" / "src" / "fulgurite"
+PACKAGES = sorted(
+    path.parent
+    for kind in ("plugins", "contrib")
+    for path in ROOT.glob(f"{kind}/*/src/*/__init__.py")
+)
+
+# From the lowest to the highest. A module imports only what stands in a line above its own, or
+# before it in its own line.
+LAYERS = """
+    errors timing
+    tree.paths tree.select tree.specs tree.typecheck
+    rng triggers sharding metrics.base metrics.basic metrics data.sources data.iterator
+    plugins.ordering plugins.selection plugins.manager
+    model.media model.mode model.context model.module
+    training.nonfinite training.metric_window training.state training.update training.services
+    training.forward training.step
+    execution.flat_state execution.compiled_step execution.program
+    evaluation
+    fit.actions fit.records fit.snapshot fit.signals fit.run fit.scheduler fit.start fit.loop
+    hookspecs
+    engine
+""".split()
+
+# Modules that have not found their layer yet, and imports that still go upwards. Only ever fewer.
+PENDING_MODULES = {
+    "command", "consensus", "encoding", "experiment", "explain", "fit.tasks", "listing", "lock",
+    "lockstep", "manifest", "masking", "media", "placing", "processes", "runs", "sink", "weights",
+    "writer",
+}  # fmt: skip
+PENDING_IMPORTS: set[tuple[str, str]] = {
+    ("engine", "consensus"),
+    ("engine", "encoding"),
+    ("engine", "explain"),
+    ("engine", "lockstep"),
+    ("engine", "manifest"),
+    ("engine", "placing"),
+    ("engine", "runs"),
+    ("engine", "weights"),
+    ("evaluation", "lockstep"),
+    ("evaluation", "media"),
+    ("evaluation", "placing"),
+    ("evaluation", "weights"),
+    ("execution.compiled_step", "lockstep"),
+    ("execution.compiled_step", "placing"),
+    ("execution.program", "placing"),
+    ("fit.loop", "engine"),
+    ("fit.loop", "media"),
+    ("fit.loop", "placing"),
+    ("fit.loop", "runs"),
+    ("fit.records", "encoding"),
+    ("fit.records", "fit.run"),
+    ("fit.records", "masking"),
+    ("fit.records", "media"),
+    ("fit.run", "fit.loop"),
+    ("fit.run", "runs"),
+    ("fit.scheduler", "consensus"),
+    ("fit.start", "engine"),
+    ("fit.start", "runs"),
+    ("hookspecs", "consensus"),
+    ("hookspecs", "engine"),
+    ("hookspecs", "runs"),
+    ("model.context", "media"),
+    ("model.module", "training.update"),
+    ("plugins.manager", "hookspecs"),
+    ("plugins.ordering", "fit.scheduler"),
+    ("plugins.ordering", "plugins.manager"),
+    ("training.forward", "media"),
+    ("training.forward", "placing"),
+    ("training.services", "consensus"),
+}
+
+IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tempfile"}
+# Selection reads environment variables and entry points.
+MAY_DO_IO = {"plugins.selection"}
+PENDING_IO = {"engine", "fit.start"}
+
+PENDING_CIRCLES = {"fulgurite_optimizers"}
+
+
+def test_every_module_of_the_core_has_a_layer() -> None:
+    modules = {name for name in list_modules(CORE) if not is_package(name)}
+    assert modules - {*LAYERS} <= PENDING_MODULES
+
+
+def test_a_module_imports_only_lower_layers() -> None:
+    upward = set()
+    for module, imported in iter_core_imports():
+        if module in LAYERS and imported in LAYERS:
+            if LAYERS.index(imported) >= LAYERS.index(module):
+                upward.add((module, imported))
+        elif module in LAYERS and imported not in LAYERS:
+            upward.add((module, imported))
+    assert not upward - PENDING_IMPORTS
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_no_plugin_has_a_circle_of_imports(package: Path) -> None:
+    if package.name in PENDING_CIRCLES:
+        pytest.skip("still has a circle")
+    check_no_circle(package)
+
+
+def test_the_core_opens_no_file_and_starts_no_process() -> None:
+    users = set()
+    for name, path in list_modules(CORE).items():
+        imported = {target.partition(".")[0] for target in iter_imports(path)}
+        if imported & IO_MODULES and name not in MAY_DO_IO | PENDING_MODULES:
+            users.add(name)
+    assert not users - PENDING_IO
+
+
+def test_a_circle_of_imports_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from package.a import thing\n")
+    (package / "a.py").write_text("def f():\n    from package import b\n")
+    (package / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package.a import thing\n"
+    )
+    with pytest.raises(CycleError):
+        check_no_circle(package)
+
+
+def check_no_circle(package: Path) -> None:
+    """Raise a CycleError if modules of a package import each other in a circle."""
+    modules = list_modules(package)
+    graph = {}
+    for name, path in modules.items():
+        if name:
+            targets = {get_module(modules, package.name, target) for target in iter_imports(path)}
+            graph[name] = targets - {None, ""}
+    TopologicalSorter(graph).prepare()
+
+
+def iter_core_imports() -> Iterator[tuple[str, str]]:
+    """Yield pairs of a module of the core and a module of the core that it imports."""
+    modules = list_modules(CORE)
+    for name, path in modules.items():
+        if is_package(name):
+            continue
+        targets = {get_module(modules, "fulgurite", target) for target in iter_imports(path)}
+        for target in sorted(target for target in targets if target):
+            yield name, target
+
+
+def list_modules(package: Path) -> dict[str, Path]:
+    """Return the files of a package by module name without the package's own; it is "" itself."""
+    modules = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        modules[".".join(parts)] = path
+    return modules
+
+
+def is_package(name: str) -> bool:
+    """Return whether this is a package of the core; those only re-export, but for metrics."""
+    return (CORE / name.replace(".", "/") / "__init__.py").exists() and name not in LAYERS
+
+
+def get_module(modules: dict[str, Path], package: str, target: str) -> str | None:
+    """Return the module of a package that an imported name belongs to, or None for others."""
+    if target != package and not target.startswith(f"{package}."):
+        return None
+    name = target.removeprefix(package).removeprefix(".")
+    while name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def iter_imports(path: Path) -> Iterator[str]:
+    """Yield what a file imports, inside functions and for type checkers too: `module.name`."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
