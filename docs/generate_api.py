@@ -48,17 +48,13 @@ def page() -> str:
 
 
 def _plugins() -> dict[str, str]:
-    """The packages of the plugins, and those in them that gather public names."""
+    """The packages of the plugins."""
     packages = [
         folder.name
         for folder in sorted(ROOT.glob("plugins/*/src/*/"))
         if (folder / "__init__.py").is_file()
     ]
-    gathered = [
-        *packages,
-        *(f"{name}.metrics" for name in packages if name == "fulgurite_evaluators"),
-    ]
-    return {f"{name}.api" if name == "fulgurite_testing" else name: name for name in gathered}
+    return {f"{name}.api" if name == "fulgurite_testing" else name: name for name in packages}
 
 
 def _public(module: str) -> Iterator[tuple[str, tuple[str, Definition]]]:

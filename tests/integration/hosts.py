@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_evaluators import Evaluator
-from fulgurite_evaluators.metrics import F1, RocAuc
+from fulgurite_metrics import F1, RocAuc
 from fulgurite_sharding import CoordinatedSync
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 

@@ -499,5 +499,5 @@ def test_training_ignores_standalone_evaluators() -> None:
 
 
 def test_by_name() -> None:
-    made = engine({"evaluator": {"name": "test", "data": ZERO, "run": 2}}, steps=2)
+    made = engine({"evaluator": {"name": "test", "data": ZERO, "every": 2}}, steps=2)
     assert made.fit(Counting, ZERO).metrics["test"]["updates"] == 2

@@ -1,4 +1,4 @@
-"""Named evaluations for Fulgurite, during training or in a separate process, and exact metrics."""
+"""Named evaluations for Fulgurite, during training or in a separate process."""
 
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
 from fulgurite_evaluators.results import (

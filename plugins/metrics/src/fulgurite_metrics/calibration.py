@@ -19,7 +19,7 @@ from fulgurite.metrics import (
     to_float,
 )
 
-from fulgurite_evaluators.metrics.arrays import get_array_namespace
+from fulgurite_metrics.arrays import get_array_namespace
 
 
 class Perplexity(Metric):

@@ -8,14 +8,14 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import fulgurite as fg
+import fulgurite_metrics as fm
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import sklearn.metrics as sk
-from fulgurite_evaluators import metrics as fm
-from fulgurite_evaluators.metrics.arrays import count_indices
+from fulgurite_metrics.arrays import count_indices
 from hypothesis import example, given, settings, strategies as st
 
 CLASSES = range(4)
@@ -363,10 +363,14 @@ def test_nan_and_infinity_are_not_hidden() -> None:
     labels = jnp.array([0, 0])
     kinds: list[Any] = [fm.Perplexity, fm.ExpectedCalibrationError]
     for kind in kinds:
-        assert math.isnan(kind.of(bad, labels).merge(kind.of(good, labels)).compute())
+        assert math.isnan(
+            kind.from_logits(bad, labels).merge(kind.from_logits(good, labels)).compute()
+        )
     kinds = [fm.MeanSquaredError, fm.MeanAbsoluteError, fm.R2]
     for kind in kinds:
-        assert math.isnan(kind.of(bad, good).merge(kind.of(good, good * 2)).compute())
+        assert math.isnan(
+            kind.from_predictions(bad, good).merge(kind.from_predictions(good, good * 2)).compute()
+        )
     for kind in (fm.RocAuc, fm.AveragePrecision):
         assert math.isnan(kind.from_scores(jnp.array([NAN, 1, 2]), jnp.array([0, 1, 0])).compute())
         assert kind.from_scores(jnp.array([-math.inf, math.inf]), jnp.array([0, 1])).compute() == 1

@@ -10,7 +10,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import CollectingMetric, Mask, Value, Values, to_float
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from fulgurite_evaluators.metrics.arrays import example_mask
+from fulgurite_metrics.arrays import example_mask
 
 
 class Collect(CollectingMetric):

@@ -10,7 +10,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
-from fulgurite_evaluators.metrics.arrays import example_mask, get_array_namespace
+from fulgurite_metrics.arrays import example_mask, get_array_namespace
 
 
 class SampledSet(Metric):

@@ -6,11 +6,11 @@ and evaluators. Of the kind `CollectingMetric` (`RocAuc`, `AveragePrecision`, `C
 whole set at once; for evaluators.
 """
 
-from fulgurite_evaluators.metrics.calibration import ExpectedCalibrationError, Perplexity
-from fulgurite_evaluators.metrics.classification import F1, ConfusionMatrix, Precision, Recall
-from fulgurite_evaluators.metrics.gathered import AveragePrecision, Collect, RocAuc
-from fulgurite_evaluators.metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
-from fulgurite_evaluators.metrics.sampled import Median, SampledSet
+from fulgurite_metrics.calibration import ExpectedCalibrationError, Perplexity
+from fulgurite_metrics.classification import F1, ConfusionMatrix, Precision, Recall
+from fulgurite_metrics.ranking import AveragePrecision, Collect, RocAuc
+from fulgurite_metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
+from fulgurite_metrics.sampled import Median, SampledSet
 
 __all__ = [
     "F1",

@@ -26,7 +26,7 @@ from fulgurite.metrics import (
 )
 from jaxtyping import Array, Int
 
-from fulgurite_evaluators.metrics.arrays import count_indices, get_array_namespace
+from fulgurite_metrics.arrays import count_indices, get_array_namespace
 
 Average = Literal["macro", "micro"] | None
 
@@ -114,7 +114,7 @@ class Precision(_Ratio):
     """The share of correct ones among the examples predicted as a class; 0 if none was, without
     examples NaN."""
 
-    def _among(self, predicted: Any, actual: Any) -> Any:
+    def _denominator(self, predicted: Any, actual: Any) -> Any:
         return predicted
 
 
@@ -122,14 +122,14 @@ class Recall(_Ratio):
     """The share of correct ones among the examples of a class; 0 if there is none, without examples
     NaN."""
 
-    def _among(self, predicted: Any, actual: Any) -> Any:
+    def _denominator(self, predicted: Any, actual: Any) -> Any:
         return actual
 
 
 class F1(_Ratio):
     """The harmonic mean of precision and recall; without examples NaN."""
 
-    def _among(self, predicted: Any, actual: Any) -> Any:
+    def _denominator(self, predicted: Any, actual: Any) -> Any:
         return (predicted + actual) / 2
 
 

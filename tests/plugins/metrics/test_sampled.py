@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite_evaluators.metrics import Median, SampledSet
+from fulgurite_metrics import Median, SampledSet
 
 MERGE = jax.jit(lambda a, b: a.merge(b))
 OF = jax.jit(SampledSet.from_values, static_argnames="size")

@@ -9,7 +9,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Mean, Metric, Std, Value, Values, to_float
 from jaxtyping import Array
 
-from fulgurite_evaluators.metrics.arrays import get_array_namespace
+from fulgurite_metrics.arrays import get_array_namespace
 
 
 class MeanSquaredError(Metric):
