@@ -397,7 +397,7 @@ class Measured(Counting):
         logits = jnp.stack([jnp.zeros(len(batch)), batch], axis=-1)
         metrics = {
             "average": fg.metrics.ExponentialMovingAverage.from_values(
-                jnp.mean(batch, where=ctx.mask), weight=0.25
+                jnp.mean(batch, where=ctx.mask), decay=0.75
             ),
             "positive": fg.metrics.Accuracy.from_logits(
                 logits, jnp.ones(len(batch), int), ctx.mask

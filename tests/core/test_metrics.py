@@ -367,7 +367,7 @@ def test_accuracy_of_what_cannot_be_meant(labels: Any, top_k: int, words: str):
 
 def test_case_13_the_moving_average_begins_as_a_mean():
     averages = [
-        ExponentialMovingAverage.from_values(value, weight=0.25) for value in (4.0, 0, 0, 0, 0, 0)
+        ExponentialMovingAverage.from_values(value, decay=0.75) for value in (4.0, 0, 0, 0, 0, 0)
     ]
     values = [averages[0]]
     for new in averages[1:]:
@@ -406,10 +406,10 @@ def test_last_is_the_newest():
     assert LastValue.from_values(1).update(LastValue.from_values(2)).compute() == 2
 
 
-@pytest.mark.parametrize("weight", [0, -0.1, 1.5, NAN])
-def test_a_weight_that_is_no_share_is_refused(weight: float):
-    with pytest.raises(ConfigurationError, match="MovingAverage with weight="):
-        ExponentialMovingAverage.from_values(1.0, weight=weight)
+@pytest.mark.parametrize("decay", [1, -0.5, 1.1, NAN])
+def test_decay_outside_of_zero_to_one_is_an_error(decay: float):
+    with pytest.raises(ConfigurationError, match="ExponentialMovingAverage with decay="):
+        ExponentialMovingAverage.from_values(1.0, decay=decay)
 
 
 class Kept(CollectingMetric):
@@ -458,7 +458,7 @@ def test_gathered_trees_are_merged_leaf_by_leaf():
 
 
 def test_what_cannot_be_gathered_together_is_an_error():
-    with pytest.raises(ModelError, match=r"Kept gathers .*float32\[2\].*float32\[3\]"):
+    with pytest.raises(ModelError, match=r"Kept collects .*float32\[2\].*float32\[3\]"):
         Kept.from_values(jnp.ones((4, 2))).merge(Kept.from_values(jnp.ones((4, 3))))
     with pytest.raises(ModelError, match=r"float32.*int32"):
         Kept.from_values(jnp.ones(4)).merge(Kept.from_values(jnp.ones(4, int)))
@@ -525,7 +525,7 @@ class Failing(fg.metrics.Metric):
 @pytest.mark.parametrize(
     ("metric", "error", "message"),
     [
-        (lambda: Raw(jnp.ones(2)), ModelError, "Raw holds .*, which is no metric: define merge"),
+        (lambda: Raw(jnp.ones(2)), ModelError, "Raw holds .*, which is not a metric: define merge"),
         (
             lambda: Growing(jnp.ones(2)),
             ModelError,

@@ -389,7 +389,7 @@ def test_no_loss_at_all() -> None:
             lambda module, batch, ctx: fg.Output(
                 module.weight, metrics={"all": Kept(batch > 0, batch)}
             ),
-            "'all' is gathered, which only evaluators do",
+            "'all' is a CollectingMetric, which keeps every example",
         ),
     ],
 )

@@ -19,7 +19,14 @@ from fulgurite.data.sources import ArrayData, get_device_arrays
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from fulgurite.lockstep import iter_aligned_batches, raise_on_any_process
 from fulgurite.media import MEDIA_ACTION, split_media
-from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
+from fulgurite.metrics.base import (
+    CollectingMetric,
+    Metric,
+    RunningMetric,
+    flatten_metric_dict,
+)
+from fulgurite.metrics.basic import Mean
+from fulgurite.metrics.conversion import as_metric, to_number
 from fulgurite.model.context import Context
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
@@ -32,12 +39,7 @@ from fulgurite.placing import (
     use_mesh,
 )
 from fulgurite.training.forward import count_examples, forward, split_mask
-from fulgurite.training.metric_window import (
-    as_metric,
-    flatten_metric_dict,
-    merge_named_values,
-    to_number,
-)
+from fulgurite.training.metric_window import merge_named_values
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec

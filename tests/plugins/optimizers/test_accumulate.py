@@ -230,7 +230,7 @@ def test_running_metrics_are_those_of_whole_batches() -> None:
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             mean = jnp.mean(batch, where=None if ctx.mask is None else ctx.mask[:, None])
             metrics = {
-                "average": fg.metrics.ExponentialMovingAverage.from_values(mean, 0.4),
+                "average": fg.metrics.ExponentialMovingAverage.from_values(mean, decay=0.6),
                 "last": fg.metrics.LastValue.from_values(mean),
             }
             return super().training_step(batch, ctx).replace(metrics=metrics)

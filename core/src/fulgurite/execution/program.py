@@ -15,6 +15,7 @@ from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
+from fulgurite.metrics.conversion import to_number
 from fulgurite.model.module import get_method
 from fulgurite.placing import (
     BatchSharding,
@@ -25,7 +26,7 @@ from fulgurite.placing import (
 )
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import fold_name
-from fulgurite.training.metric_window import MetricWindow, to_number
+from fulgurite.training.metric_window import MetricWindow
 from fulgurite.training.nonfinite import NonFiniteTracker
 from fulgurite.training.services import Services
 from fulgurite.training.state import ModelInit, TrainState

@@ -1,3 +1,45 @@
 """Metrics that are merged exactly on the device: `fg.metrics.Mean.from_values(values, mask)`."""
 
-from fulgurite.metrics.base import *  # noqa: F403
+from fulgurite.metrics.base import (
+    CollectingMetric,
+    Mask,
+    Metric,
+    MetricAccumulator,
+    RunningMetric,
+    Value,
+    Values,
+    apply_mask,
+    as_class_indices,
+    to_float,
+)
+from fulgurite.metrics.basic import (
+    Accuracy,
+    ExponentialMovingAverage,
+    LastValue,
+    Max,
+    Mean,
+    Min,
+    Std,
+    Sum,
+)
+
+__all__ = [
+    "Accuracy",
+    "CollectingMetric",
+    "ExponentialMovingAverage",
+    "LastValue",
+    "Mask",
+    "Max",
+    "Mean",
+    "Metric",
+    "MetricAccumulator",
+    "Min",
+    "RunningMetric",
+    "Std",
+    "Sum",
+    "Value",
+    "Values",
+    "apply_mask",
+    "as_class_indices",
+    "to_float",
+]

@@ -1,0 +1,296 @@
+"""The general metrics: sums, means, extremes, accuracy, and values carried from step to step."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fulgurite.errors import ConfigurationError
+from fulgurite.metrics.base import (
+    Mask,
+    Metric,
+    RunningMetric,
+    Value,
+    Values,
+    apply_mask,
+    as_class_indices,
+    expand_leading,
+    to_float,
+)
+
+
+class Sum(Metric):
+    """A compensated sum.
+
+    Within a batch it is as exact as XLA's; merging loses nothing that two floats can hold.
+    `from_values` sums to a scalar; `jax.vmap(Sum.from_values)` gives sums side by side, which are
+    merged element by element.
+
+    Source: the addition of double-length numbers of Dekker, A Floating-Point Technique for
+    Extending the Available Precision (1971). Errors that are only summed separately, as by
+    Neumaier, grow too large themselves.
+
+    Example:
+
+        Sum.from_values(jnp.array([1.0, 2.0])).merge(Sum.from_values(3.0)).compute()  # 6.0
+
+    Attributes:
+        value: the rounded sum.
+        error: what rounding lost.
+    """
+
+    value: Float[Array, "..."]
+    error: Float[Array, "..."]
+
+    @staticmethod
+    def from_values(values: Values, mask: Mask | None = None) -> "Sum":
+        """Return the sum of the values that `mask` does not exclude."""
+        total = jnp.sum(apply_mask(to_float(values), mask, 0.0))
+        # -0 would not survive merging 0.
+        return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))
+
+    def merge(self, other: Any) -> "Sum":
+        total, lost = _add_exactly(self.value, other.value)
+        value, error = _add_exactly(total, (self.error + other.error) + lost)
+        # What an infinite sum has lost is NaN, and would hide that the sum is infinite.
+        finite = jnp.isfinite(value)
+        return Sum(jnp.where(finite, value, total), jnp.where(finite, error, 0))
+
+    def empty(self) -> "Sum":
+        return jax.tree.map(jnp.zeros_like, self)
+
+    def compute(self) -> Any:
+        return self.value + self.error
+
+
+class Mean(Metric):
+    """The weighted mean; NaN without values.
+
+    Example:
+
+        Mean.from_values(losses, ctx.mask)
+    """
+
+    total: Sum
+    weight: Sum
+
+    @staticmethod
+    def from_values(
+        values: Values, mask: Mask | None = None, weight: Values | None = None
+    ) -> "Mean":
+        """Return the mean of a batch.
+
+        Args:
+            values: of any shape.
+            mask: bools over all axes or the leading ones.
+            weight: how much each value counts, over all axes or the leading ones; weight zero
+                masks.
+        """
+        numbers = to_float(values)
+        weight_array = 1.0 if weight is None else to_float(weight)
+        expanded = expand_leading(weight_array, numbers, "weight")
+        weights = apply_mask(jnp.ones_like(numbers) * expanded, mask, 0.0)
+        return Mean(Sum.from_values(numbers * weights, weights != 0), Sum.from_values(weights))
+
+    def compute(self) -> Any:
+        # The mean of nothing is NaN, and meant to be.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.total.compute() / self.weight.compute()
+
+
+class Accuracy(Metric):
+    """The share of examples whose label is among the `top_k` classes with the largest logits;
+    NaN without examples.
+
+    Example:
+
+        Accuracy.from_logits(logits, labels, ctx.mask, top_k=5)
+    """
+
+    mean: Mean
+
+    @staticmethod
+    def from_logits(
+        logits: Values, labels: Values, mask: Mask | None = None, top_k: int = 1
+    ) -> "Accuracy":
+        """Return the accuracy of a batch.
+
+        The first of equal logits counts as larger, as for `argmax`; a NaN is larger than no other.
+
+        Args:
+            logits: `(..., classes)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`. A label that is not a
+                class is wrong.
+            mask: bools over all axes of the labels or the leading ones.
+            top_k: from 1 to the number of classes.
+        """
+        logits = to_float(logits)
+        label = as_class_indices(logits, labels, "Accuracy")[..., None]
+        index = jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1)
+        classes = logits.shape[-1]
+        if not 1 <= top_k <= classes:
+            raise ConfigurationError(
+                f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}"
+            )
+        logit = jnp.max(jnp.where(index == label, logits, -jnp.inf), axis=-1, keepdims=True)
+        # Counted are the classes that the label beats, not those that beat it: a NaN beats none.
+        beaten = jnp.sum((logits < logit) | ((logits == logit) & (index > label)), axis=-1)
+        return Accuracy(Mean.from_values((beaten >= classes - top_k) & (label >= 0)[..., 0], mask))
+
+    def compute(self) -> Value:
+        return self.mean.compute()
+
+
+class Max(Metric):
+    """The largest value; minus infinity without values; NaN if any value is NaN.
+
+    Example:
+
+        Max.from_values(grad_norms)
+    """
+
+    value: Float[Array, ""]
+
+    @staticmethod
+    def from_values(values: Values, mask: Mask | None = None) -> "Max":
+        """Return the largest of the values that `mask` does not exclude."""
+        return Max(jnp.max(apply_mask(to_float(values), mask, -jnp.inf), initial=-jnp.inf))
+
+    def merge(self, other: Any) -> "Max":
+        return Max(jnp.maximum(self.value, other.value))
+
+    def empty(self) -> "Max":
+        return Max(jnp.full_like(self.value, -jnp.inf))
+
+    def compute(self) -> Value:
+        return self.value
+
+
+class Min(Metric):
+    """The smallest value; infinity without values; NaN if any value is NaN.
+
+    Example:
+
+        Min.from_values(margins, ctx.mask)
+    """
+
+    negated: Max
+
+    @staticmethod
+    def from_values(values: Values, mask: Mask | None = None) -> "Min":
+        """Return the smallest of the values that `mask` does not exclude."""
+        return Min(Max.from_values(-to_float(values), mask))
+
+    def compute(self) -> Value:
+        return -self.negated.value
+
+
+class Std(Metric):
+    """The population standard deviation, exact even with a large mean; NaN without values.
+
+    Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample
+    Variance (1983).
+
+    Example:
+
+        Std.from_values(residuals, ctx.mask)
+    """
+
+    mean: Sum
+    variance: Mean
+
+    @staticmethod
+    def from_values(values: Values, mask: Mask | None = None) -> "Std":
+        """Return the standard deviation of the values that `mask` does not exclude."""
+        numbers = to_float(values)
+        count = jnp.maximum(Sum.from_values(jnp.ones_like(numbers), mask).value, 1)
+        mean = Sum.from_values(numbers, mask).value / count
+        error = Sum.from_values(numbers - mean, mask).value / count
+        return Std(Sum(mean, error), Mean.from_values(((numbers - mean) - error) ** 2, mask))
+
+    def merge(self, other: Any) -> "Std":
+        own_weight = self.variance.weight.value
+        other_weight = other.variance.weight.value
+        variance = self.variance.merge(other.variance)
+        share = other_weight / jnp.maximum(variance.weight.value, 1)
+        delta = (other.mean.value - self.mean.value) + (other.mean.error - self.mean.error)
+        between = Sum.from_values(delta**2 * own_weight * share)
+        both = Std(
+            self.mean.merge(Sum.from_values(delta * share)),
+            Mean(variance.total.merge(between), variance.weight),
+        )
+        # Merging an empty metric must change no bit, so the other one is selected as it is.
+        case = jnp.where(other_weight == 0, 0, jnp.where(own_weight == 0, 1, 2))
+        return jax.tree.map(lambda *cases: jax.lax.select_n(case, *cases), self, other, both)
+
+    def compute(self) -> Value:
+        return self.variance.compute() ** 0.5
+
+
+class LastValue(RunningMetric):
+    """The value of the last step, of any shape.
+
+    Example:
+
+        LastValue.from_values(learning_rate)
+    """
+
+    @staticmethod
+    def from_values(value: Values) -> "LastValue":
+        """Return the value of one step."""
+        return LastValue(to_float(value))
+
+    def update(self, new: Any) -> "LastValue":
+        return new
+
+
+class ExponentialMovingAverage(RunningMetric):
+    """The exponential moving average of values of any shape.
+
+    It begins as a plain mean, because a new value weighs max(1 - `decay`, 1 / count).
+
+    Example:
+
+        ExponentialMovingAverage.from_values(loss, decay=0.99)
+
+    Attributes:
+        value: the average.
+        count: int32, the number of values.
+        decay: the weight of the average before, when a value is added.
+    """
+
+    count: Int[Array, ""]
+    decay: float | int = eqx.field(static=True)
+
+    @staticmethod
+    def from_values(value: Values, decay: float | int = 0.99) -> "ExponentialMovingAverage":
+        """Return the average of one step.
+
+        Args:
+            value: of any shape.
+            decay: at least 0 and below 1.
+        """
+        if not 0 <= decay < 1:
+            raise ConfigurationError(
+                f"ExponentialMovingAverage with decay={decay}; it must be at least 0 and below 1"
+            )
+        return ExponentialMovingAverage(to_float(value), jnp.ones((), jnp.int32), decay)
+
+    def update(self, new: Any) -> "ExponentialMovingAverage":
+        count = self.count + new.count
+        share = jnp.maximum(1 - self.decay, new.count / count).astype(self.value.dtype)
+        value = self.value + share * (new.value - self.value)
+        return ExponentialMovingAverage(value, count, self.decay)
+
+
+def _add_exactly(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the sum rounded and, exactly, what that lost.
+
+    Source: Knuth, The Art of Computer Programming 2, 4.2.2.
+    """
+    total = jnp.add(a, b)
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
