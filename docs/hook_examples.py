@@ -198,7 +198,7 @@ class Patience:
 
     @fg.hookimpl
     def register_evaluators(self):
-        return [fg.EvaluatorSpec("validation", self.data)]
+        return [fg.Evaluator("validation", self.data)]
 
     @fg.hookimpl
     def register_actions(self):

@@ -134,7 +134,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
     results = []
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
-        evaluating = Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=every)
+        evaluating = Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=every)
         engine = fg.Engine(
             steps=13,
             steps_per_execution=fuse,
@@ -327,7 +327,7 @@ def test_nothing_is_compiled_after_the_first_stretch() -> None:
     compilations: list[list[str]] = []
     with counted() as found:
         plugins = [
-            Evaluating(fg.EvaluatorSpec("test", classes(20, 8)), trigger=2),
+            Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=2),
             Act(fg.Every(2), lambda run: compilations.append(list(found))),
         ]
         fg.Engine(steps=10, log_every=2, plugins=plugins).fit(Classifier, classes(64))

@@ -583,12 +583,12 @@ def test_a_data_module_may_lack_what_is_not_asked_for() -> None:
 
 def test_no_evaluator_may_be_called_as_training_s_own_records() -> None:
     with pytest.raises(PluginError, match="an evaluator is called 'train'"):
-        fg.Engine(plugins=[Evaluating(fg.EvaluatorSpec("train", numbers([0])), trigger=1)])
+        fg.Engine(plugins=[Evaluating(fg.Evaluator("train", numbers([0])), trigger=1)])
 
 
 def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
     data = regression(11, 4)
-    specs = [fg.EvaluatorSpec("all", data), fg.EvaluatorSpec("first", data, num_batches=1)]
+    specs = [fg.Evaluator("all", data), fg.Evaluator("first", data, num_batches=1)]
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
@@ -610,7 +610,7 @@ def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
     loud = fg.Engine(
-        steps=4, plugins=[Evaluating(fg.EvaluatorSpec("all", regression()), trigger=1)]
+        steps=4, plugins=[Evaluating(fg.Evaluator("all", regression()), trigger=1)]
     )
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
@@ -622,14 +622,14 @@ def test_an_evaluation_of_other_weights() -> None:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
     specs = [
-        fg.EvaluatorSpec("now", numbers([0])),
-        fg.EvaluatorSpec("twice", numbers([0]), module_view="doubled"),
+        fg.Evaluator("now", numbers([0])),
+        fg.Evaluator("twice", numbers([0]), module_view="doubled"),
     ]
     result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(
         Counting, numbers([0])
     )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
-    unknown = Evaluating(fg.EvaluatorSpec("now", numbers([0]), module_view="doubledd"), trigger=2)
+    unknown = Evaluating(fg.Evaluator("now", numbers([0]), module_view="doubledd"), trigger=2)
     with pytest.raises(
         PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"
     ):
@@ -640,7 +640,7 @@ def test_an_evaluation_that_nobody_declared() -> None:
     def evaluate(run: fg.Run) -> None:
         run.evaluate("tset")
 
-    plugins = [Evaluating(fg.EvaluatorSpec("test", numbers([0])), trigger=2), Act(1, evaluate)]
+    plugins = [Evaluating(fg.Evaluator("test", numbers([0])), trigger=2), Act(1, evaluate)]
     with pytest.raises(PluginError, match=r"no evaluator is called 'tset'\. Did you mean 'test'"):
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
@@ -652,7 +652,7 @@ def test_nothing_is_due_in_an_evaluation() -> None:
             return {"due": jnp.where(ctx.is_due("log") | ctx.is_due("act.act"), 1.0, 0.0)}
 
     act = Act(1, lambda run: None)
-    evaluating = Evaluating(fg.EvaluatorSpec("test", regression()), trigger=1)
+    evaluating = Evaluating(fg.Evaluator("test", regression()), trigger=1)
     result = fg.Engine(plugins=[Due(), act, evaluating], steps=2, log_every=1, autoload=False).fit(
         Linear(), regression()
     )

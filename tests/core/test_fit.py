@@ -189,7 +189,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
-    evaluating = Evaluating(fg.EvaluatorSpec("test", numbers([0, 0])), trigger=3)
+    evaluating = Evaluating(fg.Evaluator("test", numbers([0, 0])), trigger=3)
     result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(
         Counting, numbers([0], [0])
     )
@@ -337,7 +337,7 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path:
             seen.append(record)
 
     largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
-    spec = fg.EvaluatorSpec("test", numbers([1], [2], [6]), metrics=largest)
+    spec = fg.Evaluator("test", numbers([1], [2], [6]), metrics=largest)
     evaluating = Evaluating(spec, trigger=fg.AtEnd())
     engine = fg.Engine(
         steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Sink(), evaluating]

@@ -66,8 +66,8 @@ class Evaluator:
     told: Told
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", numbers([0], [0]))]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator("test", numbers([0], [0]))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -373,14 +373,14 @@ def test_optimizers_may_leave_it_to_the_module() -> None:
 def test_evaluators_are_run_by_name() -> None:
     told: list[Any] = []
     answers: list[Any] = []
-    spec = fg.EvaluatorSpec(
+    spec = fg.Evaluator(
         "test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds}
     )
     evaluators = plugin(
         "evaluating",
         register_evaluators=lambda self: [
             spec,
-            fg.EvaluatorSpec("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
+            fg.Evaluator("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
         ],
         on_evaluate_end=lambda self, run, name, metrics: told.append((run.step, name, metrics)),
     )
@@ -509,7 +509,7 @@ def test_averaging_leaves_training_as_it_is() -> None:
 
 def test_module_views_are_evaluated_by_name() -> None:
     data = regression(24, 8)
-    spec = fg.EvaluatorSpec("averaged", data, module_view="averaged")
+    spec = fg.Evaluator("averaged", data, module_view="averaged")
     evaluating = plugin("evaluating", register_evaluators=lambda self: [spec])
     answers: list[Any] = []
     act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))

@@ -84,8 +84,8 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     @dataclass(frozen=True, eq=False)
     class Evaluating(Show):
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", regression(12, 4))]
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", regression(12, 4))]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -116,10 +116,10 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
         extra: Any = 1.5
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.Evaluator]:
             picture = fg.media.Image.from_pixels(jnp.ones((2, 3)))
             made = {"a": self.extra, "enc": {"picture": picture, "later": lambda: NOTE}}
-            return [fg.EvaluatorSpec("test", None, custom=lambda state, step, standard: made)]
+            return [fg.Evaluator("test", None, custom=lambda state, step, standard: made)]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:

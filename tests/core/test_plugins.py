@@ -219,7 +219,7 @@ def test_arguments_may_be_left_out() -> None:
     given = {
         "on_fit_start": lambda self: seen.append("start"),
         "on_evaluate_end": lambda self, metrics: seen.append(metrics),
-        "register_evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([1]))],
+        "register_evaluators": lambda self: [fg.Evaluator("test", numbers([1]))],
     }
     engine(plugin("brief", **given), Act(fg.At(2), evaluate), steps=2).fit(Counting(), numbers([0]))
     assert seen == ["start", {"updates": 2.0}]
@@ -550,7 +550,7 @@ def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
 # ------------------------------------------------------------------------------------------
 
 STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
-EVALUATOR = {"register_evaluators": lambda self: [fg.EvaluatorSpec("test", numbers([0]))]}
+EVALUATOR = {"register_evaluators": lambda self: [fg.Evaluator("test", numbers([0]))]}
 TERM = {"loss_terms": lambda self, module: {"l2": jnp.sum(module.weight**2)}}
 VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 
@@ -562,7 +562,7 @@ def test_two_plugins_that_declare_one_random_stream_clash() -> None:
 
 def test_two_plugins_that_declare_one_evaluator_clash() -> None:
     with pytest.raises(
-        PluginError, match="EvaluatorSpec 'test' comes from both 'left' and 'right'"
+        PluginError, match="Evaluator 'test' comes from both 'left' and 'right'"
     ):
         engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))
 
@@ -571,7 +571,7 @@ def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> No
     twice = plugin(
         "twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2
     )
-    with pytest.raises(PluginError, match=r"EvaluatorSpec 'test'.*'twice'"):
+    with pytest.raises(PluginError, match=r"Evaluator 'test'.*'twice'"):
         engine(twice)
 
 

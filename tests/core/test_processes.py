@@ -129,7 +129,7 @@ class Agreeing:
 def test_what_was_agreed_on_holds_through_an_evaluation() -> None:
     """An evaluation asks between its batches; that the answer is nothing new then takes nothing
     back."""
-    spec = fg.EvaluatorSpec("test", numbers([0], [0]))
+    spec = fg.Evaluator("test", numbers([0], [0]))
     evaluating = Evaluating(spec, trigger=4)
     result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(
         Counting(), numbers([0])

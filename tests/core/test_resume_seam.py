@@ -161,8 +161,8 @@ class Evaluator:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec(self.name, fg.DataSource(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator(self.name, fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -486,8 +486,8 @@ def test_accounts_say_where_the_time_went() -> None:
             sum(range(1000))
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", numbers([0]))]
 
         @fg.hookimpl
         def on_evaluate_end(self) -> None:

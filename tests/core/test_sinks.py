@@ -195,8 +195,8 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
 def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> None:
     class Greedy:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", numbers([0]))]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -221,8 +221,8 @@ def test_what_is_done_by_the_clock_is_telemetry() -> None:
 
     class Specs:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", numbers([0]))]
 
     clocked, sink = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Sink()
     plugins = [sink, Specs(), clocked, Act(2, act, instance="exact")]
@@ -308,10 +308,10 @@ def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
 def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     class Evaluating:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.Evaluator]:
             return [
-                fg.EvaluatorSpec("exact", numbers([0])),
-                fg.EvaluatorSpec("loose", numbers([0]), exact=False),
+                fg.Evaluator("exact", numbers([0])),
+                fg.Evaluator("loose", numbers([0]), exact=False),
             ]
 
     def evaluate(run: fg.Run) -> None:

@@ -126,8 +126,8 @@ class Custom:
     """An evaluation that may fail, and does on one process at its second time."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("own", [examples()], raise_on_error=False, custom=self.evaluate)]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator("own", [examples()], raise_on_error=False, custom=self.evaluate)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -58,8 +58,8 @@ class Test:
     """An evaluation at every second step."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", points())]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator("test", points())]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

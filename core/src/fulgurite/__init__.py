@@ -5,7 +5,7 @@ from fulgurite import media, metrics
 from fulgurite.consensus import ProcessSync
 from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
-from fulgurite.evaluation import EvaluatorSpec
+from fulgurite.evaluation import Evaluator
 from fulgurite.experiment import Experiment, main
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import History, Record
@@ -47,7 +47,7 @@ __all__ = [
     "Context",
     "DataSource",
     "Engine",
-    "EvaluatorSpec",
+    "Evaluator",
     "EvenlySpaced",
     "Every",
     "EveryEpoch",

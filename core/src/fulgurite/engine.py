@@ -25,7 +25,7 @@ from fulgurite.errors import (
     did_you_mean,
     error_context,
 )
-from fulgurite.evaluation import Evaluation, EvaluatorSpec, Functions, Interrupt, Show
+from fulgurite.evaluation import Evaluation, Evaluator, Functions, Interrupt, Show
 from fulgurite.execution.program import Program
 from fulgurite.explain import explain_engine
 from fulgurite.fit.loop import Loop
@@ -138,7 +138,7 @@ class Engine:
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
-        self.evaluators: dict[str, EvaluatorSpec] = self.plugins.ask("register_evaluators")
+        self.evaluators: dict[str, Evaluator] = self.plugins.ask("register_evaluators")
         if "train" in self.evaluators:
             raise PluginError(
                 "an evaluator is called 'train', which is the source of training's records: "
@@ -384,11 +384,11 @@ class Engine:
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
             num_batches: use at most this many batches.
-            metrics, losses: used instead of the module's own, see `EvaluatorSpec`.
+            metrics, losses: used instead of the module's own, see `Evaluator`.
             weights: a checkpoint with the weights, or its path; read by the active checkpointer.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = EvaluatorSpec(
+        spec = Evaluator(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
         subject = as_eval_target(model, self._make_root_key())
@@ -412,7 +412,7 @@ class Engine:
         other arguments are those of `evaluate`.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = EvaluatorSpec("predict", get_split(data, "predict"), num_batches)
+        spec = Evaluator("predict", get_split(data, "predict"), num_batches)
         subject = as_eval_target(model, self._make_root_key())
         return self._get_evaluation(spec).predict(
             subject, spec.data, self._min_with_dev_run(num_batches), callback
@@ -506,7 +506,7 @@ class Engine:
             **options,
         )
 
-    def _get_evaluation(self, spec: EvaluatorSpec) -> Evaluation:
+    def _get_evaluation(self, spec: Evaluator) -> Evaluation:
         """Return the evaluation of this kind, built at its first use."""
         signatures = [
             None if functions is None else _get_functions_signature(functions)

@@ -16,12 +16,20 @@ from jaxtyping import PyTree
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import ArrayData, get_device_arrays
-from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
+from fulgurite.errors import (
+    ConfigurationError,
+    DataError,
+    ModelError,
+    PluginError,
+    check_name,
+    check_positive_int,
+)
 from fulgurite.lockstep import iter_aligned_batches, raise_on_any_process
 from fulgurite.media import MEDIA_ACTION, split_media
 from fulgurite.metrics.base import (
     CollectingMetric,
     Metric,
+    MetricAccumulator,
     RunningMetric,
     flatten_metric_dict,
 )
@@ -49,6 +57,8 @@ from fulgurite.weights import EvalTarget, as_eval_target, get_module_view
 Functions = Mapping[str, Callable[..., Any]]
 Interrupt = Callable[[], bool]
 Show = Callable[[dict[str, Any]], None]
+EvaluateState = Callable[[TrainState], dict[str, Any]]
+CustomEvaluation = Callable[[TrainState, int, EvaluateState], dict[str, Any]]
 # Enough to keep the device busy; each holds its batch.
 IN_FLIGHT = 2
 
@@ -58,24 +68,29 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluatorSpec:
-    """A named evaluation.
+class Evaluator:
+    """A named evaluation, declared by a plugin in `register_evaluators`.
+
+    Example:
+
+        fg.Evaluator("test", test_data, metrics={"accuracy": accuracy})
 
     Attributes:
         name: its results are `metrics[name]` and records of the source `name`.
         data: any data source; one epoch of it is evaluated.
-        limit: use at most this many batches.
-        weights: `current`, or the name of a plugin's module view.
+        num_batches: use at most this many batches.
+        module_view: `current`, or the name of a plugin's module view.
         metrics: used instead of those of the module's step, by name: `metric(preds, batch)` returns
             an array with an example axis, or `metric(preds, batch, mask)` a `Metric` or
             `CollectingMetric`; the step must return `preds`.
         losses: likewise, used instead of the loss and its terms; `loss` is their sum.
-        fresh: whether each evaluation draws different random numbers; by default all draw the same.
+        new_rng_each_time: whether each evaluation draws different random numbers; by default all
+            draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
-        required: whether an exception in it ends training; if not, there is one notice and it is
-            left out from then on.
-        custom: `custom(state, step, standard)` computes the metrics itself, with any media to show
-            among them. `state` has the chosen weights, in inference mode; `standard(state)` is the
+        raise_on_error: whether an exception in it ends training; if not, there is one notice and it
+            is left out from then on.
+        custom: `custom(state, step, evaluate)` computes the metrics itself, with any media to show
+            among them. `state` has the chosen weights, in inference mode; `evaluate(state)` is the
             evaluation without `custom`.
     """
 
@@ -88,302 +103,341 @@ class EvaluatorSpec:
     new_rng_each_time: bool = False
     exact: bool = True
     raise_on_error: bool = True
-    custom: (
-        Callable[[TrainState, int, Callable[[TrainState], dict[str, Any]]], dict[str, Any]] | None
-    ) = None
+    custom: CustomEvaluation | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(
-                f"EvaluatorSpec: name is {self.name!r}; it must be a non-empty string"
-            )
-        for kind, given in (("metrics", self.metrics), ("losses", self.losses)):
-            if given is not None and not (
-                isinstance(given, Mapping) and all(map(callable, given.values()))
-            ):
-                raise ConfigurationError(
-                    f"evaluator {self.name!r}: {kind} are functions by name, not {given!r}"
-                )
+        check_name(self.name, "Evaluator: name")
+        where = f"evaluator {self.name!r}"
+        if self.num_batches is not None:
+            check_positive_int(self.num_batches, f"{where}: num_batches")
+        check_name(self.module_view, f"{where}: module_view")
+        _check_functions(f"{where}: metrics", self.metrics)
+        _check_functions(f"{where}: losses", self.losses)
+
+
+def _check_functions(where: str, functions: Any) -> None:
+    """Raise a `ConfigurationError` for what is neither None nor functions by name."""
+    if functions is None:
+        return
+    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
+        raise ConfigurationError(f"{where} are functions by name, not {functions!r}")
 
 
 class Evaluation:
-    """Runs evaluations or predictions like `spec`, on any module and data; compiled once for each
-    structure of them."""
+    """Runs evaluations or predictions as an `Evaluator` says, on any module and data.
 
-    def __init__(self, services: Services, spec: EvaluatorSpec) -> None:
+    The program is compiled once for each structure of them.
+
+    Args:
+        services: what the engine provides.
+        evaluator: what to evaluate; its data is not looked at.
+    """
+
+    def __init__(self, services: Services, evaluator: Evaluator) -> None:
         self._plugins = services.hooks
-        self._streams = services.make_rng_streams
-        self._spec = spec
+        self._make_rng_streams = services.make_rng_streams
+        self._evaluator = evaluator
         self._mesh = services.mesh
-        self._consensus = services.sync
+        self._sync = services.sync
         self._due_names = services.settings.due_names
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._at = 0  # the batch that is being traced, for errors
+        # The batch that is being traced, for errors.
+        self._batch_index = 0
+        # Whether every process knows of a failure that happens now, so that none waits for another.
         self._failure_is_shared = False
 
     def evaluate(
         self,
-        subject: EvalTarget,
+        target: EvalTarget,
         data: Any,
-        limit: int | None,
-        interrupted: Interrupt,
+        num_batches: int | None,
+        should_stop: Interrupt,
         show: Show | None,
     ) -> dict[str, Any]:
-        """The metrics as Python numbers and NumPy arrays, over one epoch of at most `limit`
-        batches. `show` gets the media of the first batch, on the device. Raises `Interrupted` if
-        `interrupted()`, asked before each, is true."""
-        merged: dict[str, Metric] | None = None
-        gathered: list[dict[str, CollectingMetric]] = []
-        in_flight: deque[Any] = deque()
-        leaves, resident = (
-            put_shared(subject.leaves, self._mesh),
-            replicate(get_device_arrays(data), self._mesh),
+        """Return the metrics as Python numbers and NumPy arrays, over one epoch.
+
+        Args:
+            target: the module and what belongs to it.
+            data: any data source.
+            num_batches: use at most this many batches.
+            should_stop: called before each batch.
+            show: called with the media of the first batch, on the device.
+
+        Raises:
+            Interrupted: `should_stop()` was true.
+        """
+        accumulator, parts = self._run_validation_steps(
+            target, data, num_batches, should_stop, show
         )
-        share = process_shard(self._plugins, data, self._mesh)
-        with (
-            use_mesh(self._mesh),
-            BatchIterator(
-                data, seed=0, limit=limit, epochs=1, process=share, restore_on_close=True
-            ) as feed,
-        ):
-            for index, batch in self._batches(feed):
-                if interrupted():
-                    raise Interrupted
-                run = self._function("validation_step", subject, batch)
-                arguments = (
-                    leaves,
-                    shard_batch(self._plugins, batch, self._mesh),
-                    resident,
-                    np.int32(index),
-                )
-                if merged is None:
-                    specs = jax.eval_shape(run, *arguments, None)[0]
-                    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
-                    merged = jax.device_put(zeros, replicated_sharding(self._mesh))
-                merged, more, media = run(*arguments, merged)
-                if index == 0 and media and show:
-                    show(media)
-                gathered.append(jax.copy_to_host_async(more))
-                in_flight.append(merged)
-                if len(in_flight) > IN_FLIGHT:
-                    jax.block_until_ready(in_flight.popleft())
-                    gathered[index - IN_FLIGHT] = jax.device_get(gathered[index - IN_FLIGHT])
-        values: dict[str, Any] = {
-            name: one.compute() for name, one in jax.device_get(merged or {}).items() if one
-        }
-        for name in gathered[0] if gathered else ():
-            parts = [part[name] for part in gathered]
-            for path, leaf in jax.tree_util.tree_leaves_with_path(
-                parts[0].merge(*parts[1:]).compute()
-            ):
-                values["/".join([name, *(keystr((key,), simple=True) for key in path)])] = leaf
-        losses = self._spec.losses or {}
+        values: dict[str, Any] = {} if accumulator is None else {**accumulator.compute()}
+        for name in parts[0] if parts else ():
+            collected = [part[name] for part in parts]
+            values |= _compute_collected(name, collected)
+        losses = self._evaluator.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
         return as_numbers(values)
 
     def evaluate_state(
         self,
-        spec: EvaluatorSpec,
+        evaluator: Evaluator,
         state: TrainState,
-        limit: int | None,
-        interrupted: Interrupt,
+        num_batches: int | None,
+        should_stop: Interrupt,
         show: Show | None,
     ) -> dict[str, Any]:
-        """The metrics of the evaluation `spec` of a train state, with the weights that it asks
-        for."""
-        state = state.replace(module=get_module_view(self._plugins, state, spec.module_view))
+        """Return the metrics of a train state, with the weights that the evaluator asks for.
 
-        def standard(state: TrainState) -> dict[str, Any]:
-            return self.evaluate(
-                as_eval_target(state, state.key), spec.data, limit, interrupted, show
-            )
+        Args:
+            evaluator: the evaluation, with its data.
+            state: the train state.
+            num_batches: use at most this many batches.
+            should_stop: called before each batch.
+            show: called with the media, on the device.
+        """
+        module = get_module_view(self._plugins, state, evaluator.module_view)
+        state = state.replace(module=module)
 
-        if spec.custom is None:
-            return standard(state)
-        with training_mode(False, state.module) as module:
-            self._failure_is_shared = False
-            try:
-                metrics = spec.custom(state.replace(module=module), int(state.step), standard)
-            except Interrupted:
-                raise
-            except Exception as error:
-                if not self._failure_is_shared:
-                    raise_on_any_process(self._consensus, error)
-                raise
-            raise_on_any_process(self._consensus, None)
-        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
-            raise PluginError(
-                f"evaluator {spec.name!r} gave {metrics!r}; an evaluation gives metrics by name"
-            )
-        metrics, media = split_media(flatten_metric_dict(metrics))
+        def evaluate_standard(state: TrainState) -> dict[str, Any]:
+            target = as_eval_target(state, state.key)
+            return self.evaluate(target, evaluator.data, num_batches, should_stop, show)
+
+        if evaluator.custom is None:
+            return evaluate_standard(state)
+        values = self._call_custom(evaluator.custom, state, evaluate_standard)
+        metrics, media = _check_custom_values(evaluator.name, values)
         if media and show:
             show(media)
-        numbers = as_numbers(metrics)
-        if bad := [
-            name for name, value in numbers.items() if np.asarray(value).dtype.kind not in "biufV"
-        ]:
-            gap = f"the metric {bad[0]!r} of evaluator {spec.name!r} is {type(numbers[bad[0]]).__name__}"
-            raise PluginError(f"{gap}: an evaluation gives numbers, arrays of them, and fg.media")
-        return numbers
+        return metrics
 
     def predict(
         self,
-        subject: EvalTarget,
+        target: EvalTarget,
         data: Any,
-        limit: int | None,
+        num_batches: int | None,
         callback: Callable[[PyTree[np.ndarray]], None] | None,
     ) -> Any:
-        """The predictions for every example, in order, without padding: one tree, or batch by batch
-        to `callback`."""
-        made: list[Any] = []
-        take = made.append if callback is None else callback
+        """Return the predictions for every example, in order and without padding, as one tree.
+
+        Args:
+            target: the module and what belongs to it.
+            data: any data source.
+            num_batches: use at most this many batches.
+            callback: called with the predictions of each batch instead; nothing is returned.
+        """
+        batches: list[Any] = []
+        take = batches.append if callback is None else callback
         in_flight: deque[Any] = deque()
-        leaves, resident = (
-            put_shared(subject.leaves, self._mesh),
-            replicate(get_device_arrays(data), self._mesh),
-        )
-        share = process_shard(self._plugins, data, self._mesh)
-        with (
-            use_mesh(self._mesh),
-            BatchIterator(
-                data, seed=0, limit=limit, epochs=1, process=share, restore_on_close=True
-            ) as feed,
-        ):
-            for index, batch in self._batches(feed):
-                run = self._function("predict_step", subject, batch)
+        leaves, device_arrays = self._put_on_devices(target, data)
+        with self._open_batches(data, num_batches) as iterator:
+            for index, batch in self._iter_checked(iterator):
+                run = self._get_compiled("predict_step", target, batch)
                 batch = shard_batch(self._plugins, batch, self._mesh)
-                in_flight.append(run(leaves, batch, resident, np.int32(index)))
+                in_flight.append(run(leaves, batch, device_arrays, np.int32(index)))
                 if len(in_flight) > IN_FLIGHT:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_remove_padding(preds, mask))
-        kinds = [
-            (jax.tree.structure(part), [leaf.shape[1:] for leaf in jax.tree.leaves(part)])
-            for part in made
-        ]
-        if other := [index for index, kind in enumerate(kinds) if kind != kinds[0]]:
-            given = f"{format_tree(made[other[0]])} for batch {other[0]}, and {format_tree(made[0])} for batch 0"
-            raise ModelError(
-                f"predict_step gave {given}: give them the same shapes, or take each with callback="
-            )
-        return (
-            jax.tree.map(lambda *parts: np.concatenate(parts), *made) if callback is None else None
-        )
+        return _concatenate_predictions(batches) if callback is None else None
 
-    def _batches(self, feed: BatchIterator) -> Iterator[tuple[int, Any]]:
-        """The batches by number; one of another structure than the first is an error. Some may be
-        masked only."""
+    def _run_validation_steps(
+        self,
+        target: EvalTarget,
+        data: Any,
+        num_batches: int | None,
+        should_stop: Interrupt,
+        show: Show | None,
+    ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]]]:
+        """Return the merged metrics and the collecting ones of each batch, both on the host."""
+        carry: Any = None
+        in_flight: deque[Any] = deque()
+        parts: list[dict[str, CollectingMetric]] = []
+        leaves, device_arrays = self._put_on_devices(target, data)
+        with self._open_batches(data, num_batches) as iterator:
+            for index, batch in self._iter_checked(iterator):
+                if should_stop():
+                    raise Interrupted
+                run = self._get_compiled("validation_step", target, batch)
+                sharded = shard_batch(self._plugins, batch, self._mesh)
+                arguments = (leaves, sharded, device_arrays, np.int32(index))
+                if carry is None:
+                    carry = self._init_carry(run, arguments)
+                carry, collected, media = run(*arguments, carry)
+                if index == 0 and media and show:
+                    show(media)
+                in_flight.append((carry, jax.copy_to_host_async(collected)))
+                if len(in_flight) > IN_FLIGHT:
+                    done, collected = in_flight.popleft()
+                    jax.block_until_ready(done)
+                    parts.append(jax.device_get(collected))
+        parts += [jax.device_get(collected) for _, collected in in_flight]
+        return None if carry is None else jax.device_get(carry)[0], parts
+
+    def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
+        """Return the leaves of the target and the arrays of data that stays on the device."""
+        leaves = put_shared(target.leaves, self._mesh)
+        return leaves, replicate(get_device_arrays(data), self._mesh)
+
+    @contextmanager
+    def _open_batches(self, data: Any, num_batches: int | None) -> Iterator[BatchIterator]:
+        """Open one epoch of the part of the data that this process reads."""
+        shard = process_shard(self._plugins, data, self._mesh)
+        with (
+            use_mesh(self._mesh),
+            BatchIterator(
+                data, seed=0, limit=num_batches, epochs=1, process=shard, restore_on_close=True
+            ) as iterator,
+        ):
+            yield iterator
+
+    def _init_carry(self, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Return zeros for what one batch hands to the next; the first batch replaces them."""
+        specs = jax.eval_shape(run, *arguments, None)[0]
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
+        return jax.device_put(zeros, replicated_sharding(self._mesh))
+
+    def _call_custom(
+        self, custom: CustomEvaluation, state: TrainState, evaluate_standard: EvaluateState
+    ) -> Any:
+        """Call a custom evaluation. If it fails in one process, it is an error in all of them."""
+        with training_mode(False, state.module) as module:
+            self._failure_is_shared = False
+            try:
+                values = custom(state.replace(module=module), int(state.step), evaluate_standard)
+            except Interrupted:
+                raise
+            except Exception as error:
+                if not self._failure_is_shared:
+                    raise_on_any_process(self._sync, error)
+                raise
+            raise_on_any_process(self._sync, None)
+        return values
+
+    def _iter_checked(self, iterator: BatchIterator) -> Iterator[tuple[int, Any]]:
+        """Yield the batches by number. All of them must have the structure of the first; some may
+        be masked only."""
         first = None
-        self._failure_is_shared = True  # of what fails in here all processes know
-        for index, batch in enumerate(iter_aligned_batches(feed, self._consensus)):
+        # Every process knows of a failure in here.
+        self._failure_is_shared = True
+        for index, batch in enumerate(iter_aligned_batches(iterator, self._sync)):
             self._failure_is_shared = False
             spec = shape_spec(split_mask(batch)[0])
             first = first if index else spec
             if jax.tree.structure(spec) != jax.tree.structure(first):
-                gap = (
-                    f"batch {index} of {self._spec.name!r} has another structure than those before"
-                )
                 raise DataError(
-                    f"{gap}: {format_tree(spec)}, not {format_tree(first)}. Give all of them one"
+                    f"batch {index} of {self._evaluator.name!r} has another structure than those "
+                    f"before: {format_tree(spec)}, not {format_tree(first)}. Give all of them one"
                 )
-            self._at = index
+            self._batch_index = index
             yield index, batch
             self._failure_is_shared = True
         self._failure_is_shared = False
 
-    def _function(self, step: str, subject: EvalTarget, batch: Any) -> Callable[..., Any]:
-        key = step, subject.key, jax.tree.structure(batch)
+    def _get_compiled(self, step: str, target: EvalTarget, batch: Any) -> Callable[..., Any]:
+        """Return the program for a target and batch of this structure, compiled at its first
+        call."""
+        key = step, target.key, jax.tree.structure(batch)
         if key not in self._compiled:
-            body = self._evaluate if step == "validation_step" else self._predict
+            body = self._evaluate_batch if step == "validation_step" else self._predict_batch
             # Whatever leaves an evaluation is read on the host, by every process.
-            whole = replicated_sharding(self._mesh)
             self._compiled[key] = jax.jit(
-                lambda leaves, *rest: body(subject.join(leaves), *rest), out_shardings=whole
+                lambda leaves, *rest: body(target.join(leaves), *rest),
+                out_shardings=replicated_sharding(self._mesh),
             )
         return self._compiled[key]
 
-    def _evaluate(self, subject: Any, batch: Any, resident: Any, index: Any, merged: Any) -> Any:
-        with self._eval_context(subject, batch, resident, index) as (module, batch, ctx):
-            output = forward(self._plugins, "validation_step", module, batch, ctx)
-            metrics, gathered = self._metrics(output, batch, ctx)
-        if merged is not None:
-            check_same_structure(
-                merged, metrics, f"the metrics of batch {self._at} of {self._spec.name!r}"
-            )
-            both = {name: one and merged[name].merge(one) for name, one in metrics.items()}
-            metrics = jax.tree.map(partial(jnp.where, index == 0), metrics, both)
-        return metrics, gathered, output.media
+    def _evaluate_batch(
+        self, target: Any, batch: Any, device_arrays: Any, index: Any, carry: Any
+    ) -> Any:
+        """Run one validation step and merge its metrics into those before; traced.
 
-    def _predict(self, subject: Any, batch: Any, resident: Any, index: Any) -> Any:
-        with self._eval_context(subject, batch, resident, index) as (module, batch, ctx):
-            check_batch(step := get_method(module, "predict_step"), batch)
+        `carry` is None, or the accumulator and the names of the collecting metrics with None for
+        each: which there are may not change from batch to batch either.
+        """
+        with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
+            output = forward(self._plugins, "validation_step", module, batch, ctx)
+            metrics, collected = self._get_metrics(output, batch, ctx)
+        accumulator = MetricAccumulator.from_metrics(metrics)
+        names = dict.fromkeys(collected)
+        if carry is not None:
+            before, names_before = carry
+            where = f"the metrics of batch {self._batch_index} of {self._evaluator.name!r}"
+            check_same_structure(before.metrics | names_before, metrics | names, where)
+            accumulator = before.update(accumulator, restart=index == 0)
+        return (accumulator, names), collected, output.media
+
+    def _predict_batch(self, target: Any, batch: Any, device_arrays: Any, index: Any) -> Any:
+        """Run one prediction step; traced. Gives the predictions and the mask."""
+        with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
+            step = get_method(module, "predict_step")
+            check_batch(step, batch)
             preds = step(module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
-            if not all(shapes or [()]) or (ctx.mask is not None and {*shapes} != {ctx.mask.shape}):
-                what = f"{step.__qualname__} gave {format_tree(preds) or 'nothing'}"
-                raise ModelError(f"{what}: return arrays that begin with the example axis")
+            fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}
+            if not all(shapes or [()]) or not fits_mask:
+                raise ModelError(
+                    f"{step.__qualname__} gave {format_tree(preds) or 'nothing'}: return arrays "
+                    "that begin with the example axis"
+                )
             return preds, ctx.mask
 
     @contextmanager
     def _eval_context(
-        self, subject: Any, batch: Any, resident: Any, index: Any
+        self, target: Any, batch: Any, device_arrays: Any, index: Any
     ) -> Iterator[tuple[Any, Any, Context]]:
-        module, model_state, key, step = subject
-        batch, mask = split_mask(ArrayData.gather(resident, batch))
+        module, model_state, key, step = target
+        batch, mask = split_mask(ArrayData.gather(device_arrays, batch))
+        # Media are shown of the first batch; nothing else is due in an evaluation.
+        due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
+        if MEDIA_ACTION in due_flags:
+            due_flags[MEDIA_ACTION] = index == 0
         ctx = Context(
-            self._streams(key),
+            self._make_rng_streams(key),
             step,
             training=False,
             model_state=model_state,
             mask=mask,
-            rng_path=((self._spec.name, index),),
-            due_flags={
-                name: index == 0 if name == MEDIA_ACTION else jnp.asarray(False)
-                for name in self._due_names
-            },
-            rng_step=step if self._spec.new_rng_each_time else None,
+            rng_path=((self._evaluator.name, index),),
+            due_flags=due_flags,
+            rng_step=step if self._evaluator.new_rng_each_time else None,
         )
-        with (
-            training_mode(False, module) as module,
-            batch_error_context(f"batch {self._at} of {self._spec.name!r}", batch),
-        ):
+        where = f"batch {self._batch_index} of {self._evaluator.name!r}"
+        with training_mode(False, module) as module, batch_error_context(where, batch):
             yield module, batch, ctx
 
-    def _metrics(
+    def _get_metrics(
         self, output: Output, batch: Any, ctx: Context
-    ) -> tuple[dict[str, Any], dict[str, CollectingMetric]]:
-        spec = self._spec
-        total, terms = output.loss, output.losses
-        if spec.losses is not None:
-            total, terms = None, self._metrics_from_preds(spec.losses, output, batch, ctx)
-        metrics = (
-            output.metrics
-            if spec.metrics is None
-            else self._metrics_from_preds(spec.metrics, output, batch, ctx)
-        )
-        given = merge_named_values(total, terms, metrics)
-        gathered = {
-            name: value for name, value in given.items() if isinstance(value, CollectingMetric)
-        }
-        examples = count_examples(batch, ctx.mask)
-        # The gathered ones have a place without a value: which there are may not change from batch
-        # to batch either.
-        metrics = dict.fromkeys(gathered) | {
-            name: _as_mean(value.compute(), examples)
-            if isinstance(value, RunningMetric)
-            else as_metric(name, value, examples)
-            for name, value in given.items()
-            if name not in gathered
-        }
-        return metrics, gathered
+    ) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
+        """Return the metrics of one batch by name, and those that collect examples; traced."""
+        total = output.loss
+        terms = output.losses
+        metrics = output.metrics
+        if self._evaluator.losses is not None:
+            total = None
+            terms = self._call_functions(self._evaluator.losses, output, batch, ctx)
+        if self._evaluator.metrics is not None:
+            metrics = self._call_functions(self._evaluator.metrics, output, batch, ctx)
+        num_examples = count_examples(batch, ctx.mask)
+        merged: dict[str, Metric] = {}
+        collected: dict[str, CollectingMetric] = {}
+        for name, value in merge_named_values(total, terms, metrics).items():
+            if isinstance(value, CollectingMetric):
+                collected[name] = value
+            elif isinstance(value, RunningMetric):
+                # An evaluation has no order of steps: its value is the mean over the batches.
+                merged[name] = _as_mean(value.compute(), num_examples)
+            else:
+                merged[name] = as_metric(name, value, num_examples)
+        return merged, collected
 
-    def _metrics_from_preds(
+    def _call_functions(
         self, functions: Functions, output: Output, batch: Any, ctx: Context
     ) -> dict[str, Any]:
+        """Return what the evaluator's own metrics or losses are for one batch, by name."""
         if output.preds is None:
             raise ModelError(
-                f"evaluator {self._spec.name!r} has metrics of its own: return fg.Output(..., preds=...)"
+                f"evaluator {self._evaluator.name!r} has metrics of its own: "
+                "return fg.Output(..., preds=...)"
             )
         return {
             name: evaluate_metric_fn(name, function, output.preds, batch, ctx.mask)
@@ -392,18 +446,67 @@ class Evaluation:
 
 
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of its
-    keys."""
+    """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
+    its keys."""
     return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
 
 
-def _as_mean(value: Any, examples: Any) -> Metric:
-    """The mean over so many examples, element by element."""
-    means = jax.vmap(partial(Mean.from_values, weight=examples))(jnp.ravel(value))
+def _check_custom_values(name: str, values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the numbers and the media of what the custom evaluation `name` gave."""
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise PluginError(
+            f"evaluator {name!r} gave {values!r}; an evaluation gives metrics by name"
+        )
+    metrics, media = split_media(flatten_metric_dict(values))
+    numbers = as_numbers(metrics)
+    for key, value in numbers.items():
+        if np.asarray(value).dtype.kind not in "biufV":
+            raise PluginError(
+                f"the metric {key!r} of evaluator {name!r} is {type(value).__name__}: an "
+                "evaluation gives numbers, arrays of them, and fg.media"
+            )
+    return numbers, media
+
+
+def _compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:
+    """Return the result of a collecting metric over its batches; of a tree, `name/path` for each
+    leaf."""
+    result = parts[0].merge(*parts[1:]).compute()
+    values = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        keys = [keystr((key,), simple=True) for key in path]
+        values["/".join([name, *keys])] = leaf
+    return values
+
+
+def _as_mean(value: Any, num_examples: Any) -> Metric:
+    """Return the mean over so many examples, element by element."""
+    means = jax.vmap(partial(Mean.from_values, weight=num_examples))(jnp.ravel(value))
     return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)
 
 
+def _concatenate_predictions(batches: list[Any]) -> Any:
+    """Return the predictions of all batches as one tree."""
+    for index, batch in enumerate(batches):
+        if _get_example_spec(batch) != _get_example_spec(batches[0]):
+            raise ModelError(
+                f"predict_step gave {format_tree(batch)} for batch {index}, and "
+                f"{format_tree(batches[0])} for batch 0: give them the same shapes, or take each "
+                "with callback="
+            )
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def _get_example_spec(preds: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return the structure of predictions, and the shapes of one example."""
+    return jax.tree.structure(preds), [leaf.shape[1:] for leaf in jax.tree.leaves(preds)]
+
+
 def _remove_padding(preds: Any, mask: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf) if mask is None else np.asarray(leaf)[np.asarray(mask)], preds
-    )
+    """Return the predictions that the mask, if any, does not exclude, as NumPy arrays."""
+
+    def select(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        return array if mask is None else array[np.asarray(mask)]
+
+    return jax.tree.map(select, preds)

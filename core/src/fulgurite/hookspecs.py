@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from fulgurite.consensus import ProcessSync
-from fulgurite.evaluation import EvaluatorSpec
+from fulgurite.evaluation import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import FitResult, Run
@@ -126,8 +126,8 @@ def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
     """
 
 
-@hookspec("build", Combine.BY_NAME, list[EvaluatorSpec], _MADE)
-def register_evaluators() -> list[EvaluatorSpec] | None:
+@hookspec("build", Combine.BY_NAME, list[Evaluator], _MADE)
+def register_evaluators() -> list[Evaluator] | None:
     """Declare evaluations, which `run.evaluate(name)` runs."""
 
 

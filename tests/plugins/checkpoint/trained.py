@@ -109,8 +109,8 @@ class Scores:
         return iter([np.full(1, self.told[-1], np.float32)])
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec(self.name, fg.DataSource(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator(self.name, fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

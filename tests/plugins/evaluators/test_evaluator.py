@@ -37,8 +37,7 @@ def logits(right: list[int]) -> dict[str, np.ndarray]:
     }
 
 
-# --- cases with numbers
-# -----------------------------------------------------------------------------------------------
+# --- cases with numbers --------------------------------------------------------------------------
 
 
 def test_case_14_accuracy_over_uneven_batches() -> None:
@@ -104,8 +103,7 @@ def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
     assert sink.values("test", "updates") == [(60, 60)]
 
 
-# --- where results go
-# -------------------------------------------------------------------------------------------------
+# --- where results go ----------------------------------------------------------------------------
 
 
 def test_results_reach_sinks_the_result_history_and_plugins() -> None:
@@ -229,8 +227,7 @@ def test_limit_and_parts_of_a_data_module() -> None:
     assert engine(plugin, steps=1).fit(Counting, data).metrics["some"]["mean"] == 2
 
 
-# --- what an evaluation is
-# --------------------------------------------------------------------------------------------
+# --- what an evaluation is -----------------------------------------------------------------------
 
 
 class Noisy(Counting):
@@ -353,8 +350,7 @@ def test_what_is_no_metrics() -> None:
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
 
-# --- failures
-# ---------------------------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -380,10 +376,10 @@ def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
     )
 
 
-def test_one_that_is_not_required_is_left_out_told_once_and_in_the_result() -> None:
+def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning() -> None:
     sink, keeper = Sink(), Keeper(8)
     plugins = [
-        Evaluator("test", Failing(), every=2, required=False),
+        Evaluator("test", Failing(), every=2, raise_on_error=False),
         Evaluator("other", ZERO, every=4),
         sink,
         keeper,
@@ -412,7 +408,7 @@ def test_a_state_that_is_not_finite_is_no_failure_of_the_evaluator() -> None:
             return fg.Output(jnp.where(ctx.step == 2, jnp.nan, 1.0) * self.weight)
 
     with pytest.raises(NonFiniteError, match="step 3"):
-        engine(Evaluator("test", ZERO, 3, required=False), steps=4).fit(Exploding, ZERO)
+        engine(Evaluator("test", ZERO, 3, raise_on_error=False), steps=4).fit(Exploding, ZERO)
 
 
 def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_resumes() -> None:
@@ -428,7 +424,9 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
                     os.kill(os.getpid(), signal.SIGTERM)
 
     keeper, sink = Keeper(2), Sink()
-    evaluator = Evaluator("test", fg.DataSource(Terminating(), prefetch=0), every=2, required=False)
+    evaluator = Evaluator(
+        "test", fg.DataSource(Terminating(), prefetch=0), every=2, raise_on_error=False
+    )
     result = fit(evaluator, keeper, sink)
     assert (result.stop_reason, result.failures, sink.values("test", "updates")) == (
         "SIGTERM",
@@ -439,8 +437,7 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
     assert sink.values("test", "updates") == [(2, 2), (4, 4)]
 
 
-# --- mistakes
-# ---------------------------------------------------------------------------------------------------------
+# --- mistakes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "train", "two words", 3])
@@ -451,23 +448,23 @@ def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
 
 def test_mistakes_at_construction() -> None:
     with pytest.raises(
-        ConfigurationError, match="'fast' has no meaning: give it run=EveryCheckpoint"
+        ConfigurationError, match="'fast' has no meaning: give it every=EveryCheckpoint"
     ):
         Evaluator("test", ZERO, every=2, group="fast")
     with pytest.raises(ConfigurationError, match="nothing to evaluate"):
         Evaluator("test")
-    with pytest.raises(ConfigurationError, match="limit is 0"):
+    with pytest.raises(ConfigurationError, match="num_batches is 0"):
         Evaluator("test", ZERO, num_batches=0)
     bad: Any = "3"
-    with pytest.raises(ConfigurationError, match="limit is '3'"):
+    with pytest.raises(ConfigurationError, match="num_batches is '3'"):
         Evaluator("test", ZERO, num_batches=bad)
-    with pytest.raises(ConfigurationError, match="call is '3'"):
+    with pytest.raises(ConfigurationError, match="fn is '3'"):
         Evaluator("test", fn=bad)
     bad = None
-    with pytest.raises(ConfigurationError, match="weights is None"):
+    with pytest.raises(ConfigurationError, match="module_view is None"):
         Evaluator("test", ZERO, module_view=bad)
     with pytest.raises(ConfigurationError, match="evaluator 'test': losses are functions by name"):
-        engine(Evaluator("test", ZERO, losses={"mse": bad}))
+        Evaluator("test", ZERO, losses={"mse": bad})
     with pytest.raises(ConfigurationError, match="group 'a/b'"):
         Evaluator("test", ZERO, every=EveryCheckpoint(), group="a/b")
     bad = 3

@@ -135,9 +135,9 @@ def test_what_remains_is_an_update_as_those_before() -> None:
         plugin_name = "probe"
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.Evaluator]:
             return [
-                fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: {"same": 1.0})
+                fg.Evaluator("test", ONE, custom=lambda state, step, standard: {"same": 1.0})
             ]
 
         @fg.hookimpl

@@ -176,8 +176,8 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 
     class Test:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-            return [fg.EvaluatorSpec("test", ONE)]
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", ONE)]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -213,9 +213,9 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     class Test:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+        def register_evaluators(self) -> list[fg.Evaluator]:
             metrics = {"each": np.ones(3), "same": 1.0, "less": 1.0}
-            return [fg.EvaluatorSpec("test", ONE, custom=lambda state, step, standard: metrics)]
+            return [fg.Evaluator("test", ONE, custom=lambda state, step, standard: metrics)]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:

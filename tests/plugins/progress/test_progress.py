@@ -265,8 +265,8 @@ class Watching:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
-        return [fg.EvaluatorSpec("test", fg.DataSource(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator("test", fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -225,10 +225,10 @@ class Evaluations:
     """Runs the evaluation `repeating` and `fresh` every two steps."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.EvaluatorSpec]:
+    def register_evaluators(self) -> list[fg.Evaluator]:
         return [
-            fg.EvaluatorSpec("repeating", BATCHES),
-            fg.EvaluatorSpec("fresh", BATCHES, new_rng_each_time=True),
+            fg.Evaluator("repeating", BATCHES),
+            fg.Evaluator("fresh", BATCHES, new_rng_each_time=True),
         ]
 
     @fg.hookimpl
