@@ -89,7 +89,7 @@ def test_a_second_fit_on_a_used_iterator() -> None:
 
 def test_init_does_not_use_up_an_iterator() -> None:
     data = iter(numbers([1], [2]))
-    with pytest.raises(DataError, match="init would use up the first batch of an iterator"):
+    with pytest.raises(DataError, match="init_state would use up the first batch of an iterator"):
         fg.Engine(steps=2).init_state(Counting, data)
     assert [batch.tolist() for batch in data] == [[1], [2]]
 

@@ -21,8 +21,8 @@ PACKAGES = sorted(
 LAYERS = """
     errors timing
     tree.paths tree.select tree.specs tree.typecheck
-    rng triggers sharding metrics.base metrics.basic metrics data.sources data.iterator
-    plugins.ordering plugins.selection plugins.manager
+    rng triggers sharding metrics.base metrics.basic metrics.conversion metrics data.sources data.iterator
+    plugins.markers plugins.ordering plugins.selection plugins.manager
     model.media model.mode model.context model.module
     training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.step
@@ -69,13 +69,8 @@ PENDING_IMPORTS: set[tuple[str, str]] = {
     ("fit.start", "engine"),
     ("fit.start", "runs"),
     ("hookspecs", "consensus"),
-    ("hookspecs", "engine"),
     ("hookspecs", "runs"),
     ("model.context", "media"),
-    ("model.module", "training.update"),
-    ("plugins.manager", "hookspecs"),
-    ("plugins.ordering", "fit.scheduler"),
-    ("plugins.ordering", "plugins.manager"),
     ("training.forward", "media"),
     ("training.forward", "placing"),
     ("training.services", "consensus"),

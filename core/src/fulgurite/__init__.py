@@ -12,14 +12,14 @@ from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run
 from fulgurite.model.context import Context
 from fulgurite.model.mode import is_training, training_mode
-from fulgurite.model.module import Module, Output, Task
+from fulgurite.model.module import Module, OptimizerSpec, Output, Task
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.runs import CheckpointRef, RunDirectory, Snapshot
 from fulgurite.sink import FileLogger
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
-from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, compute_gradients
+from fulgurite.training.update import GradientUpdate, UpdateRule, compute_gradients
 from fulgurite.tree.select import exclude, select
 from fulgurite.triggers import (
     At,

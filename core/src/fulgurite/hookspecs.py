@@ -19,12 +19,12 @@ from fulgurite.fit.records import Record
 from fulgurite.fit.run import FitResult, Run
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.model.context import Context
-from fulgurite.model.module import Output
+from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
 from fulgurite.runs import CheckpointRef, Snapshot
 from fulgurite.training.state import TrainState
-from fulgurite.training.update import OptimizerSpec, UpdateRule
+from fulgurite.training.update import UpdateRule
 
 # pyright: reportReturnType=false
 # A specification has no body: what it returns is what implementations return.

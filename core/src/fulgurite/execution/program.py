@@ -16,7 +16,7 @@ from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, Plu
 from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
-from fulgurite.model.module import get_method
+from fulgurite.model.module import OptimizerSpec, as_optimizer_specs, get_method
 from fulgurite.placing import (
     BatchSharding,
     put_shared,
@@ -31,7 +31,7 @@ from fulgurite.training.nonfinite import NonFiniteTracker
 from fulgurite.training.services import Services
 from fulgurite.training.state import ModelInit, TrainState
 from fulgurite.training.step import TrainStep
-from fulgurite.training.update import GradientUpdate, OptimizerSpec, UpdateRule, as_optimizer_specs
+from fulgurite.training.update import GradientUpdate, UpdateRule
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import check_same_structure, copy_arrays, is_array, shape_spec
 from fulgurite.triggers import StepRange

@@ -1,9 +1,9 @@
 """What a user writes: a module with a training contract, or a task around any Equinox model."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,15 +13,17 @@ from jaxtyping import Array, Float, PyTree
 
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
+from fulgurite.model.context import Context
+from fulgurite.tree.select import Selector, select
 from fulgurite.tree.typecheck import check_batch
-
-if TYPE_CHECKING:
-    from fulgurite.model.context import Context
-    from fulgurite.training.update import OptimizerSpec
 
 
 class Output(eqx.Module):
     """What a step returns.
+
+    Example:
+        accuracy = fg.metrics.Accuracy.from_logits(logits, labels)
+        return fg.Output(loss, metrics={"accuracy": accuracy})
 
     Attributes:
         loss: the scalar to minimise; after the engine's forward pass, the sum of all terms.
@@ -49,63 +51,128 @@ class Output(eqx.Module):
     updates: PyTree = None
 
     def replace(self, **changes: Any) -> "Output":
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer and what it updates.
+
+    Example:
+        fg.OptimizerSpec(optax.adam(1e-3), params="encoder")
+
+    Attributes:
+        optimizer: an `optax.GradientTransformation`.
+        params: the arrays that it updates, as `select` takes them; all by default. Others get no
+            gradient or state.
+        gradient_transform: what is applied to the gradients first: the `gradient_transform`s of
+            plugins, set by the engine.
+    """
+
+    optimizer: optax.GradientTransformation
+    params: Selector | str | Callable[[Any], Any] | None = None
+    gradient_transform: optax.GradientTransformation = field(
+        default_factory=optax.identity, kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            raise ConfigurationError(
+                f"fg.OptimizerSpec: optimizer is {self.optimizer!r}; give one such as "
+                "optax.adam(1e-3)"
+            )
+        if not isinstance(self.params, Selector | None):
+            object.__setattr__(self, "params", select(self.params))
+
+    def param_mask(self, module: PyTree) -> PyTree[bool]:
+        """Return True for the floating-point arrays that this optimizer updates, False for every
+        other leaf."""
+        if self.params is None:
+            return jax.tree.map(is_floating_array, module)
+        assert isinstance(self.params, Selector)  # made one in __post_init__
+        return jax.tree.map(
+            lambda leaf, is_selected: is_selected and is_floating_array(leaf),
+            module,
+            self.params(module),
+        )
 
 
 class Module(eqx.Module):
     """An `equinox.Module` that defines its own training.
 
+    Example:
+        class Classifier(fg.Module):
+            net: eqx.nn.MLP
+
+            def training_step(self, batch, ctx):
+                logits = jax.vmap(self.net)(batch["image"])
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+                return fg.Output(losses.mean(), preds=logits)
+
+            def configure_optimizers(self):
+                return optax.adam(1e-3)
+
     Its methods are pure and traced: `batch` holds arrays with a leading example axis, and
     everything else a step needs (keys, model state, mask) comes from `ctx`.
     """
 
-    def training_step(self, batch: Any, ctx: "Context") -> Output:
-        """The loss and the metrics of one batch. Required."""
+    def training_step(self, batch: Any, ctx: Context) -> Output:
+        """Return the loss and the metrics of one batch. Required."""
         raise ModelError(
-            f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return fg.Output"
+            f"{type(self).__name__} has no training_step(self, batch, ctx); define it, return "
+            "fg.Output"
         )
 
-    def validation_step(self, batch: Any, ctx: "Context") -> Output:
-        """The metrics of one batch in evaluation, in inference mode. Unless overridden, this is
-        `training_step`, or without one the results of the functions that a method `losses`
-        returns."""
-        if type(self).training_step is Module.training_step and callable(
-            getattr(self, "losses", None)
-        ):
-            parts = [
-                prefix_output(name, one()) for name, one in get_loss_fns(self, batch, ctx).items()
-            ]
-            losses, metrics, media = (
-                {key: value for one in parts for key, value in getattr(one, kind).items()}
-                for kind in ("losses", "metrics", "media")
-            )
-            preds = next((one.preds for one in parts if one.preds is not None), None)
-            return Output(losses=losses, metrics=metrics, media=media, preds=preds)
+    def validation_step(self, batch: Any, ctx: Context) -> Output:
+        """Return the metrics of one batch in evaluation, in inference mode.
+
+        Unless overridden, this is `training_step`, or without one the results of the functions that
+        a method `losses` returns. The core knows that method, which only a plugin trains, because
+        an evaluation has no update rule that it could ask.
+        """
+        has_training_step = type(self).training_step is not Module.training_step
+        if not has_training_step and callable(getattr(self, "losses", None)):
+            functions = get_loss_fns(self, batch, ctx)
+            outputs = [prefix_output(name, function()) for name, function in functions.items()]
+            return merge_outputs(outputs)
         check_batch(type(self).training_step, batch)
         return self.training_step(batch, ctx)
 
-    def predict_step(self, batch: Any, ctx: "Context") -> PyTree[Array]:
-        """The predictions for one batch, each with a leading example axis;
-        `validation_step(...).preds` by default."""
+    def predict_step(self, batch: Any, ctx: Context) -> PyTree[Array]:
+        """Return the predictions for one batch, each with a leading example axis.
+
+        By default these are `validation_step(...).preds`.
+        """
         check_batch(type(self).validation_step, batch)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
             raise ModelError(
-                f"{type(self).__name__} cannot predict: define predict_step or return fg.Output(preds=)"
+                f"{type(self).__name__} cannot predict: define predict_step or return "
+                "fg.Output(preds=)"
             )
         return preds
 
-    def configure_optimizers(self) -> "optax.GradientTransformation | dict[str, OptimizerSpec]":
-        """The optimizer. Called once, on a module of traced arrays: they have shapes and dtypes,
-        and no values."""
+    def configure_optimizers(self) -> optax.GradientTransformation | dict[str, OptimizerSpec]:
+        """Return the optimizer, or several by name.
+
+        Called once, on a module of traced arrays: they have shapes and dtypes, and no values.
+        """
         raise ModelError(
-            f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return one"
+            f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return "
+            "one"
         )
 
 
 class Task(Module):
-    """Any Equinox model with a loss: `fg.Task(model, loss=..., optimizer=optax.adam(1e-3))`.
+    """Any Equinox model with a loss.
+
+    Example:
+        fg.Task(
+            eqx.nn.MLP(784, 10, 256, 1, key=key),
+            loss=lambda preds, batch: softmax_cross_entropy(preds, batch[1]),
+            optimizer=optax.adam(1e-3),
+        )
 
     Attributes:
         model: the Equinox model.
@@ -125,13 +192,14 @@ class Task(Module):
     loss: Callable[..., Array] = eqx.field(static=True)
     optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
     metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
-    forward: "Callable[[Any, Any, Context], Any] | None" = eqx.field(static=True, default=None)
+    forward: Callable[[Any, Any, Context], Any] | None = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
 
-    def training_step(self, batch: Any, ctx: "Context") -> Output:
-        """The weighted loss and the metrics of one batch."""
-        made = (self.forward or _vmap_model)(self.model, batch, ctx)
-        output = made if isinstance(made, Output) else Output(preds=made)
+    def training_step(self, batch: Any, ctx: Context) -> Output:
+        """Return the weighted loss and the metrics of one batch."""
+        forward = self.forward or _vmap_model
+        result = forward(self.model, batch, ctx)
+        output = result if isinstance(result, Output) else Output(preds=result)
         weight = self.weight(ctx.step) if callable(self.weight) else self.weight
         loss = weight * compute_value(
             evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
@@ -143,7 +211,7 @@ class Task(Module):
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
-        """The optimizer passed to the task."""
+        """Return the optimizer passed to the task."""
         if self.optimizer is None:
             raise ConfigurationError(
                 "fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one"
@@ -151,47 +219,73 @@ class Task(Module):
         return self.optimizer
 
 
-def get_loss_fns(module: Any, batch: Any, ctx: "Context") -> dict[str, Callable[[], Any]]:
-    """The functions that `losses(batch, ctx)` of a module gives, each for one of several losses, by
-    name."""
+def get_loss_fns(module: Any, batch: Any, ctx: Context) -> dict[str, Callable[[], Any]]:
+    """Return the functions that `losses(batch, ctx)` of a module gives, one for each loss.
+
+    Args:
+        module: has a method `losses`.
+        batch: the batch.
+        ctx: the context of the step.
+
+    Raises:
+        ModelError: the method returned anything else.
+    """
     check_batch(module.losses, batch)
-    functions, where = module.losses(batch, ctx), f"{type(module).__name__}.losses"
+    functions = module.losses(batch, ctx)
+    source = f"{type(module).__name__}.losses"
     if not isinstance(functions, dict):
         raise ModelError(
-            f"{where} gave {type(functions).__name__}: return a dictionary of functions, by name"
+            f"{source} gave {type(functions).__name__}: return a dictionary of functions, by name"
         )
-    if bad := [name for name, function in functions.items() if not callable(function)]:
-        kind = (
-            "an array"
-            if isinstance(functions[bad[0]], jax.Array)
-            else type(functions[bad[0]]).__name__
-        )
-        gap = f"{where} gave {kind} as {bad[0]!r}"
-        raise ModelError(
-            f"{gap}: give a function that makes the loss, {{{bad[0]!r}: lambda: ..., ...}}"
-        )
+    for name, function in functions.items():
+        if not callable(function):
+            is_array = isinstance(function, jax.Array)
+            kind = "an array" if is_array else type(function).__name__
+            raise ModelError(
+                f"{source} gave {kind} as {name!r}: give a function that makes the loss, "
+                f"{{{name!r}: lambda: ..., ...}}"
+            )
     return functions
 
 
-def prefix_output(name: str, made: Any) -> Output:
-    """What the function of the loss `name` made, a loss or an output, with all of it under that
-    name."""
-    output = made if isinstance(made, Output) else Output(made)
+def prefix_output(name: str, result: Any) -> Output:
+    """Return an output whose entries are all under the name of a loss.
+
+    Args:
+        name: the loss.
+        result: what its function returned, a scalar or an `Output`.
+    """
+    output = result if isinstance(result, Output) else Output(result)
     terms = {} if output.loss is None else {name: output.loss}
-    metrics, media = (
-        {f"{name}/{key}": one for key, one in part.items()}
-        for part in (output.metrics, output.media)
-    )
     return output.replace(
-        loss=None, losses={**terms, **output.losses}, metrics=metrics, media=media
+        loss=None,
+        losses={**terms, **output.losses},
+        metrics={f"{name}/{key}": value for key, value in output.metrics.items()},
+        media={f"{name}/{key}": value for key, value in output.media.items()},
     )
+
+
+def merge_outputs(outputs: Sequence[Output]) -> Output:
+    """Return one output with the losses, metrics and media of all, and the first predictions."""
+    losses: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    media: dict[str, Any] = {}
+    preds = None
+    for output in outputs:
+        losses |= output.losses
+        metrics |= output.metrics
+        media |= output.media
+        if preds is None:
+            preds = output.preds
+    return Output(losses=losses, metrics=metrics, media=media, preds=preds)
 
 
 def get_method(module: Any, name: str) -> Callable[..., Any]:
-    """The method `name` of the module's class, which fulgurite calls."""
+    """Return a method of a module's class; raise a ModelError if the class has none."""
     if not hasattr(type(module), name):
         raise ModelError(
-            f"{type(module).__name__} has no {name}: subclass fg.Module, or give fg.Task(model, loss=...)"
+            f"{type(module).__name__} has no {name}: subclass fg.Module, or give "
+            "fg.Task(model, loss=...)"
         )
     return getattr(type(module), name)
 
@@ -199,51 +293,97 @@ def get_method(module: Any, name: str) -> Callable[..., Any]:
 def evaluate_metric_fn(
     name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any
 ) -> Any:
-    """What `function(preds, batch)` gives: a metric, a scalar, or of an array `(batch, ...)` the
-    mean without padding. A function with a parameter `mask` gets it. One without must make no
-    metric of a padded batch, padding and all."""
-    masks = {"mask": mask} if "mask" in inspect.signature(function).parameters else {}
-    value = function(preds, batch, **masks)
-    if isinstance(value, Metric | RunningMetric | CollectingMetric):
-        if mask is not None and not masks:
+    """Return what a loss or metric function gives, so that padding does not count.
+
+    Args:
+        name: that of the metric, for messages.
+        function: called as `function(preds, batch)`, or with `mask` if it has such a parameter.
+        preds: the predictions.
+        batch: the batch.
+        mask: bool `(batch,)`, False for padding; None for a batch without padding.
+
+    Returns:
+        A metric, a scalar, or the mean without padding of an array `(batch, ...)`.
+
+    Raises:
+        ModelError: a function without a parameter `mask` made a metric or a number of a padded
+            batch, padding and all; or the result holds no numbers.
+    """
+    takes_mask = "mask" in inspect.signature(function).parameters
+    value = function(preds, batch, mask=mask) if takes_mask else function(preds, batch)
+    counts_padding = mask is not None and not takes_mask
+    if is_metric(value):
+        if counts_padding:
             kind = type(value).__name__
-            gap = f"metric {name!r} is a {kind} of a padded batch, made without its mask"
             raise ModelError(
-                f"{gap}: take it, as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
+                f"metric {name!r} is a {kind} of a padded batch, made without its mask: take it, "
+                f"as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
             )
         return value
     try:
         value = jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        gap = f"metric {name!r} is {type(value).__name__}, which is no number and no array of them"
-        raise ModelError(f"{gap}; return pictures and the like as fg.Output(media=...)") from error
-    if mask is not None and not masks and value.ndim == 0:
-        gap = f"{name!r} is one number for a padded batch, made without its mask"
         raise ModelError(
-            f"{gap}: give an array with the example axis, or take it: `lambda preds, batch, mask: ...`"
+            f"metric {name!r} is {type(value).__name__}, which is no number and no array of them; "
+            "return pictures and the like as fg.Output(media=...)"
+        ) from error
+    if value.ndim:
+        return Mean.from_values(value, mask)
+    if counts_padding:
+        raise ModelError(
+            f"{name!r} is one number for a padded batch, made without its mask: give an array with "
+            "the example axis, or take it: `lambda preds, batch, mask: ...`"
         )
-    return Mean.from_values(value, mask) if value.ndim else value
+    return value
 
 
-def compute_value(measured: Any) -> Any:
-    """The number that `measured` gives."""
-    return (
-        measured.compute()
-        if isinstance(measured, Metric | RunningMetric | CollectingMetric)
-        else measured
+def is_metric(value: Any) -> bool:
+    """Return whether a value is a metric of any kind."""
+    return isinstance(value, Metric | RunningMetric | CollectingMetric)
+
+
+def compute_value(value: Any) -> Any:
+    """Return the number that a metric stands for; any other value unchanged."""
+    return value.compute() if is_metric(value) else value
+
+
+def is_floating_array(leaf: Any) -> bool:
+    """Return whether a leaf is an array of floating-point numbers, or stands for one as
+    `jax.ShapeDtypeStruct` does."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]:
+    """Return optimizers by name; a single one is called `default`.
+
+    Args:
+        optimizers: what `configure_optimizers` returned.
+        source: whose answer it is, for the message.
+    """
+    if isinstance(optimizers, optax.GradientTransformation):
+        return {"default": OptimizerSpec(optimizers)}
+    is_dict = isinstance(optimizers, dict) and bool(optimizers)
+    if is_dict and all(isinstance(spec, OptimizerSpec) for spec in optimizers.values()):
+        return optimizers
+    raise ConfigurationError(
+        f"{source} gave {type(optimizers).__name__}; give an optax.GradientTransformation such as "
+        "optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
     )
 
 
-def _vmap_model(model: Any, batch: Any, ctx: "Context") -> Output:
+def _vmap_model(model: Any, batch: Any, ctx: Context) -> Output:
+    """Apply a model to each example of the first entry of a batch."""
     if not isinstance(batch, tuple | list):
-        gap = f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the model's input"
         raise ModelError(
-            f"{gap}: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
+            "fg.Task cannot tell which part of a batch of type "
+            f"{type(batch).__name__} is the model's input: pass "
+            "forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
         )
-    keyed = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters
-    keys = {"key": ctx.keys("default", len(jax.tree.leaves(batch[0])[0]))} if keyed else {}
+    inputs = batch[0]
+    takes_key = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters
+    keys = {"key": ctx.keys("default", len(jax.tree.leaves(inputs)[0]))} if takes_key else {}
     if ctx.model_state is None:
-        return Output(preds=jax.vmap(model)(batch[0], **keys))
-    mapped = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    preds, model_state = mapped(batch[0], ctx.model_state, **keys)
+        return Output(preds=jax.vmap(model)(inputs, **keys))
+    apply = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    preds, model_state = apply(inputs, ctx.model_state, **keys)
     return Output(preds=preds, model_state=model_state)

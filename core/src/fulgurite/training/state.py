@@ -86,8 +86,8 @@ def as_model_init(model: Any) -> ModelInit:
         return ModelInit(arrays, lambda arrays, key: copy_arrays(eqx.combine(arrays, static)), pair)
     if not callable(model):
         raise ModelError(
-            "a model is an Equinox module, (module, eqx.nn.State), or a callable that gives either, "
-            f"called with key=; {type(model).__name__} is none of them"
+            "a model is an Equinox module, (module, eqx.nn.State), or a callable that gives "
+            f"either, called with key=; {type(model).__name__} is none of them"
         )
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:

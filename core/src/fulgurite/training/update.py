@@ -2,20 +2,18 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import ModelError
 from fulgurite.model.context import Context
-from fulgurite.model.module import Output
+from fulgurite.model.module import OptimizerSpec, Output, is_floating_array
 from fulgurite.training.state import TrainState
-from fulgurite.tree.select import Selector, select
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
@@ -23,43 +21,6 @@ Forward = Callable[..., Output]
 plugins and of `ctx.add_loss`; the output's `losses` are all terms by name and its `loss` is their
 sum. `forward(module, batch, ctx, step)` calls `step(module, batch, ctx)` in the place of
 `training_step`."""
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    """An optimizer and what it updates.
-
-    Attributes:
-        optimizer: an `optax.GradientTransformation`.
-        params: the arrays that it updates, as `select` takes them; all by default. Others get no
-            gradient or state.
-        before: what is applied to the gradients first: the `gradient_transform`s of plugins, set by
-            the engine.
-    """
-
-    optimizer: optax.GradientTransformation
-    params: Selector | str | Callable[[Any], Any] | None = None
-    gradient_transform: optax.GradientTransformation = field(
-        default_factory=optax.identity, kw_only=True
-    )
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, optax.GradientTransformation):
-            raise ConfigurationError(
-                f"fg.OptimizerSpec: optimizer is {self.optimizer!r}; give one such as optax.adam(1e-3)"
-            )
-        if not isinstance(self.params, Selector | None):
-            object.__setattr__(self, "params", select(self.params))
-
-    def param_mask(self, module: PyTree) -> PyTree[bool]:
-        """True for the floating-point arrays of `module` that this phase updates, False for every
-        other leaf."""
-        chosen = (
-            self.params(module)
-            if isinstance(self.params, Selector)
-            else jax.tree.map(lambda _: True, module)
-        )
-        return jax.tree.map(lambda leaf, yes: yes and _is_floating(leaf), module, chosen)
 
 
 class UpdateRule:
@@ -89,7 +50,7 @@ class UpdateRule:
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         """True for the arrays of `module` that it may update, by default those of floating-point
         numbers."""
-        return jax.tree.map(_is_floating, module)
+        return jax.tree.map(is_floating_array, module)
 
     def for_step(self, step: int, span: StepRange) -> "UpdateRule":
         """The rule that applies from the update after `step` on, for states of the same structure.
@@ -157,23 +118,3 @@ def compute_gradients(
         return output.loss, output
 
     return jax.grad(total, has_aux=True)(params)
-
-
-def _is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of floating-point numbers, or stands for one as
-    `jax.ShapeDtypeStruct` does."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def as_optimizer_specs(configured: Any, source: str) -> dict[str, OptimizerSpec]:
-    """`configure_optimizers`' answer as phases by name; one optimizer is called `default`."""
-    if isinstance(configured, optax.GradientTransformation):
-        return {"default": OptimizerSpec(configured)}
-    if (
-        isinstance(configured, dict)
-        and configured
-        and all(isinstance(one, OptimizerSpec) for one in configured.values())
-    ):
-        return configured
-    wanted = "an optax.GradientTransformation such as optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
-    raise ConfigurationError(f"{source} gave {type(configured).__name__}; give {wanted}")
