@@ -144,8 +144,8 @@ class Engine:
                 "an evaluator is called 'train', which is the source of training's records: "
                 "rename it"
             )
-        self._services = self._build_services()
-        self.due_names = self._services.settings.due_names
+        self.services = self._build_services()
+        self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
         self._step_program: Program | None = None
         self._evaluations: dict[Any, Evaluation] = {}
@@ -299,7 +299,7 @@ class Engine:
             program.check(state)
         compiled_step = program.get_compiled_step(1)
         program.select_update_rule(state.step, UnboundedRange(0))
-        nothing_due = np.zeros(len(self._services.settings.due_names), bool)
+        nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         flat, results = compiled_step(program.layout.flatten(state), [batch], nothing_due)
         return program.layout.unflatten(flat), compiled_step.get_output(results)
 
@@ -482,7 +482,7 @@ class Engine:
         program = _get_or_build(
             self._programs,
             tree_signature((model, batch, resident)),
-            lambda: Program(self._services, model_init, batch, resident),
+            lambda: Program(self.services, model_init, batch, resident),
         )
         # A module that makes functions gives other ones at each call; those in a state are those of
         # the program's own spec.
@@ -516,7 +516,7 @@ class Engine:
         return _get_or_build(
             self._evaluations,
             key,
-            lambda: Evaluation(self._services, spec),
+            lambda: Evaluation(self.services, spec),
             size=16 + len(self.evaluators),
         )
 

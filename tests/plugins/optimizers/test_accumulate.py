@@ -75,7 +75,7 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     ).fit(start, ONE)
     np.testing.assert_allclose(seen, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
     assert float(result.module.place) == pytest.approx(0.2)
-    assert result.state.opt_state["default"].optimizer.held == 0
+    assert result.state.opt_state["default"].optimizer.num_accumulated == 0
     assert result.metrics["train"]["default/updates"] == 1, (
         "the last one came after the window was closed"
     )
@@ -112,7 +112,9 @@ class Steep(Distance):
 
 def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
     saved: list[int] = []
-    plugin = type("Save", (), {"save": fg.hookimpl(lambda self, run: saved.append(run.step))})()
+    plugin = type(
+        "Save", (), {"save_checkpoint": fg.hookimpl(lambda self, run: saved.append(run.step))}
+    )()
     with pytest.raises(
         NonFiniteError, match="step 5: the update of place, of the gradients that were left,"
     ):
@@ -312,7 +314,7 @@ def test_a_batch_must_be_a_multiple() -> None:
         )
     bad: Any = "batches"
     for make in (lambda: GradientAccumulation(0), lambda: GradientAccumulation(2, bad)):
-        with pytest.raises(ConfigurationError, match="Accumulate: "):
+        with pytest.raises(ConfigurationError, match="GradientAccumulation: "):
             make()
 
 

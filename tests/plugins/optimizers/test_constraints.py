@@ -48,10 +48,10 @@ def test_gradients_are_clipped_for_each_phase() -> None:
             )
     wrong: list[dict[str, Any]] = [
         {},
-        {"norm": 0.0},
-        {"norm": 1.0, "value": -1.0},
-        {"norm": "1"},
-        {"value": True},
+        {"max_norm": 0.0},
+        {"max_norm": 1.0, "max_value": -1.0},
+        {"max_norm": "1"},
+        {"max_value": True},
     ]
     for arguments in wrong:
         with pytest.raises(ConfigurationError, match="clips nothing"):

@@ -174,7 +174,7 @@ def test_freezing_that_cannot_be_meant_is_an_error() -> None:
             ConfigurationError, match="a loop of engine.step knows of no epochs and no end"
         ):
             loop.step(loop.init_state(Two, points()), next(iter(points())))
-    with pytest.raises(ConfigurationError, match="until is Period"):
+    with pytest.raises(ConfigurationError, match="until is EverySeconds"):
         Freeze("first", until=fg.EverySeconds(3))
     with pytest.raises(ConfigurationError, match="until is AtStart"):
         Freeze("first", until=fg.AtStart())

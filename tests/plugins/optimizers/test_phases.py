@@ -252,7 +252,9 @@ def test_what_losses_gives_is_evaluated_too() -> None:
 def test_case_35_losses_and_optimizers_belong_together() -> None:
     x, y = Phase(optax.sgd(0.1), "x"), Phase(optax.sgd(0.1), "y")
     for kind in (Game, Apart):
-        with pytest.raises(ModelError, match="the loss 'max' has no optimizer.*Phases\\(max="):
+        with pytest.raises(
+            ModelError, match="the loss 'max' has no optimizer.*MultiOptimizer\\(max="
+        ):
             engine(MultiOptimizer(min=x, mix=y), steps=1).init_state(game(kind=kind), ONE)
         with pytest.raises(
             ModelError, match="the optimizer 'third' has no loss; the module gives min, max"
@@ -363,10 +365,12 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
         with pytest.raises(ConfigurationError):
             make()
     bad: Any = optax.sgd
-    with pytest.raises(ConfigurationError, match="Phase: optimizer is <function sgd"):
+    with pytest.raises(ConfigurationError, match="OptimizerSpec: optimizer is <function sgd"):
         Phase(bad)
     bad = 4
-    with pytest.raises(ConfigurationError, match=r"Phase: accumulate is 4; give Accumulate\(4\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Phase: accumulate is 4; give GradientAccumulation\(4\)"
+    ):
         Phase(sgd, accumulate=bad)
     bad = "both"
     with pytest.raises(ConfigurationError, match="order is 'both'"):
@@ -399,10 +403,10 @@ def test_phases_that_cannot_be_meant_are_errors() -> None:
             whole, ONE
         )
     several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
-    given = type("Given", (), {"optimizers": fg.hookimpl(lambda self: several)})()
-    with pytest.raises(PluginError, match=r"min, max need an update rule.*Phases\(\)"):
+    given = type("Given", (), {"configure_optimizers": fg.hookimpl(lambda self: several)})()
+    with pytest.raises(PluginError, match=r"min, max need an update rule.*MultiOptimizer\(\)"):
         engine(given, steps=1).init_state(game(), ONE)
-    with pytest.raises(PluginError, match=r"Phase\(..., accumulate=Accumulate\(2\)\)"):
+    with pytest.raises(PluginError, match=r"Phase\(..., accumulate=GradientAccumulation\(2\)\)"):
         engine(given, GradientAccumulation(2), steps=1).init_state(game(), ONE)
 
 

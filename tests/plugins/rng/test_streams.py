@@ -335,7 +335,9 @@ def test_a_stream_that_is_not_for_training_is_refused_there():
 
 
 def test_two_plugins_with_one_stream_are_an_error_that_names_both():
-    with pytest.raises(PluginError, match="stream 'drawing' comes from both 'rng' and 'drawing'"):
+    with pytest.raises(
+        PluginError, match="RngStream 'drawing' comes from both 'rng' and 'drawing'"
+    ):
         fg.Engine(steps=1, plugins=[Rng(RngStream("drawing", train=True)), Drawing()])
 
 

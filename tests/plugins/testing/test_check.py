@@ -19,7 +19,7 @@ BROKEN = [
         broken.Misspelt,
         "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?",
     ),
-    ("hooks", broken.WrongAnswer, "gives a list or None, not {'every': 3}"),
+    ("hooks", broken.WrongAnswer, "returns a list or None, not {'every': 3}"),
     ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is accepted silently"),
     (
         "arguments",
@@ -51,9 +51,9 @@ BROKEN = [
         broken.TellsAnOldPlace,
         "losses.txt in the run's directory is not the same after a run was resumed from step 5",
     ),
-    ("get_host_state", broken.NoJson, "get_host_state gives what is no JSON"),
+    ("host_state", broken.NoJson, "get_host_state gives what is no JSON"),
     (
-        "get_host_state",
+        "host_state",
         broken.RestoresNothing,
         "get_host_state gave 1; after set_host_state into a new instance it gives",
     ),

@@ -36,7 +36,7 @@ class NormMonitor:
     def __post_init__(self) -> None:
         if not self.of or not set(self.of) <= set(KINDS):
             raise ConfigurationError(
-                f"Norms: of is {self.of!r}; it is a tuple of some of {', '.join(KINDS)}"
+                f"NormMonitor: of is {self.of!r}; it is a tuple of some of {', '.join(KINDS)}"
             )
 
     @fg.hookimpl
@@ -51,7 +51,7 @@ class NormMonitor:
                 "have its output hold them, or choose others by {'norms': {'of': ('parameters',)}}"
             )
             raise ConfigurationError(
-                f"Norms: the update rule gives no {' and no '.join(missing)}: {fix}"
+                f"NormMonitor: the update rule gives no {' and no '.join(missing)}: {fix}"
             )
         chosen = {name: _select(one)(state.module) for name, one in self.groups.items()}
 

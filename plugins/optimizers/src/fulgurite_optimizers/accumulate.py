@@ -20,7 +20,7 @@ class GradientAccumulation(FinalizeMixin):
 
     Attributes:
         n: the number of microbatches or steps.
-        how: with `microbatch`, a step splits its batch into `n` parts and processes them one after
+        mode: with `microbatch`, a step splits its batch into `n` parts and processes them one after
             another, which takes a fraction of the activation memory. Examples `i`, `i + n`, ...
             form a microbatch, so examples spread over several devices stay where they are. Each has
             its own random keys; the model's state goes from one to the next; running metrics are
@@ -34,10 +34,12 @@ class GradientAccumulation(FinalizeMixin):
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
-            raise ConfigurationError(f"Accumulate: n is {self.n!r}; it must be a positive integer")
+            raise ConfigurationError(
+                f"GradientAccumulation: n is {self.n!r}; it must be a positive integer"
+            )
         if self.mode not in ("microbatch", "steps"):
             raise ConfigurationError(
-                f"Accumulate: how is {self.mode!r}; choose 'microbatch' or 'steps'"
+                f"GradientAccumulation: mode is {self.mode!r}; choose 'microbatch' or 'steps'"
             )
 
     @fg.hookimpl
@@ -46,7 +48,7 @@ class GradientAccumulation(FinalizeMixin):
         (name, phase), *others = optimizers.items()
         if others or isinstance(phase, Phase):
             raise PluginError(
-                f"Accumulate is a plugin for one optimizer, but there are phases ({', '.join(optimizers)}): add MultiOptimizer() "
+                f"GradientAccumulation is a plugin for one optimizer, but there are phases ({', '.join(optimizers)}): add MultiOptimizer() "
                 f"in its place and give it to each of them, Phase(..., accumulate=GradientAccumulation({self.n}))"
             )
         accumulating = Phase(

@@ -77,7 +77,7 @@ class WeightClip(Constraint):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.limit, int | float) or not self.limit > 0:
-            raise ConfigurationError(f"ClipWeights: limit is {self.limit!r}; it must be positive")
+            raise ConfigurationError(f"WeightClip: limit is {self.limit!r}; it must be positive")
 
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.clip(weight, -self.limit, self.limit)

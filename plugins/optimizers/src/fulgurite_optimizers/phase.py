@@ -33,7 +33,7 @@ class Phase(fg.OptimizerSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.accumulate is not None and not hasattr(self.accumulate, "how"):
+        if self.accumulate is not None and not hasattr(self.accumulate, "mode"):
             raise ConfigurationError(
                 f"Phase: accumulate is {self.accumulate!r}; give GradientAccumulation(4), or with 'steps'"
             )

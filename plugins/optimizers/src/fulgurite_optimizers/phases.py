@@ -42,12 +42,12 @@ class MultiOptimizer(FinalizeMixin):
     ) -> None:
         if order not in ("alternating", "simultaneous"):
             raise ConfigurationError(
-                f"Phases: order is {order!r}; choose 'alternating' or 'simultaneous'"
+                f"MultiOptimizer: order is {order!r}; choose 'alternating' or 'simultaneous'"
             )
         for name, phase in phases.items():
             if not isinstance(phase, fg.OptimizerSpec):
                 raise ConfigurationError(
-                    f"Phases: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)"
+                    f"MultiOptimizer: {name} is {phase!r}; give Phase(optax.adam(1e-3), params=...)"
                 )
         self.simultaneous, self.overlap, self.phases = order == "simultaneous", overlap, phases
 

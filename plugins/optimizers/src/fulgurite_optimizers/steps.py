@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, PyTree
 
 
 class StepsState(NamedTuple):
-    """The sum of `held` gradients that are not applied yet, and the optimizer's state."""
+    """The sum of `num_accumulated` gradients that are not applied yet, and the optimizer's state."""
 
     num_accumulated: Int[Array, ""]
     grads: PyTree
@@ -37,7 +37,8 @@ def accumulate_over_steps(
     ) -> tuple[Any, StepsState]:
         if not finish:
             state = state._replace(
-                num_accumulated=state.held + 1, grads=jax.tree.map(jnp.add, state.grads, updates)
+                num_accumulated=state.num_accumulated + 1,
+                grads=jax.tree.map(jnp.add, state.grads, updates),
             )
 
         def apply(state: StepsState) -> tuple[Any, StepsState]:
@@ -52,6 +53,8 @@ def accumulate_over_steps(
         def wait(state: StepsState) -> tuple[Any, StepsState]:
             return jax.tree.map(jnp.zeros_like, state.grads), state
 
-        return jax.lax.cond(state.held > 0 if finish else state.held >= n, apply, wait, state)
+        return jax.lax.cond(
+            state.num_accumulated > 0 if finish else state.num_accumulated >= n, apply, wait, state
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)

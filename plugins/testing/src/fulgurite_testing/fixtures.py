@@ -44,7 +44,7 @@ def run_with(tmp_path: Path) -> "Callable[..., tuple[fg.FitResult, Events]]":
         nonlocal runs
         runs += 1
         events = Events()
-        engine = tiny_engine(*plugins, events, **{"run": tmp_path / f"run-{runs}", **settings})
+        engine = tiny_engine(*plugins, events, **{"run_dir": tmp_path / f"run-{runs}", **settings})
         return engine.fit(TinyModel, tiny_data(), resume=resume), events
 
     return run

@@ -67,10 +67,15 @@ class Memory:
         state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _placed(held, path, leaf), template
         )
-        span = fg.StepRange.from_json(rest["span"])
-        rest = {name: rest[name] for name in ("position", "host", "metrics", "pending", "asked")}
-        rest |= {"pending": tuple(rest["pending"]), "asked": tuple(rest["asked"])}
-        return fg.Snapshot(state, span, **rest)
+        return fg.Snapshot(
+            state,
+            fg.StepRange.from_json(rest["span"]),
+            data_position=rest["position"],
+            pending_actions=tuple(rest["pending"]),
+            host_states=rest["host"],
+            metrics=rest["metrics"],
+            requested_length=tuple(rest["asked"]),
+        )
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:

@@ -176,7 +176,7 @@ class Subject:
         keeps = not self.hooks & {"save_checkpoint", "restore_checkpoint"}
         companions = [*self.beside(), *others, Saving(HALF), events, *([memory] if keeps else [])]
         engine = tiny_engine(
-            *([] if plugin is None else [plugin]), *companions, run=run, **settings
+            *([] if plugin is None else [plugin]), *companions, run_dir=run, **settings
         )
         with warnings.catch_warnings():
             # A sink that fails warns; `result.failures` says so as well, and that is looked at.

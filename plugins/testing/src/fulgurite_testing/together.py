@@ -80,7 +80,7 @@ def main(port: str, run: str, file: str, function: str, process: str) -> None:
     }
     beside = [] if "mesh" in marked else [Both()]
     beside += [] if "consensus" in marked else [Agreeing()]
-    result = tiny_engine(plugin, *beside, run=run).fit(TinyModel, tiny_data())
+    result = tiny_engine(plugin, *beside, run_dir=run).fit(TinyModel, tiny_data())
     if result.failures:
         raise SystemExit(f"failed: {result.failures}")
     digest = hashlib.sha256()

@@ -91,14 +91,14 @@ def _without(subject: Subject) -> ClosedJaxpr:
 def _traced(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxpr]:
     engine = tiny_engine(*plugins, *subject.beside())
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
-    program = Program(engine, as_model_init(subject.model), batch, None)
+    program = Program(engine.services, as_model_init(subject.model), batch, None)
     program.select_update_rule(0, StepRange(0, 8))
-    flags = program.flags([False] * len(engine.actions))
+    nothing_due = np.zeros(len(engine.due_names), bool)
 
     def trace() -> ClosedJaxpr:
         # A function of its own for each: JAX keeps the trace of one that it has seen.
         step = eqx.filter_make_jaxpr(lambda state, batch, due: program.step(state, batch, due))
-        return step(program.state_spec, batch, flags)[0]
+        return step(program.state_spec, batch, nothing_due)[0]
 
     with use_mesh(engine.mesh):
         return [trace() for _ in range(times)]

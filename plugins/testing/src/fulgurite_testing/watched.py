@@ -61,7 +61,7 @@ def _scheduled(
     def schedule(*given: Any, **named: Any) -> Any:
         return [
             replace(one, action=functools.partial(_act, one.name, one.action, around))
-            if one.action is not None and one.phase in phases
+            if one.action is not None and one.stage in phases
             else one
             for one in method(*given, **named) or ()
         ]
