@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,13 @@ class Diary:
 
     def __init__(self):
         self.notes = []
+
+    @fg.hookimpl
+    @contextmanager
+    def fit_context(self, run):
+        self.notes.append("entered")
+        yield
+        self.notes.append("left")
 
     @fg.hookimpl
     def on_fit_start(self, run):

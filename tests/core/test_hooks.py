@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ModelError, PathError, PluginError
+from fulgurite.errors import ConfigurationError, ModelError, PathError, PluginError
 from models import (
     Act,
     Counting,
@@ -54,6 +56,7 @@ TESTED = {
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
     "step_metrics": "test_hooks.py::test_step_metrics_stand_under_the_plugins_name",
+    "fit_context": "test_hooks.py::test_fit_context_encloses_a_fit_and_what_ends_it",
     "on_fit_start": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_fit_end": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_epoch_end": "test_hooks.py::test_on_epoch_end_comes_at_the_last_batch",
@@ -943,6 +946,45 @@ def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:
         ("end", 6, -6.0),
     ]
     assert [id(result) for result in ends] == [id(first), id(second)]
+
+
+def test_fit_context_encloses_a_fit_and_what_ends_it() -> None:
+    events: list[str] = []
+
+    def make_context(name: str) -> Any:
+        @contextmanager
+        def fit_context(self: Any, run: fg.Run) -> Iterator[None]:
+            events.append(f"enter {name} at {run.step}")
+            try:
+                yield
+            finally:
+                events.append(f"leave {name} at {run.step}")
+
+        return fit_context
+
+    def fail(run: fg.Run) -> None:
+        raise RuntimeError("on purpose")
+
+    outer = plugin("outer", fit_context=make_context("outer"))
+    inner = plugin(
+        "inner",
+        fit_context=make_context("inner"),
+        on_fit_start=lambda self, run: events.append("start"),
+        on_fit_end=lambda self, run: events.append("end"),
+        on_exception=lambda self, run, exception: events.append("exception"),
+    )
+    engine(outer, inner, steps=2).fit(Counting(), numbers([0]))
+    enters = ["enter outer at 0", "enter inner at 0", "start"]
+    assert events == [*enters, "end", "leave inner at 2", "leave outer at 2"]
+    events.clear()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine(outer, inner, Act(1, fail), steps=2).fit(Counting(), numbers([0]))
+    assert events == [*enters, "exception", "leave inner at 1", "leave outer at 1"]
+
+
+def test_run_directory_that_no_plugin_opens_is_an_error(tmp_path: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"no plugin writes there: install fulgurite-"):
+        engine(steps=1, run_dir=tmp_path).fit(Counting(), numbers([0]))
 
 
 @pytest.mark.parametrize("fuse", [1, 8])

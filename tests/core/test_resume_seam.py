@@ -23,10 +23,11 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, NonFiniteError, PluginError, StateError
-from fulgurite_runs import RunDirectory
+from fulgurite_runs import RunDirectory, RunPlugin
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression
 
 LATEST = fg.CheckpointRef("memory")
+SAME_RUN = fg.CheckpointRef(None)
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
@@ -349,10 +350,14 @@ def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
     tmp_path: Path, path: str | None, stays: bool
 ) -> None:
     memory, run = Memory(), tmp_path / "run"
-    engine(memory, Act(fg.At(7), stop), steps=12, run_dir=run).fit(Counting(), numbers([0]))
+    engine(memory, RunPlugin(), Act(fg.At(7), stop), steps=12, run_dir=run).fit(
+        Counting(), numbers([0])
+    )
     (run / "records.jsonl").write_text("")
     reference = fg.CheckpointRef(path and tmp_path / path, 5)
-    engine(memory, steps=12, run_dir=run).fit(Counting(), numbers([0]), resume=reference)
+    engine(memory, RunPlugin(), steps=12, run_dir=run).fit(
+        Counting(), numbers([0]), resume=reference
+    )
     assert (run / "records.jsonl").exists() == stays
     assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
 
@@ -569,10 +574,14 @@ def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
 ) -> None:
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
-    stopped = line_up(kept, file, interrupting(2, 1), run_dir=str(tmp_path)).fit(Learner, data)
+    stopped = line_up(
+        kept, file, interrupting(2, 1), plugins=[RunPlugin()], run_dir=str(tmp_path)
+    ).fit(Learner, data)
     assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 12)
     assert not RunDirectory(tmp_path).is_complete
-    resumed = line_up(kept, file, never, run_dir=str(tmp_path)).fit(Learner, data, resume=LATEST)
+    resumed = line_up(kept, file, never, plugins=[RunPlugin()], run_dir=str(tmp_path)).fit(
+        Learner, data, resume=SAME_RUN
+    )
     assert file.lines == whole[0]
     assert resumed.stop_reason is None
     assert RunDirectory(tmp_path).is_complete

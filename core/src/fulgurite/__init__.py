@@ -10,12 +10,12 @@ from fulgurite.experiment import Experiment, main
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run
+from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.model.context import Context
 from fulgurite.model.mode import is_training, training_mode
 from fulgurite.model.module import Module, OptimizerSpec, Output, Task
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
-from fulgurite.runs import CheckpointRef, RunDirectory, Snapshot
 from fulgurite.sink import FileLogger
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
@@ -71,7 +71,6 @@ __all__ = [
     "RngStream",
     "RngStreams",
     "Run",
-    "RunDirectory",
     "ScheduledAction",
     "Snapshot",
     "StepRange",

@@ -15,7 +15,6 @@ import fulgurite.hookspecs as hookspecs
 from fulgurite.consensus import LOCAL, ProcessSync
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import ArrayData, as_array, as_data, get_device_arrays, get_split
-from fulgurite.encoding import dumps
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -37,9 +36,10 @@ from fulgurite.fit.start import (
     Place,
     Resume,
     fill_missing_state,
+    load_snapshot,
     plan_step_range,
     resolve_checkpoint,
-    restore_run,
+    restore_host_states,
 )
 from fulgurite.lockstep import check_same_start
 from fulgurite.manifest import build_manifest
@@ -48,7 +48,6 @@ from fulgurite.model.module import Output
 from fulgurite.placing import check_processes, process_shard
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
-from fulgurite.runs import CheckpointRef, RunDirectory
 from fulgurite.timing import Timings
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
@@ -125,7 +124,7 @@ class Engine:
         self.max_compilations = max_compilations
         self.fast_dev_run = fast_dev_run
         self.config: dict[str, Any] | None = None
-        self.run_dir = None if run_dir is None else RunDirectory(run_dir)
+        self.run_dir = run_dir
         if compilation_cache_dir is not None:
             jax.config.update("jax_compilation_cache_dir", os.fspath(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
@@ -192,11 +191,9 @@ class Engine:
         self.plugins.timings = Timings()
         start_step = 0 if state is None else _get_start_step(model, state)
         model_init = as_model_init(model if state is None else (state.module, state.model_state))
-        directory = self.run_dir if self.fast_dev_run is None else None
+        self._check_run_dir()
+        reference = resolve_checkpoint(resume, state, init_from)
         with StopRequests(self.sync.signals) as signals, ExitStack() as stack:
-            if directory is not None:
-                self.sync.broadcast(lambda: stack.enter_context(directory.lock()))
-            reference = resolve_checkpoint(resume, directory, state, init_from)
             batches = stack.enter_context(self._iterate(data, start_step))
             with self.plugins.timings.time("start"):
                 first_batch = _peek_first_batch(batches, start_step)
@@ -216,7 +213,7 @@ class Engine:
                 manifest = build_manifest(self, program.module_text, batches.description, **length)
                 snapshot = None
                 if reference is not None:
-                    snapshot = restore_run(self, reference, program.state_spec)
+                    snapshot = load_snapshot(self, reference, program.state_spec)
                 if snapshot is not None:
                     state = snapshot.state
                     start_step = snapshot.step_range.start
@@ -230,17 +227,6 @@ class Engine:
                         )
                 state = fill_missing_state(self, state, program, model_init, init_from)
                 program.check(state)
-            attempt = 1
-            if directory is not None:
-                continues_here = start_step > 0 and resume != "never"
-                if snapshot is not None:
-                    continues_here = directory.is_at(_get_source_path(reference, directory))
-                # What it goes on from stays: its own checkpoint, or what the former fit left.
-                kept_step = int(state.step) if continues_here else None
-                is_latest = snapshot is None or snapshot.is_latest
-                attempt = self.sync.broadcast(
-                    lambda: directory.start_attempt(dumps(manifest), kept_step, is_latest)
-                )
             loop = Loop(
                 self,
                 program,
@@ -252,10 +238,15 @@ class Engine:
                 resident=get_device_arrays(data),
                 signals=signals,
                 resumed=snapshot,
-                directory=directory,
-                attempt=attempt,
+                resume=resume,
                 manifest=manifest,
             )
+            # What opens the run's directory compares it with the snapshot, and closes it last.
+            for hook in self.plugins.implementations("fit_context"):
+                context = hook(loop.step, run=loop.run)
+                if context is not None:
+                    stack.enter_context(context)
+            restore_host_states(self.plugins, snapshot)
             return loop.run_to_end()
 
     def init_state(self, model: Any, data: Any) -> TrainState:
@@ -449,7 +440,7 @@ class Engine:
 
     def set_run(self, run: str | os.PathLike[str]) -> None:
         """Sets the run's directory, as `--run` does."""
-        self.run_dir = RunDirectory(run)
+        self.run_dir = run
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """The random streams over a root key."""
@@ -520,6 +511,16 @@ class Engine:
             size=16 + len(self.evaluators),
         )
 
+    def _check_run_dir(self) -> None:
+        if self.run_dir is None or self.fast_dev_run is not None:
+            return
+        if not self.plugins.implementations("fit_context"):
+            raise ConfigurationError(
+                f"run_dir is {self.run_dir!r}, and no plugin writes there: install "
+                f"fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file logger "
+                f"to the plugins, or leave run_dir out"
+            )
+
     def _make_root_key(self) -> Key[Array, ""]:
         return jax.random.key(self.seed)
 
@@ -560,13 +561,6 @@ def _get_start_step(model: Any, state: TrainState) -> int:
         )
     check_not_consumed(state)
     return int(state.step)
-
-
-def _get_source_path(reference: CheckpointRef | None, directory: RunDirectory) -> Any:
-    """Return the run that a checkpoint was taken from."""
-    if reference is None or reference.path is None:
-        return directory.path
-    return reference.path
 
 
 def _get_functions_signature(functions: Functions) -> tuple[Any, ...]:

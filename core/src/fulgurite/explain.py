@@ -31,7 +31,7 @@ def explain_engine(engine: "Engine") -> str:
     length = (
         f"{engine.epochs} epochs" if engine.epochs else f"{engine.steps or 'no number of'} steps"
     )
-    run = "" if engine.run_dir is None else f", run directory {engine.run_dir.path}"
+    run = "" if engine.run_dir is None else f", run directory {engine.run_dir}"
     plugins = list(engine.plugins.plugins.values())
     parts = {
         "plugins, in the order in which they are called": [

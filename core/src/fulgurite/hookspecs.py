@@ -5,6 +5,7 @@ The reference `docs/hooks.md` is written from this module.
 """
 
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,12 +18,12 @@ from fulgurite.evaluation import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import FitResult, Run
+from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
-from fulgurite.runs import CheckpointRef, Snapshot
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
 
@@ -259,6 +260,20 @@ def step_metrics(
 
 
 # --- events ---------------------------------------------------------------------------------------
+
+
+@hookspec(
+    "event",
+    returns=AbstractContextManager,
+    when="Once per fit, when the state to train from is known, before host states are restored.",
+)
+def fit_context(run: Run) -> AbstractContextManager[Any] | None:
+    """A context that is entered before everything else of a fit and left after `on_fit_end` or
+    `on_exception`, such as the lock of the run directory. The first to be entered is left last.
+
+    Args:
+        run: a view of the run; its state cannot be read yet.
+    """
 
 
 @hookspec(

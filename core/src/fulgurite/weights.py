@@ -13,10 +13,10 @@ from jaxtyping import Array, Key
 from fulgurite.errors import ModelError, PluginError, did_you_mean
 from fulgurite.execution.program import init_plugin_states, with_shardings
 from fulgurite.fit.run import FitResult
+from fulgurite.fit.snapshot import CheckpointRef
 from fulgurite.fit.start import Place, as_checkpoint_ref, load_snapshot
 from fulgurite.placing import state_shardings
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.runs import CheckpointRef
 from fulgurite.training.state import TrainState, as_model_init, check_has_state, check_not_consumed
 from fulgurite.tree.paths import from_keys
 from fulgurite.tree.specs import tree_signature

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fulgurite as fg
 import pytest
@@ -33,9 +33,9 @@ def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
 
 def test_a_run_itself_is_local() -> None:
     with pytest.raises(ConfigurationError, match="run_dir= is no local folder"):
-        fg.Engine(run_dir="", steps=1, autoload=False)
+        engine(cast(Path, ""), Checkpointer(1), steps=1).fit(Counting, ZEROS)
     with pytest.raises(ConfigurationError, match="run_dir=gs://bucket/run is no local folder"):
-        fg.Engine(run_dir="gs://bucket/run", steps=1)
+        engine(cast(Path, "gs://bucket/run"), Checkpointer(1), steps=1).fit(Counting, ZEROS)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")

@@ -7,7 +7,7 @@ import fulgurite as fg
 import pytest
 from fulgurite import CheckpointRef
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_runs import RunDirectory
+from fulgurite_runs import RunDirectory, RunPlugin
 from fulgurite_runs.json_codec import loads
 from fulgurite_testing import TinyModel, tiny_data
 
@@ -182,7 +182,7 @@ def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
         plugin_name = "timed"
 
     timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()])
-    fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed], autoload=False).fit(
+    fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed, RunPlugin()], autoload=False).fit(
         TinyModel, tiny_data()
     )
     (plugin,) = (

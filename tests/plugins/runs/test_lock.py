@@ -16,7 +16,7 @@ from typing import Any
 import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import RunDirectory, lock
+from fulgurite_runs import RunDirectory, RunPlugin, lock
 from fulgurite_runs.lock import Lock, read_owner
 from models import Act, Counting, numbers
 
@@ -111,7 +111,7 @@ def test_the_run_of_a_killed_process_is_free_at_once(
 
 
 def test_fits_of_one_process_follow_one_another(tmp_path: Path):
-    one = fg.Engine(steps=3, run_dir=tmp_path, autoload=False)
+    one = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
     first = one.fit(Counting, numbers([0]))
     second = one.fit(data=numbers([0]), state=first.state)
     assert float(second.module.weight) == -6
@@ -122,19 +122,21 @@ def test_fits_of_one_process_follow_one_another(tmp_path: Path):
 
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
     def within(run: fg.Run) -> None:
-        fg.Engine(steps=1, run_dir=tmp_path, autoload=False).fit(Counting, numbers([0]))
-
-    with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {os.getpid()}"):
-        fg.Engine(steps=3, run_dir=tmp_path, plugins=[Act(fg.At(2), within)], autoload=False).fit(
+        fg.Engine(steps=1, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False).fit(
             Counting, numbers([0])
         )
-    fg.Engine(steps=3, run_dir=tmp_path, autoload=False).fit(
+
+    with pytest.raises(CheckpointError, match=rf"in use by attempt 1, process {os.getpid()}"):
+        fg.Engine(
+            steps=3, run_dir=tmp_path, plugins=[RunPlugin(), Act(fg.At(2), within)], autoload=False
+        ).fit(Counting, numbers([0]))
+    fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False).fit(
         Counting, numbers([0])
     )  # the lock went with the fit
 
 
 def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
-    one = fg.Engine(steps=3, run_dir=tmp_path, autoload=False)
+    one = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
     with pytest.raises(Exception, match="no batch"):
         one.fit(Counting, [])
     assert RunDirectory(tmp_path).num_attempts == 0
@@ -214,13 +216,14 @@ def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
 def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
     saved: list[int] = []
 
-    class Saving:
+    class Saving(RunPlugin):
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [fg.ScheduledAction("save", 1, fg.Run.save, "save")]
 
         @fg.hookimpl
         def save_checkpoint(self, run: fg.Run) -> None:
+            run.run_dir.assert_locked()
             saved.append(run.step)
 
     take = Act(fg.At(3), lambda run: foreign(tmp_path, 0.0, attempt=2) and None)
@@ -263,7 +266,7 @@ def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(
         def position(self) -> int:
             return len(written)
 
-    class Numbers(fg.FileLogger):
+    class Numbers(RunPlugin, fg.FileLogger):
         plugin_name = "numbers"
 
         def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from fulgurite.data.iterator import BatchItem, BatchIterator
-from fulgurite.errors import CheckpointError, DataError, PluginError, StateError
+from fulgurite.errors import DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.execution.compiled_step import StepResults
 from fulgurite.execution.program import Program
@@ -27,10 +27,10 @@ from fulgurite.fit.scheduler import (
     insert_epoch_end,
 )
 from fulgurite.fit.signals import StopRequests
+from fulgurite.fit.snapshot import Snapshot
 from fulgurite.media import MEDIA_ACTION
 from fulgurite.placing import replicate
 from fulgurite.plugins.manager import plugin_error_context
-from fulgurite.runs import RunDirectory, Snapshot
 from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
@@ -82,8 +82,7 @@ class Loop:
         resident: the arrays on the device that indexed batches are gathered from.
         signals: the signals that were received.
         resumed: the snapshot that the fit goes on from, or None.
-        directory: where the run writes, if anywhere.
-        attempt: which start of the run this is, from 1.
+        resume: what `fit(resume=...)` was.
         manifest: a description of the run, as JSON.
     """
 
@@ -100,8 +99,7 @@ class Loop:
         resident: Any,
         signals: StopRequests,
         resumed: Snapshot | None,
-        directory: RunDirectory | None,
-        attempt: int,
+        resume: Any,
         manifest: dict[str, Any],
     ) -> None:
         self.engine = engine
@@ -112,14 +110,12 @@ class Loop:
         self.resumed = resumed
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
-        self.emitter = RecordDispatcher(
-            engine.plugins, attempt, silent=engine.fast_dev_run is not None
-        )
+        self.emitter = RecordDispatcher(engine.plugins, silent=engine.fast_dev_run is not None)
         self.data_iterator = data_iterator
         self.is_between_steps = False
         self.is_exact = True
+        self.resume = resume
         self.run = Run(self)
-        self._directory = directory
         self._sync = engine.sync
         self._timings = engine.plugins.timings
         self._batches = iter(data_iterator)
@@ -205,8 +201,6 @@ class Loop:
         if self._save_requested or self.engine.fast_dev_run is not None:
             return
         if self.engine.plugins.implementations("save_checkpoint"):
-            if self._directory:
-                self._sync.broadcast(self._directory.assert_locked)
             self._call_event("save_checkpoint")
 
     def request_stop(self, reason: str) -> None:
@@ -282,24 +276,16 @@ class Loop:
         self.emitter.flush(wait=True)
         self.save()
         self.emitter.close(self.step)
-        directory = self._directory
-        is_complete = self.step == self.step_range.stop and not self._pending_actions
-        if directory is not None and is_complete:
-            self._sync.broadcast(lambda: self._mark_complete(directory))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the planned end is reached and nothing is pending there."""
+        return self.step == self.step_range.stop and not self._pending_actions
 
     def _should_train(self) -> bool:
         if self.stop_reason is not None:
             return False
         return self.step_range.stop is None or self.step < self.step_range.stop
-
-    def _mark_complete(self, directory: RunDirectory) -> None:
-        try:
-            directory.mark_complete()
-        except CheckpointError as error:
-            if not isinstance(error.__cause__, OSError):
-                raise
-            # What was trained is worth more than the mark.
-            self.emitter.disable("fulgurite", "the run is not marked as complete", error, self.step)
 
     def _build_result(self) -> FitResult:
         state = self.state()

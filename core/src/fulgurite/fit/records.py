@@ -136,11 +136,13 @@ class RecordDispatcher:
             reason; each is told once and left out from then on.
     """
 
-    def __init__(self, plugins: "PluginManager", attempt: int = 1, silent: bool = False) -> None:
+    def __init__(self, plugins: "PluginManager", silent: bool = False) -> None:
         self.history = History()
         self.failures: dict[str, str] = {}
         self.num_records = 0
-        self.attempt, self._plugins, self._silent = attempt, plugins, silent
+        self.attempt = 1
+        self._plugins = plugins
+        self._silent = silent
         self._closed: set[str] | None = None
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 

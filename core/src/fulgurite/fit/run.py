@@ -10,7 +10,7 @@ from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import PluginError, StateError, did_you_mean
 from fulgurite.fit.actions import StopTraining
 from fulgurite.fit.records import History, Record, RecordKind, RecordStream, validate_record_values
-from fulgurite.runs import Snapshot
+from fulgurite.fit.snapshot import Snapshot
 from fulgurite.timing import Timings
 from fulgurite.triggers import StepRange
 
@@ -56,8 +56,9 @@ class Run:
         engine: the engine of this run.
         rule: how a batch becomes an update.
         accounts: where the wall time went so far.
-        directory: the run's directory, if it has one.
-        attempt: which start of the run this is, from 1.
+        run_dir: the run's directory, as the plugin that opened it in `fit_context` gives it; None
+            without one.
+        resume: what `fit(resume=...)` was.
         manifest: a description of this run, as JSON: see `fulgurite.manifest`.
     """
 
@@ -66,9 +67,44 @@ class Run:
         self.engine: Final = loop.engine
         self.update_rule: Final = loop.program.update_rule
         self.timings: Final = loop.engine.plugins.timings
-        self.run_dir: Final = loop.engine.run_dir
-        self.attempt: Final = loop.emitter.attempt
+        self.run_dir: Any = None
+        self.resume: Final = loop.resume
         self.manifest: Final = loop.manifest
+
+    @property
+    def attempt(self) -> int:
+        """Which start of the run this is, from 1."""
+        return self._loop.emitter.attempt
+
+    def set_run_dir(self, run_dir: Any, attempt: int) -> None:
+        """Note where this run writes; for the plugin that opens the directory in `fit_context`.
+
+        Args:
+            run_dir: becomes `run.run_dir`.
+            attempt: which start of the run this is, from 1.
+        """
+        self.run_dir = run_dir
+        self._loop.emitter.attempt = attempt
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the fit has reached its planned end, with nothing left to do there."""
+        return self._loop.is_complete
+
+    @property
+    def resumed_from(self) -> Snapshot | None:
+        """The snapshot that this fit resumes from, or None."""
+        return self._loop.resumed
+
+    def report_failure(self, name: str, what: str, error: Exception) -> None:
+        """Warn that something failed that does not end the fit, and note it in `result.failures`.
+
+        Args:
+            name: under which the failure is noted.
+            what: what failed, in words.
+            error: why.
+        """
+        self._loop.emitter.disable(name, what, error, self.step)
 
     @property
     def step(self) -> int:

@@ -9,7 +9,8 @@ import jax
 
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.execution.program import Program
-from fulgurite.runs import CheckpointRef, RunDirectory, Snapshot
+from fulgurite.fit.snapshot import CheckpointRef, Snapshot
+from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.triggers import StepRange
 
@@ -25,29 +26,23 @@ _STEP_PATH = re.compile(r"(?:(.+)/)?checkpoints/step-(0|[1-9][0-9]{0,11})/?")
 
 
 def resolve_checkpoint(
-    resume: Resume, directory: RunDirectory | None, state: TrainState | None, init_from: Any
+    resume: Resume, state: TrainState | None, init_from: Any
 ) -> CheckpointRef | None:
-    """The checkpoint that `Engine.fit(resume=...)` means, in the run directory where it names none;
-    None for a fresh start, or where training goes on from `state`.
+    """Return the checkpoint that `Engine.fit(resume=...)` means, of the run itself where it names
+    none; None for a fresh start, or where training continues from `state`.
 
-    A fresh start that was not asked for by "never" is an error where the run directory holds
-    checkpoints, and so is a
-    state where it holds later ones: their records would be there twice.
+    Args:
+        resume: the argument of `fit`.
+        state: the argument of `fit`.
+        init_from: the argument of `fit`.
+
+    Raises:
+        ConfigurationError: the arguments exclude each other, or `resume` means nothing.
     """
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError(
             "fit takes a state to continue from, or a checkpoint to start from, not both"
         )
-    origin = -1 if state is None else int(state.step)
-    if (
-        resume is None
-        and directory
-        and (held := directory.list_checkpoints())
-        and held[-1][0] > origin
-    ):
-        fix = "resume with fit(resume='auto'), start afresh with fit(resume='never'), which sets them aside"
-        where = f"{directory.path} holds checkpoints, the newest of step {held[-1][0]}"
-        raise CheckpointError(f"{where}: {fix}, or choose another run directory")
     if resume is None or resume == "never":
         return None
     if isinstance(resume, CheckpointRef):
@@ -56,11 +51,10 @@ def resolve_checkpoint(
         raise ConfigurationError(
             f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path"
         )
-    own = None if directory is None else directory.path
     if resume == "auto":
-        return CheckpointRef(own, optional=True)
+        return CheckpointRef(None, optional=True)
     if isinstance(resume, int) or resume in ("latest", "best"):
-        return CheckpointRef(own, resume)  # type: ignore[arg-type]
+        return CheckpointRef(None, resume)  # type: ignore[arg-type]
     return as_checkpoint_ref(resume)
 
 
@@ -71,15 +65,18 @@ def as_checkpoint_ref(path: str | os.PathLike[str]) -> CheckpointRef:
     return CheckpointRef(found[1] or ".", int(found[2])) if found else CheckpointRef(path)
 
 
-def restore_run(engine: "Engine", reference: CheckpointRef, like: TrainState) -> Snapshot | None:
-    """The snapshot that the active checkpointer reads; the host states in it are handed to their
-    plugins."""
-    snapshot = load_snapshot(engine, reference, like)
-    host = snapshot.host_states if snapshot else {}
-    for hook in engine.plugins.implementations("set_host_state"):
-        if kept := host.get(hook.plugin.name):
+def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> None:
+    """Hand the host states in a snapshot to their plugins.
+
+    Args:
+        plugins: of the engine.
+        snapshot: None is a fresh start, at which nothing is restored.
+    """
+    host_states = snapshot.host_states if snapshot else {}
+    for hook in plugins.implementations("set_host_state"):
+        kept = host_states.get(hook.plugin.name)
+        if kept:
             hook(None, state=kept["state"], version=kept["version"])
-    return snapshot
 
 
 def plan_step_range(
@@ -159,4 +156,4 @@ def load_snapshot(engine: "Engine", reference: CheckpointRef, like: TrainState) 
         raise CheckpointError(
             f"there is no checkpoint {reference.step!r} in {where}; check the path"
         )
-    return snapshot
+    return None if snapshot is None else replace(snapshot, run_dir=reference.path)

@@ -10,6 +10,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
 from fulgurite.triggers import as_trigger
+from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, resolve_root
@@ -28,7 +29,7 @@ class _Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpointer:
+class Checkpointer(RunPlugin):
     """Saves everything that a run needs to resume exactly, and restores it.
 
     Args:
@@ -106,9 +107,9 @@ class Checkpointer:
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
         """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
-        own = reference.path is None or (
-            engine.run_dir is not None and engine.run_dir.is_at(reference.path)
-        )
+        directory = get_run_directory(engine)
+        own = reference.path is None or (directory is not None and directory.is_at(reference.path))
+        num_attempts = None if directory is None else directory.num_attempts
         root = self._root(engine) if own else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:
@@ -145,7 +146,7 @@ class Checkpointer:
         if reference.map is None:
             self._fit.read, self._fit.own = kept, own
             later = own and bool(list_later(root, kept.commit.step))
-            snapshot = replace(snapshot, is_latest=not later)
+            snapshot = replace(snapshot, is_latest=not later, num_attempts=num_attempts)
         return replace(snapshot, data_position=None) if self.resume_data == "restart" else snapshot
 
     @fg.hookimpl
@@ -202,6 +203,8 @@ class Checkpointer:
     def save_checkpoint(self, run: fg.Run) -> None:
         """Saves; at the end of a run, and where it stops, returns when the checkpoint is
         complete."""
+        if run.run_dir is not None:
+            run.engine.sync.broadcast(run.run_dir.assert_locked)
         if self._fit.saver is not None:
             self._fit.saver.save(
                 run, wait=run.stop_reason is not None or run.step == run.step_range.stop
@@ -249,7 +252,8 @@ class Checkpointer:
             return (
                 root.absolute() if isinstance(root, Path) else root
             )  # the program may change its working directory
-        return None if engine.run_dir is None else engine.run_dir.path
+        directory = get_run_directory(engine)
+        return None if directory is None else directory.path
 
     def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
         """Moves what is later than `step`, or everything, out of the way, where the engine does

@@ -12,9 +12,9 @@ import fulgurite as fg
 import jax
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, PathError
+from fulgurite.manifest import build_manifest
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import build_manifest
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit, Damaged, Entry, Verify

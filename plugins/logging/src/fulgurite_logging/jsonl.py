@@ -6,6 +6,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite import encoding
+from fulgurite_runs import RunPlugin
 
 from fulgurite_logging.files import LineFile, entry
 
@@ -13,7 +14,7 @@ EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 
 
 @dataclass(eq=False)
-class JSONLLogger(fg.FileLogger):
+class JSONLLogger(RunPlugin, fg.FileLogger):
     """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend

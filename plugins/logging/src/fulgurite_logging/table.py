@@ -11,6 +11,7 @@ from typing import Any
 import fulgurite as fg
 from fulgurite import encoding
 from fulgurite.errors import CheckpointError
+from fulgurite_runs import RunPlugin
 
 from fulgurite_logging.files import LineFile, entry
 
@@ -18,7 +19,7 @@ EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 
 
 @dataclass(eq=False)
-class CSVLogger(fg.FileLogger):
+class CSVLogger(RunPlugin, fg.FileLogger):
     """Writes scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
+from fulgurite_runs import RunPlugin
 from fulgurite_runs.directory import sync_folder
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _TELEMETRY = "telemetry="
 
 
 @dataclass(eq=False)
-class TensorBoardLogger(fg.FileLogger):
+class TensorBoardLogger(RunPlugin, fg.FileLogger):
     """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`,
     a directory of
     event files for each source: `train`, an evaluator's name. `tensorboard --logdir

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite_runs import RunPlugin
 
 from fulgurite_wandb.backend import Backend, Resumed
 
@@ -20,7 +21,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 @dataclass(eq=False)
-class WandbLogger:
+class WandbLogger(RunPlugin):
     """Sends scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
 
     The step in wandb is the step of the run. A resumed run keeps its id, and so does a fit from the

@@ -1,0 +1,77 @@
+"""References to checkpoints, and what a checkpoint holds."""
+
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+from fulgurite.errors import ConfigurationError
+from fulgurite.tree.paths import parse
+from fulgurite.triggers import StepRange
+
+if TYPE_CHECKING:
+    from fulgurite.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A reference to a checkpoint, which the active checkpointer resolves.
+
+    Attributes:
+        path: of the run directory; None is the run itself, wherever its checkpointer keeps them.
+        step: a step, the newest one, or the best by the checkpointer's metric.
+        optional: whether it is fine that there is none.
+        map: to read only a part: paths of the new state, each with the path in the checkpoint that
+            fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
+        strict: whether every array below the paths of `map` must have its counterpart, on both
+            sides.
+    """
+
+    path: str | PathLike[str] | None
+    step: int | Literal["latest", "best"] = "latest"
+    optional: bool = False
+    map: dict[str, str] | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.step not in ("latest", "best") and type(self.step) is not int:
+            raise ConfigurationError(
+                f"CheckpointRef: step is {self.step!r}; it must be a step, 'latest' or 'best'"
+            )
+        if not isinstance(self.path, str | PathLike | None) or not isinstance(
+            self.map, dict | None
+        ):
+            raise ConfigurationError(
+                f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
+            )
+        for path in (*(self.map or ()), *(self.map or {}).values()):
+            parse(path)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a run needs to continue from where it was.
+
+    Attributes:
+        state: the train state.
+        step_range: of the fit that it belongs to.
+        data_position: of the data, after the batch of the last update.
+        pending_actions: the actions that were due at this step and did not come to an end.
+        host_states: what plugins keep on the host: `{"version": int, "state": JSON}` by plugin
+            name.
+        metrics: the newest metrics by source.
+        requested_length: the steps and epochs, one of them None, that the fit was to take.
+        is_latest: whether its run has no later one.
+        run_dir: of the run that it was read from; None is the run itself.
+        num_attempts: how many attempts the run itself had when this was read, if that is known.
+    """
+
+    state: "TrainState"
+    step_range: StepRange
+    data_position: Any
+    pending_actions: tuple[str, ...] = ()
+    host_states: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    requested_length: tuple[int | None, int | None] | None = None
+    is_latest: bool = True
+    run_dir: str | PathLike[str] | None = None
+    num_attempts: int | None = None

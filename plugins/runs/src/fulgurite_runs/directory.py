@@ -1,0 +1,234 @@
+"""The run directory: what a run leaves behind on disk, and who may write there."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import CheckpointError, ConfigurationError
+
+from fulgurite_runs.lock import Lock, Owner, read_owner
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
+# In bytes, far beyond any manifest.
+_MAX_MANIFEST_SIZE = 16 * 2**20
+
+
+class RunDirectory:
+    """The layout of a run on disk. Everyone may read it; only the process that holds it writes.
+
+        lock                who writes, and its heartbeat
+        attempts/N          the manifest of each start of the run, as JSON
+        checkpoints/step-N  a checkpoint, complete once it holds COMMIT
+        superseded/N/       checkpoints and records that attempt N did not continue from
+        COMPLETE            there once the run has reached its planned end
+
+    Names that are not ours and links are passed over; a folder of ours that is a link is an error.
+
+    ```python
+    run = RunDirectory("runs/a")
+    steps = [step for step, path in run.list_checkpoints()]
+    ```
+
+    Args:
+        path: a local folder, which need not exist. A relative path is resolved at once, because
+            the program may change its working directory.
+
+    Raises:
+        ConfigurationError: the path is empty or not local.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not os.fspath(path) or "://" in os.fspath(path):
+            raise ConfigurationError(
+                f"run_dir={path} is no local folder, as a run needs; checkpoints may be elsewhere"
+            )
+        self.path = Path(path).absolute()
+        self._lock: Lock | None = None
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether `path` is this directory."""
+        return os.path.realpath(path) == os.path.realpath(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has reached its planned end."""
+        return _is_file(self.path / "COMPLETE")
+
+    @property
+    def num_attempts(self) -> int:
+        """How often the run was started."""
+        names = [file.name for file in self._list_folder("attempts")]
+        return max((int(name) for name in names if _NUMBER.fullmatch(name)), default=0)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Return the description of the newest attempt, see `fulgurite_runs.manifest`. Imports and
+        calls nothing.
+
+        Raises:
+            CheckpointError: there is no attempt, or its manifest is incomplete.
+        """
+        if not self.num_attempts:
+            raise CheckpointError(f"there is no run in {self.path}: check the path")
+        path = self.path / "attempts" / str(self.num_attempts)
+        try:
+            if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
+                raise ValueError("there is no file of a manifest's size")
+            manifest = json.loads(path.read_bytes())
+            if not isinstance(manifest, dict):
+                raise ValueError("it is no JSON object")
+            return manifest
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as the manifest of a run: {error}; check the path"
+            ) from error
+
+    def read_owner(self) -> tuple[Owner, float] | None:
+        """Return who began the newest attempt, and the time of its last heartbeat in seconds since
+        1970; None if nobody did."""
+        return read_owner(self.path / "lock")
+
+    def list_checkpoints(self) -> list[tuple[int, Path]]:
+        """Return steps and directories of the complete checkpoints, oldest first."""
+        checkpoints = []
+        for path in self._list_folder("checkpoints"):
+            match = _STEP.fullmatch(path.name)
+            if match and not path.is_symlink() and _is_file(path / "COMMIT"):
+                checkpoints.append((int(match[1]), path))
+        return sorted(checkpoints)
+
+    def get_step_directory(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is or would be."""
+        return self.path / "checkpoints" / f"step-{step}"
+
+    def get_folder(self, name: str) -> Path:
+        """Return the folder `name` of the run, which may not be there.
+
+        Raises:
+            CheckpointError: there is a link in its place.
+        """
+        folder = self.path / name
+        if folder.is_symlink():
+            raise CheckpointError(
+                f"{folder} is a link, of which a run directory has none: put the folder itself there"
+            )
+        return folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the directory, and be its only writer inside the block.
+
+        Raises:
+            CheckpointError: another fit writes there, or the directory cannot be written.
+        """
+        with self._wrap_write_errors():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / "lock", self.num_attempts + 1)
+        try:
+            yield
+        finally:
+            lock = self._lock
+            self._lock = None
+            lock.release()
+
+    def assert_locked(self, within: float = 0.0) -> None:
+        """Raise `CheckpointError` if another process has taken the run over; called before
+        everything that is written. An answer less than `within` seconds old will do."""
+        if self._lock is not None:
+            self._lock.check(within)
+
+    def start_attempt(
+        self, manifest: str = "", step: int | None = None, is_latest: bool = True
+    ) -> int:
+        """Note a new attempt and return its number, from 1.
+
+        What the attempt does not continue from moves to `superseded/N`: later checkpoints, and the
+        records (a copy of them, if they will be rewound). The completion mark goes.
+
+        Args:
+            manifest: of the attempt, as JSON.
+            step: of this directory from which the attempt continues; None if from nothing there.
+            is_latest: whether no checkpoint is later than `step`; later ones may be elsewhere.
+        """
+        with self._wrap_write_errors():
+            self.assert_locked()
+            number = self._lock.attempt if self._lock else self.num_attempts + 1
+            self.get_folder("attempts").mkdir(parents=True, exist_ok=True)
+            (self.path / "COMPLETE").unlink(missing_ok=True)
+            _create(self.path / "attempts" / str(number), manifest)
+            self._supersede(number, step, is_latest)
+            return number
+
+    def mark_complete(self) -> None:
+        """Note that the run has reached its planned end."""
+        with self._wrap_write_errors():
+            self.assert_locked()
+            if not self.is_complete:
+                _create(self.path / "COMPLETE", "")
+
+    def _supersede(self, attempt: int, step: int | None, is_latest: bool) -> None:
+        # A run can be resumed from what is left at each moment of this: the newest checkpoint moves
+        # first, and the records that belong to it stay until it has moved.
+        later = [
+            path
+            for other, path in reversed(self.list_checkpoints())
+            if step is None or other > step
+        ]
+        records = [
+            path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)
+        ]
+        must_move_records = step is None or not is_latest
+        if not later and not (records and must_move_records):
+            return
+        self.get_folder("superseded").mkdir(exist_ok=True)
+        target = self.path / "superseded" / str(attempt)
+        target.mkdir()
+        if step is not None:
+            for path in records:
+                shutil.copyfile(path, target / path.name, follow_symlinks=False)
+        for path in later:
+            path.rename(target / path.name)
+        if step is None:
+            for path in records:
+                path.rename(target / path.name)
+
+    @contextmanager
+    def _wrap_write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be written: {error}. Choose another run directory"
+            ) from error
+
+    def _list_folder(self, name: str) -> list[Path]:
+        folder = self.get_folder(name)
+        return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a new file durably; an error if there is one already."""
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

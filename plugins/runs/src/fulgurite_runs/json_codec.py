@@ -1,0 +1,87 @@
+"""JSON of results and back: arrays, NaN and infinities included."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import ConfigurationError
+
+
+def dumps(value: Any, *, sort_keys: bool = False) -> str:
+    """Return `value` as JSON on one line.
+
+    Scalars of NumPy and jax become Python numbers, and tuples become lists. Arrays are
+    `{"$array": [...], "dtype": ..., "shape": ...}`, and non-finite floats `{"$float": "nan"}`:
+    not the string "NaN", because then a text of that name would come back as a number.
+
+    Args:
+        value: None, booleans, numbers, strings and real arrays, in dictionaries, lists and tuples.
+        sort_keys: whether the keys of dictionaries are sorted.
+
+    Raises:
+        ConfigurationError: `value` holds something else.
+    """
+    options: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+    text = json.dumps(_encode(value), sort_keys=sort_keys, **options)
+    if text.isascii():
+        return text
+    # A lone surrogate, as in a file name of another encoding, can only be written as its escape.
+    return text.encode(errors="backslashreplace").decode()
+
+
+def loads(text: str | bytes) -> Any:
+    """Return the value that `dumps` wrote as `text`. Imports and calls nothing."""
+    return json.loads(text, object_hook=_decode_object)
+
+
+def is_real(dtype: Any) -> bool:
+    """Return whether `dtype` is of booleans or of numbers that are not complex."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real(value.dtype):
+        return _encode_array(np.asarray(value))
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, dict):
+        _check_keys(value)
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    raise ConfigurationError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
+
+
+def _encode_array(array: np.ndarray) -> Any:
+    numbers = array
+    # Python has no numbers of bfloat16 and its like, nor of long doubles.
+    if array.dtype.kind == "V":
+        numbers = array.astype(np.float32)
+    elif array.dtype == np.longdouble:
+        numbers = array.astype(np.float64)
+    if array.ndim == 0:
+        return _encode(numbers.item())
+    items = [_encode(item) for item in numbers.ravel().tolist()]
+    return {"$array": items, "dtype": str(array.dtype), "shape": array.shape}
+
+
+def _check_keys(pairs: dict[Any, Any]) -> None:
+    for key in pairs:
+        if not isinstance(key, str) or key.startswith("$"):
+            raise ConfigurationError(
+                f"{key!r} cannot be a key in JSON: keys are strings that do not begin with '$'"
+            )
+
+
+def _decode_object(pairs: dict[str, Any]) -> Any:
+    if "$float" in pairs:
+        return float(pairs["$float"])
+    if "$array" in pairs:
+        array = np.asarray(pairs["$array"], dtype=np.dtype(pairs["dtype"]))
+        return array.reshape(pairs["shape"])
+    return pairs

@@ -1,0 +1,287 @@
+"""Who writes to a run: a lock of the kernel, and a heartbeat for machines that do not see it."""
+
+import fcntl
+import json
+import os
+import platform
+import stat
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import CheckpointError
+
+HEARTBEAT = 10.0
+"""Seconds between two heartbeats."""
+DEAD = 60.0
+"""Seconds without a heartbeat after which an owner on another machine counts as dead."""
+# This clock goes on while the machine sleeps.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# The file always has the same size in bytes, so that one write replaces all of it.
+_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who began the newest attempt of a run, as its lock file says.
+
+    Attributes:
+        host: the name of the machine.
+        boot: which start of that machine.
+        pid: the process.
+        started: when the fit began, in seconds since 1970.
+        attempt: its number.
+        ended: whether the fit is over.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    started: float
+    attempt: int
+    ended: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is or was on this machine, since its last start."""
+        return (self.host, self.boot) == (platform.node(), _read_boot_id())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process may still be there, as far as this machine can tell."""
+        if self.ended:
+            return False
+        if not self.is_local:
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it is there, and somebody else's
+        return True
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt}, process {self.pid} on {self.host}"
+
+
+def read_owner(path: Path) -> tuple[Owner, float] | None:
+    """Return the owner in the lock file `path` and the time of the last heartbeat, in seconds since
+    1970; None if there is none. Locks nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        owner = _parse_owner(descriptor)
+        return None if owner is None else (owner, os.fstat(descriptor).st_mtime)
+    finally:
+        os.close(descriptor)
+
+
+class Lock:
+    """Holds a lock file from its making until `release`.
+
+    On one machine the kernel's lock decides; it is free as soon as its owner is gone. An owner on
+    another machine, where that lock may not be seen, counts as dead after 60 s without a heartbeat,
+    by the clock of the file system: the new one waits for as long. A daemon thread renews the
+    heartbeat.
+
+    ```python
+    lock = Lock(Path("runs/a/lock"), attempt=1)
+    lock.check()
+    lock.release()
+    ```
+
+    Args:
+        path: the lock file; it is made where it is missing.
+        attempt: the number of the attempt that takes the lock.
+
+    Raises:
+        CheckpointError: there is another owner.
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.attempt = attempt
+        self._path = path
+        self._checked = time.clock_gettime(_CLOCK)
+        self._last_heartbeat: float | None = None
+        self._descriptor = self._acquire()
+        self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
+        try:
+            self._write(self._owner)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        _HELD.add(self)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
+        self._thread.start()
+
+    def check(self, within: float = 0.0) -> None:
+        """Raise `CheckpointError` if another attempt owns the run now.
+
+        A lock file that is gone is nobody's. Nothing is read if that was done less than `within`
+        seconds ago.
+        """
+        now = time.clock_gettime(_CLOCK)
+        if now - self._checked < within:
+            return
+        successor = self._read_successor()
+        if successor is not None:
+            raise CheckpointError(
+                f"{self._path.parent} was taken over by {successor}: this process had shown no "
+                f"sign of life for {DEAD:.0f} s. End it; the other one continues"
+            )
+        self._checked = now
+
+    def release(self) -> None:
+        """End the heartbeat and let go of the lock."""
+        self._released.set()
+        self._thread.join()
+        entry = read_owner(self._path)
+        try:
+            if entry is not None and entry[0] == self._owner:
+                self._write(replace(self._owner, ended=True))
+        finally:
+            _HELD.discard(self)
+            os.close(self._descriptor)
+
+    def _read_successor(self) -> Owner | None:
+        """Return who owns the run instead of this lock."""
+        entry = read_owner(self._path)
+        if entry is None or entry[0] == self._owner:
+            return None
+        return entry[0]
+
+    def _acquire(self) -> int:
+        """Return the open and locked file, once nobody else holds it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        while True:
+            descriptor = os.open(self._path, flags, 0o644)
+            try:
+                if self._try_take(descriptor):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            time.sleep(min(1.0, HEARTBEAT / 10))
+
+    def _try_take(self, descriptor: int) -> bool:
+        """Return whether the open file is ours now; if not, the caller opens it again.
+
+        Raises:
+            CheckpointError: the owner lives.
+        """
+        file = os.fstat(descriptor)
+        if not stat.S_ISREG(file.st_mode):
+            raise CheckpointError(f"{self._path} is no regular file: remove it")
+        is_free = _try_flock(descriptor)
+        owner = _parse_owner(descriptor)
+        if not _is_same_file(file, self._path):
+            return False  # another file was put in its place in the meantime
+        if is_free and (owner is None or owner.ended or owner.is_local):
+            return True
+        if owner is None or owner.is_local or self._has_beaten_since(file):
+            raise CheckpointError(
+                f"{self._path.parent} is in use by {owner or 'another process'}: wait for its end, "
+                f"or choose another run directory"
+            )
+        return self._wait_for_death(file, owner, is_free)
+
+    def _has_beaten_since(self, file: os.stat_result) -> bool:
+        return self._last_heartbeat not in (None, file.st_mtime)
+
+    def _wait_for_death(self, file: os.stat_result, owner: Owner, is_free: bool) -> bool:
+        """Return whether the file of an owner on another machine is ours, because it is dead."""
+        # By the file system's clock, and by ours if that one jumped.
+        with tempfile.TemporaryFile(dir=self._path.parent) as probe:
+            by_file_system = os.fstat(probe.fileno()).st_mtime - file.st_mtime
+        by_this_machine = time.clock_gettime(_CLOCK) - self._checked
+        remaining = DEAD - max(by_file_system, by_this_machine)
+        if remaining <= 0:
+            if not is_free:
+                # A file server still keeps the lock of a machine that is gone: leave it that file.
+                os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
+            return is_free
+        if self._last_heartbeat is None:
+            warnings.warn(
+                f"{self._path.parent} was last used by {owner}, which never recorded that it "
+                f"ended: waiting up to {remaining:.0f} s for a sign of life",
+                stacklevel=2,
+            )
+        self._last_heartbeat = file.st_mtime
+        return False
+
+    def _beat(self) -> None:
+        has_warned = False
+        while not self._released.wait(HEARTBEAT):
+            if self._read_successor() is not None:
+                return  # `check` says so before the next write
+            try:
+                os.utime(self._descriptor)
+            except OSError as error:
+                if not has_warned:
+                    warnings.warn(
+                        f"the heartbeat in {self._path} cannot be renewed: {error}", stacklevel=1
+                    )
+                has_warned = True
+
+    def _write(self, owner: Owner) -> None:
+        os.pwrite(self._descriptor, json.dumps(asdict(owner)).encode().ljust(_SIZE), 0)
+        os.fsync(self._descriptor)
+
+
+# A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one
+# that trains.
+_HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _close_inherited_locks() -> None:
+    for lock in _HELD:
+        os.close(lock._descriptor)
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+def _try_flock(descriptor: int) -> bool:
+    # Not `lockf`: its locks do not hold between two fits of one process, and go when anyone there
+    # closes the file.
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _parse_owner(descriptor: int) -> Owner | None:
+    """Return the owner in an open file; None if it is empty or was not written by us."""
+    try:
+        fields: Any = json.loads(os.pread(descriptor, _SIZE, 0))
+        owner = Owner(**fields)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    types = (str, str, int, (int, float), int, bool)
+    is_valid = all(map(isinstance, asdict(owner).values(), types)) and owner.pid > 0
+    return owner if is_valid else None
+
+
+def _is_same_file(file: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(file, os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read_boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not Linux: machines are told apart by name alone
