@@ -35,8 +35,8 @@ LAYERS = """
 
 # Modules that have not found their layer yet, and imports that still go upwards. Only ever fewer.
 PENDING_MODULES = {
-    "command", "consensus", "encoding", "experiment", "explain", "fit.tasks", "listing", "lock",
-    "lockstep", "manifest", "masking", "media", "placing", "processes", "runs", "sink", "weights",
+    "command", "consensus", "encoding", "experiment", "explain", "fit.tasks", "listing",
+    "lockstep", "manifest", "masking", "media", "placing", "processes", "sink", "weights",
     "writer",
 }  # fmt: skip
 PENDING_IMPORTS: set[tuple[str, str]] = {
@@ -46,7 +46,6 @@ PENDING_IMPORTS: set[tuple[str, str]] = {
     ("engine", "lockstep"),
     ("engine", "manifest"),
     ("engine", "placing"),
-    ("engine", "runs"),
     ("engine", "weights"),
     ("evaluation", "lockstep"),
     ("evaluation", "media"),
@@ -58,18 +57,14 @@ PENDING_IMPORTS: set[tuple[str, str]] = {
     ("fit.loop", "engine"),
     ("fit.loop", "media"),
     ("fit.loop", "placing"),
-    ("fit.loop", "runs"),
     ("fit.records", "encoding"),
     ("fit.records", "fit.run"),
     ("fit.records", "masking"),
     ("fit.records", "media"),
     ("fit.run", "fit.loop"),
-    ("fit.run", "runs"),
     ("fit.scheduler", "consensus"),
     ("fit.start", "engine"),
-    ("fit.start", "runs"),
     ("hookspecs", "consensus"),
-    ("hookspecs", "runs"),
     ("model.context", "media"),
     ("training.forward", "media"),
     ("training.forward", "placing"),
@@ -79,7 +74,7 @@ PENDING_IMPORTS: set[tuple[str, str]] = {
 IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tempfile"}
 # Selection reads environment variables and entry points.
 MAY_DO_IO = {"plugins.selection"}
-PENDING_IO = {"engine", "fit.start"}
+PENDING_IO = {"engine"}
 
 PENDING_CIRCLES = {"fulgurite_optimizers"}
 

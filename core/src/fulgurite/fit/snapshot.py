@@ -1,8 +1,7 @@
 """References to checkpoints, and what a checkpoint holds."""
 
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.paths import parse
@@ -10,6 +9,13 @@ from fulgurite.triggers import StepRange
 
 if TYPE_CHECKING:
     from fulgurite.training.state import TrainState
+
+
+@runtime_checkable
+class PathLike(Protocol):
+    """A path that is no string, like `os.PathLike`; the core itself opens none."""
+
+    def __fspath__(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class CheckpointRef:
             sides.
     """
 
-    path: str | PathLike[str] | None
+    path: str | PathLike | None
     step: int | Literal["latest", "best"] = "latest"
     optional: bool = False
     map: dict[str, str] | None = None
@@ -73,5 +79,5 @@ class Snapshot:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     requested_length: tuple[int | None, int | None] | None = None
     is_latest: bool = True
-    run_dir: str | PathLike[str] | None = None
+    run_dir: str | PathLike | None = None
     num_attempts: int | None = None

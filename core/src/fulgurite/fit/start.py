@@ -1,6 +1,5 @@
 """What a fit begins with: a checkpoint of its own run, one of another run, or weights alone."""
 
-import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +8,7 @@ import jax
 
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.execution.program import Program
-from fulgurite.fit.snapshot import CheckpointRef, Snapshot
+from fulgurite.fit.snapshot import CheckpointRef, PathLike, Snapshot
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.triggers import StepRange
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from fulgurite.engine import Engine
 
 T = TypeVar("T")
-Place = CheckpointRef | str | os.PathLike[str]
+Place = CheckpointRef | str | PathLike
 InitFrom = Place | None
 Resume = InitFrom | int
 WEIGHTS = {"module": "module", "model_state": "model_state"}
@@ -47,7 +46,7 @@ def resolve_checkpoint(
         return None
     if isinstance(resume, CheckpointRef):
         return resume
-    if isinstance(resume, bool) or not isinstance(resume, int | str | os.PathLike) or resume == "":
+    if isinstance(resume, bool) or not isinstance(resume, int | str | PathLike) or resume == "":
         raise ConfigurationError(
             f"resume is {resume!r}, not 'auto', 'never', 'latest', 'best', a step or path"
         )
@@ -58,11 +57,14 @@ def resolve_checkpoint(
     return as_checkpoint_ref(resume)
 
 
-def as_checkpoint_ref(path: str | os.PathLike[str]) -> CheckpointRef:
-    """The newest checkpoint of the run at `path`, or the one that `path` itself is:
-    `RUN/checkpoints/step-N`."""
-    found = _STEP_PATH.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
-    return CheckpointRef(found[1] or ".", int(found[2])) if found else CheckpointRef(path)
+def as_checkpoint_ref(path: str | PathLike) -> CheckpointRef:
+    """Return a reference to the newest checkpoint of the run at `path`, or to the one that `path`
+    itself is: `RUN/checkpoints/step-N`."""
+    text = path.__fspath__() if isinstance(path, PathLike) else path
+    match = _STEP_PATH.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return CheckpointRef(path)
+    return CheckpointRef(match[1] or ".", int(match[2]))
 
 
 def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> None:
