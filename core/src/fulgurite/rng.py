@@ -21,8 +21,18 @@ Count = int | Int[Array, ""]
 
 @dataclass(frozen=True)
 class RngStream:
-    """A named stream and the phases that draw from it. Without `per_step` every step draws the same
-    key."""
+    """A named stream of random keys.
+
+    Example:
+        fulgurite_rng.Rng(fg.RngStream("dropout", train=True))
+
+    Attributes:
+        name: folded into every key of the stream.
+        init: whether the model gets a key when it is made.
+        train: whether training steps get one.
+        eval: whether evaluations get one.
+        per_step: whether each step gets another key; without it all get the same.
+    """
 
     name: str
     init: bool = False
@@ -36,43 +46,59 @@ DEFAULT = RngStream("default", train=True)
 
 
 class RngStreams:
-    """The streams of an engine over a root key. Every method may be traced, with a traced step or
-    index."""
+    """The streams of an engine over a root key.
+
+    Every method may be traced, with a traced step or index.
+
+    Example:
+        streams = fg.RngStreams(jax.random.key(0))
+        key = streams.key("default", "train", step=7)
+    """
 
     def __init__(self, root: AnyKey, streams: Iterable[RngStream] = (PARAMS, DEFAULT)) -> None:
         self.root = root
         self.streams = {stream.name: stream for stream in streams}
 
     def init_keys(self) -> dict[str, AnyKey]:
-        """One key for every stream of the init phase."""
-        return {
-            name: self.key(name, "init") for name, stream in self.streams.items() if stream.init
-        }
+        """Return one key for every stream of the init phase."""
+        names = [name for name, stream in self.streams.items() if stream.init]
+        return {name: self.key(name, "init") for name in names}
 
     def train_keys(self, step: Count) -> dict[str, AnyKey]:
-        """One key for every training stream at `step`, the number of updates completed before
-        it."""
-        return {
-            name: self.key(name, "train", step)
-            for name, stream in self.streams.items()
-            if stream.train
-        }
+        """Return one key for every training stream at `step`, the number of updates completed
+        before it."""
+        names = [name for name, stream in self.streams.items() if stream.train]
+        return {name: self.key(name, "train", step) for name in names}
 
     def eval_keys(
         self, evaluator: str, index: Count, step: Count | None = None
     ) -> dict[str, AnyKey]:
-        """One key for every evaluation stream, for batch `index` of `evaluator`: the same at every
-        evaluation, unless `step` is given."""
+        """Return one key for every evaluation stream.
+
+        Args:
+            evaluator: the name of the evaluation.
+            index: the number of the batch.
+            step: that of the evaluation. Without it every evaluation gets the same keys.
+        """
         names = [name for name, stream in self.streams.items() if stream.eval]
         return {name: fold_name(self.key(name, "eval", step), evaluator, index) for name in names}
 
     def key(self, name: str, phase: RngPhase, step: Count | None = None) -> AnyKey:
-        """The key of stream `name`: the root folded with the name, the step (if the stream is per
-        step and a step is given) and the phase's name."""
+        """Return the key of a stream: the root folded with its name, the step and the phase.
+
+        Args:
+            name: the stream.
+            phase: `init`, `train` or `eval`.
+            step: folded in if the stream is per step.
+
+        Raises:
+            PluginError: there is no such stream.
+        """
         if name not in self.streams:
-            fix = f"Install fulgurite-rng and add fulgurite_rng.Rng(fg.RngStream({name!r}, train=True)) to the plugins."
             raise PluginError(
-                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} {fix}"
+                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install "
+                f"fulgurite-rng and add fulgurite_rng.Rng(fg.RngStream({name!r}, train=True)) to "
+                "the plugins."
             )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
@@ -81,10 +107,18 @@ class RngStreams:
 
 
 def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
-    """`key` folded with the first four bytes of the SHA-1 of `name`, big-endian, then with each of
-    `indices`. Python's own `hash` differs between processes and would give every host and every
-    restart other numbers."""
-    key = jax.random.fold_in(key, int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big"))
+    """Return a key folded with a name and then with each of `indices`.
+
+    The name counts by the first four bytes of its SHA-1, big-endian. Python's own `hash` differs
+    between processes and would give every host and every restart other numbers.
+
+    Args:
+        key: the key to fold into.
+        name: any text.
+        indices: numbers, traced or not.
+    """
+    name_hash = int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big")
+    key = jax.random.fold_in(key, name_hash)
     for index in indices:
         key = jax.random.fold_in(key, index)
     return key

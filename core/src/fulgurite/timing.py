@@ -8,14 +8,23 @@ from time import perf_counter
 
 
 class Timings:
-    """Seconds and calls by name: `start` (tracing, making the state), `data` (waiting for batches),
-    `dispatch` (handing steps to the device), `wait` (for the device: a step in flight, values of a
-    record, a finite state), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on
-    the host. Time in a nested account counts only there.
+    """Seconds and calls by name.
+
+    The names are `start` (tracing, making the state), `data` (waiting for batches), `dispatch`
+    (handing steps to the device), `wait` (for the device: a step in flight, values of a record, a
+    finite state), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the host.
+
+    Example:
+        timings = fg.Timings()
+        with timings.time("data"):
+            batch = next(batches)
+        print(timings)
 
     Attributes:
-        open: the accounts to which time is being booked now, the innermost last; displays read it
+        open: the names for which time is being measured now, the innermost last; displays read it
             on their own threads.
+        seconds: by name. Time of a nested measurement counts only there.
+        calls: by name.
     """
 
     def __init__(self) -> None:
@@ -24,46 +33,50 @@ class Timings:
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = [0.0]
         self._steps: deque[float] = deque(maxlen=10_000)
-        self._trained = 0.0
-        self._begun = perf_counter()
+        self._step_seconds = 0.0
+        self._start = perf_counter()
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Books the time of the block to `name`."""
-        begun = perf_counter()
+        """Add the time of the block to `name`."""
+        start = perf_counter()
         self._inner.append(0.0)
         self.open.append(name)
         try:
             yield
         finally:
             self.open.pop()
-            spent = perf_counter() - begun
-            self.add(name, spent - self._inner.pop())
-            self._inner[-1] += spent
+            elapsed = perf_counter() - start
+            self.add(name, elapsed - self._inner.pop())
+            self._inner[-1] += elapsed
 
     def add(self, name: str, seconds: float, calls: int = 1) -> None:
-        """Books `seconds` to `name`."""
+        """Add seconds to a name.
+
+        Args:
+            name: what took them.
+            seconds: how many.
+            calls: how often it was done.
+        """
         self.seconds[name] += seconds
         self.calls[name] += calls
 
-    def stretch(self, steps: int) -> None:
-        """Notes that `steps` steps took the time booked to data, dispatch and wait since the last
+    def record_steps(self, num_steps: int) -> None:
+        """Note that so many steps took the time added to data, dispatch and wait since the last
         call."""
-        before, self._trained = (
-            self._trained,
-            sum(self.seconds[name] for name in ("data", "dispatch", "wait")),
-        )
-        self._steps.append((self._trained - before) / steps)
+        previous = self._step_seconds
+        self._step_seconds = sum(self.seconds[name] for name in ("data", "dispatch", "wait"))
+        self._steps.append((self._step_seconds - previous) / num_steps)
 
     @property
     def total(self) -> float:
-        """Seconds since the accounts were opened."""
-        return perf_counter() - self._begun
+        """Return the seconds since this was made."""
+        return perf_counter() - self._start
 
     @property
     def median_step(self) -> float:
-        """Median seconds per step over the stretches between due points, without hooks; NaN before
-        the first."""
+        """Return the median of the seconds per step, each a mean between two due points, without
+        hooks; NaN before the first."""
         return statistics.median(self._steps) if self._steps else float("nan")
 
     def __repr__(self) -> str:
@@ -74,12 +87,23 @@ class Timings:
 
 
 class Rate:
-    """Steps a second since it was last asked; None the first time."""
+    """Steps a second since the last call; None the first time."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
 
     def __call__(self, step: int, now: float) -> float | None:
-        """The rate at `step` and the time `now`, in seconds."""
-        last, self._last = self._last, (step, now)
-        return None if last is None or now <= last[1] else (step - last[0]) / (now - last[1])
+        """Return the rate.
+
+        Args:
+            step: the number of completed updates.
+            now: seconds of a monotonic clock.
+        """
+        previous = self._last
+        self._last = (step, now)
+        if previous is None:
+            return None
+        previous_step, previous_time = previous
+        if now <= previous_time:
+            return None
+        return (step - previous_step) / (now - previous_time)

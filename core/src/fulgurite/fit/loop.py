@@ -271,7 +271,7 @@ class Loop:
             first = self.step
             self._run_until_due()
             self._run_due_actions()
-            self._timings.stretch(self.step - first)
+            self._timings.record_steps(self.step - first)
         self.state()
         self.emitter.flush(wait=True)
         self.save()

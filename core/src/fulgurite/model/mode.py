@@ -16,7 +16,8 @@ _training = jax.make_user_context(True)
 
 
 def is_training() -> bool:
-    """Whether the code being run or traced belongs to training. True outside of an engine.
+    """Return whether the code being run or traced belongs to training. True outside of an engine.
+
     An ordinary Python bool, correct under nested `jax.jit`, `eqx.filter_jit`, `jax.checkpoint`,
     `jax.lax.scan` and `jax.lax.cond`."""
     return bool(_training.value)
@@ -24,11 +25,16 @@ def is_training() -> bool:
 
 @contextmanager
 def training_mode(training: bool, module: T = None) -> Iterator[T]:
-    """Switches `is_training()` and yields `module` with its layers switched as well.
+    """Switch `is_training()` and yield the module with its layers switched as well.
 
     Equinox layers such as `eqx.nn.Dropout` carry their own flag; both are set for the length of the
-    block:
+    block.
 
+    Args:
+        training: what `is_training()` returns in the block.
+        module: any pytree of layers.
+
+    Example:
         with fg.training_mode(False, self.encoder) as encoder:
             features = jax.vmap(encoder)(batch["image"])
     """
