@@ -14,6 +14,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 import optax
+from fulgurite_cli import Experiment, run
 from jaxtyping import Array, Float, Int, Key
 from sklearn.datasets import load_digits
 
@@ -79,17 +80,21 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def experiment(
-    width: int = 128, lr: float = 1e-3, steps: int = 2_000, seed: int = 0, run: str | None = None
-) -> fg.Experiment:
+    width: int = 128,
+    lr: float = 1e-3,
+    steps: int = 2_000,
+    seed: int = 0,
+    run_dir: str | None = None,
+) -> Experiment:
     """Trains a perceptron on scikit-learn's handwritten digits. With a run directory it saves and
     logs there."""
     train, test = digits()
     report = Report(fg.ArrayData(test, batch_size=120))
     plugins = ["rng", report]
-    if run is not None:
+    if run_dir is not None:
         plugins += [{"checkpoints": {"every": 200}}, "jsonl", "csv", "environment"]
-    engine = fg.Engine(steps=steps, seed=seed, log_every=200, run_dir=run, plugins=plugins)
-    return fg.Experiment(
+    engine = fg.Engine(steps=steps, seed=seed, log_every=200, run_dir=run_dir, plugins=plugins)
+    return Experiment(
         engine=engine,
         model=partial(Classifier, width, lr),
         data=fg.ArrayData(train, batch_size=64, shuffle=True, remainder="drop"),
@@ -97,4 +102,4 @@ def experiment(
 
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    run(experiment)

@@ -18,12 +18,17 @@ import matplotlib
 import numpy as np
 from digits import Classifier, digits
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-FULGURITE = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
+FULGURITE = [
+    sys.executable,
+    "-c",
+    "from fulgurite_cli.command import main; raise SystemExit(main())",
+]
 
 
 def shifted(images: np.ndarray) -> np.ndarray:
@@ -31,9 +36,7 @@ def shifted(images: np.ndarray) -> np.ndarray:
     return np.pad(images.reshape(-1, 8, 8), [(0, 0), (0, 0), (1, 0)])[:, :, :8].reshape(-1, 64)
 
 
-def experiment(
-    width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0
-) -> fg.Experiment:
+def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0) -> Experiment:
     """Trains a perceptron; two evaluators of the group `slow` share a process and each restored
     checkpoint."""
     train, test = digits()
@@ -45,14 +48,14 @@ def experiment(
         Evaluator("test", fg.ArrayData(test, batch_size=120), every, group="slow"),
         Evaluator("shifted", fg.ArrayData(moved, batch_size=120), every, group="slow"),
     ]
-    return fg.Experiment(
+    return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=50, plugins=plugins),
         model=partial(Classifier, width, lr),
         data=lambda: fg.ArrayData(train, batch_size=64, shuffle=True, remainder="drop"),
     )
 
 
-def draw(history: fg.History, run: Path) -> Path:
+def draw(history: fg.History, run_dir: Path) -> Path:
     """Draws the accuracy in training, and that found by the second process."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     if "train/accuracy" in history:
@@ -62,7 +65,7 @@ def draw(history: fg.History, run: Path) -> Path:
             color="0.7",
             label="training, with dropout",
         )
-    found = read_results(run)
+    found = read_results(run_dir)
     for name in ("test", "shifted"):
         points = [(one.step, one.metrics["accuracy"]) for one in found if one.evaluator == name]
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}, by the second process")
@@ -72,8 +75,8 @@ def draw(history: fg.History, run: Path) -> Path:
         title="Digits: training, and checkpoints evaluated on the side",
     )
     axes.legend()
-    figure.savefig(run / "accuracy.png", dpi=120)
-    return run / "accuracy.png"
+    figure.savefig(run_dir / "accuracy.png", dpi=120)
+    return run_dir / "accuracy.png"
 
 
 def main() -> None:
@@ -83,18 +86,18 @@ def main() -> None:
         if "--run" in sys.argv
         else [*sys.argv[1:], "--run", "runs/digits_standalone_eval"]
     )
-    run = Path(arguments[arguments.index("--run") + 1])
+    run_dir = Path(arguments[arguments.index("--run") + 1])
     with subprocess.Popen(
-        [*FULGURITE, "evaluate", __file__, "--run", str(run), "--group", "slow"]
+        [*FULGURITE, "evaluate", __file__, "--run", str(run_dir), "--group", "slow"]
     ) as evaluating:
         try:
-            result = fg.main(experiment, arguments)
+            result = run(experiment, arguments)
             code = evaluating.wait()
         finally:
             evaluating.terminate()
     if code:
         sys.exit(code)
-    print(draw(result.history, run))
+    print(draw(result.history, run_dir))
 
 
 if __name__ == "__main__":

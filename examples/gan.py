@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_cli import Experiment, run
 from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Int, Key
 from sklearn.datasets import load_digits
@@ -242,14 +243,14 @@ def experiment(
     seed: int = 0,
     folder: str = "samples",
     every: int = 1_000,
-) -> fg.Experiment:
+) -> Experiment:
     """Trains a GAN on scikit-learn's handwritten digits."""
     phases = MultiOptimizer(
         discriminator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "discriminator"),
         generator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "generator"),
     )
     plugins = ["rng", phases, Samples(Path(folder), every), Report()]
-    return fg.Experiment(
+    return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=200, plugins=plugins),
         model=partial(GAN, width, penalty),
         data=fg.ArrayData(digits()[0], batch_size=64, shuffle=True, remainder="drop"),
@@ -257,4 +258,4 @@ def experiment(
 
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    run(experiment)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_cli import Experiment, run
 from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel, bytes_per_device
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, UInt8
@@ -185,7 +186,7 @@ def experiment(
     lr: float = 2e-3,
     steps: int = 300,
     seed: int = 0,
-) -> fg.Experiment:
+) -> Experiment:
     """Trains a transformer on the standard library; `devices` simulates that many on the CPU."""
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
@@ -199,7 +200,7 @@ def experiment(
     train, test = standard_library(context + 1)
     report = Report(fg.ArrayData(test, batch_size), tokens=batch_size * context)
     engine = fg.Engine(steps=steps, seed=seed, log_every=50, plugins=[layouts[layout], report])
-    return fg.Experiment(
+    return Experiment(
         engine=engine,
         model=partial(Transformer, width, blocks, heads, lr),
         data=fg.ArrayData(train, batch_size, shuffle=True, remainder="drop"),
@@ -207,4 +208,4 @@ def experiment(
 
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    run(experiment)

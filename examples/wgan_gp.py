@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_cli import Experiment, run
 from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Key
 
@@ -99,7 +100,7 @@ def experiment(
     critic: int = 5,
     steps: int = 4_000,
     seed: int = 0,
-) -> fg.Experiment:
+) -> Experiment:
     """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of
     its own."""
     repeat = {"repeat": critic, "split": True} if critic > 1 else {}
@@ -107,7 +108,7 @@ def experiment(
         critic=Phase(optax.adam(lr, b1=0.5, b2=0.9), "critic", **repeat),
         generator=Phase(optax.adam(lr, b1=0.5, b2=0.9), "generator"),
     )
-    return fg.Experiment(
+    return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=500, plugins=["rng", phases, Report()]),
         model=partial(WassersteinGAN, width, penalty),
         data=fg.ArrayData(ring(), batch_size=64 * critic, shuffle=True, remainder="drop"),
@@ -115,4 +116,4 @@ def experiment(
 
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    run(experiment)

@@ -17,7 +17,11 @@ PROGRAM = Path(__file__).with_name("hosts.py")
 @cache
 def found(processes: int, *arguments: str) -> list[list[dict[str, Any]]]:
     """What each process printed."""
-    command = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
+    command = [
+        sys.executable,
+        "-c",
+        "from fulgurite_cli.command import main; raise SystemExit(main())",
+    ]
     launch = [*command, "launch", "--processes", str(processes), str(PROGRAM), *arguments]
     ended = subprocess.run(launch, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]

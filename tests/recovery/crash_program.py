@@ -18,11 +18,13 @@ from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
+import fulgurite_cli
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger
 from fulgurite_rng import Rng
@@ -213,7 +215,7 @@ def experiment(
     count: int = 1,
     after: float = 0.0,
     number: int = signal.SIGKILL,
-) -> fg.Experiment:
+) -> Experiment:
     """The program; it kills itself as `place`, `count`, `after` and `number` say; `delay` is for
     each record written, in seconds."""
     killer = Killer(place, count, after, number)
@@ -243,7 +245,7 @@ def experiment(
         plugins=plugins,
         autoload=False,
     )
-    return fg.Experiment(
+    return Experiment(
         engine, eqx.nn.make_with_state(Net), SOURCES[source](lambda: killer.at("batch"))
     )
 
@@ -276,7 +278,7 @@ def main(run: str, arguments: list[str]) -> None:
     warnings.filterwarnings("default", category=DeprecationWarning)
     killing = r"((after|count|delay|number|place) was [^;]*(; )?)+$"
     warnings.filterwarnings("default", rf"resuming from \S+ may not be exact: {killing}")
-    result = fg.main(experiment, [*arguments, "--run", run])
+    result = fulgurite_cli.run(experiment, [*arguments, "--run", run])
     arrays = {
         jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(

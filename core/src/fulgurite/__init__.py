@@ -6,7 +6,6 @@ from fulgurite.consensus import ProcessSync
 from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation import Evaluator
-from fulgurite.experiment import Experiment, main
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run
@@ -52,7 +51,6 @@ __all__ = [
     "Every",
     "EveryEpoch",
     "EverySeconds",
-    "Experiment",
     "Exponential",
     "FileLogger",
     "FirstSteps",
@@ -85,7 +83,6 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "is_training",
-    "main",
     "media",
     "metrics",
     "select",

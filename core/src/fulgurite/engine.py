@@ -26,7 +26,6 @@ from fulgurite.errors import (
 )
 from fulgurite.evaluation import Evaluation, Evaluator, Functions, Interrupt, Show
 from fulgurite.execution.program import Program
-from fulgurite.explain import explain_engine
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
@@ -432,15 +431,6 @@ class Engine:
         """The module that a plugin derives from a state under the name `name`, such as averaged
         weights."""
         return get_module_view(self.plugins, state, name)
-
-    def explain(self) -> str:
-        """What this engine will do, and why: the order of plugins and hooks, who owns which slot,
-        what is due when."""
-        return explain_engine(self)
-
-    def set_run(self, run: str | os.PathLike[str]) -> None:
-        """Sets the run's directory, as `--run` does."""
-        self.run_dir = run
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """The random streams over a root key."""

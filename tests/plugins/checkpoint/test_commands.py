@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.command import main
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_cli.command import main
 from trained import ZEROS, Counting, engine
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from fulgurite.command import main
+from fulgurite_cli.command import main
 
 
 def test_what_is_here_is_told_and_nothing_is_wrong(
@@ -84,7 +84,7 @@ def test_broken_entry_points_versions_and_directories_are_found(
         )
         (info / "entry_points.txt").write_text(
             "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\nill%d = sick_module:ill\n"
-            % number  # noqa: UP031
+            % number
         )
     (tmp_path / "sick_module.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "file").touch()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fulgurite.command import main
+from fulgurite_cli.command import main
 from fulgurite_dev.new_plugin import KINDS
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ from fulgurite_testing import TinyModel, tiny_data
 print(fg.__file__)
 arguments = {"new_evaluator": {"data": tiny_data(), "every": 4}}
 for name in ("new_sink", "new_traced", "new_evaluator"):
-    engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run=f"runs/{name}", autoload=False)
+    engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run_dir=f"runs/{name}", autoload=False)
     result = engine.fit(TinyModel, tiny_data())
     print(list(engine.plugins.plugins), int(result.state.step), result.failures)
 """

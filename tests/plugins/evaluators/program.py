@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+import fulgurite_cli
 import jax
 from evaluated import Counting, Disk, Witness, gate, note, numbers
+from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, LastCheckpoint
 
 
@@ -38,7 +40,7 @@ def broken(state: fg.TrainState, step: int) -> dict[str, Any]:
 
 def experiment(
     run: str, steps: int = 40, size: int = 1, scales: tuple[float, ...] = (1.0,)
-) -> fg.Experiment:
+) -> Experiment:
     """Counts."""
     global RUN
     RUN = Path(run)
@@ -67,8 +69,8 @@ def experiment(
         plugins=[Disk(10), Witness(), Gates(), *evaluators],
         autoload=False,
     )
-    return fg.Experiment(engine, lambda key: Drawing(size, key=key), train)
+    return Experiment(engine, lambda key: Drawing(size, key=key), train)
 
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    fulgurite_cli.run(experiment)

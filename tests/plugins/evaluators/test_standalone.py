@@ -14,9 +14,9 @@ from pathlib import Path
 import fulgurite as fg
 import pytest
 from evaluated import notes, until
-from fulgurite.command import load_experiment, main as fulgurite
 from fulgurite.errors import CheckpointError
-from fulgurite.experiment import build, main as train
+from fulgurite_cli import build_experiment, load_experiment, run as train
+from fulgurite_cli.command import main as fulgurite
 from fulgurite_evaluators import EvaluationRecord, read_results
 from fulgurite_runs import RunDirectory
 
@@ -30,7 +30,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable,
         "-c",
-        "import sys; from fulgurite.command import main; sys.exit(main())",
+        "import sys; from fulgurite_cli.command import main; sys.exit(main())",
         *arguments,
     ]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -296,7 +296,9 @@ def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
 
 def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsys) -> None:
     before = sorted(path for path in trained.rglob("*"))
-    experiment = build(load_experiment(PROGRAM), [f"run={trained}", "size=3", "scales=2,5"])
+    experiment = build_experiment(
+        load_experiment(PROGRAM), [f"run={trained}", "size=3", "scales=2,5"]
+    )
     for step, number in (("latest", 40), ("best", 10), ("30", 30)):
         assert evaluate(trained, "--step", step, "--json") == (
             number > 10
@@ -327,6 +329,6 @@ def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -
         capsys.readouterr().err
         == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
     )
-    experiment = build(load_experiment(PROGRAM), [f"run={trained}"])
+    experiment = build_experiment(load_experiment(PROGRAM), [f"run={trained}"])
     with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
         experiment.engine.evaluate(experiment.model, [], weights=fg.CheckpointRef(tmp_path))

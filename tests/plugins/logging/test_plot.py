@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fulgurite.command import main
 from fulgurite.errors import ConfigurationError
+from fulgurite_cli.command import main
 from fulgurite_logging.plot import LONGEST_LINE, command, series
 
 

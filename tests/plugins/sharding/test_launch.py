@@ -86,7 +86,11 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-FULGURITE = [sys.executable, "-c", "from fulgurite.command import main; raise SystemExit(main())"]
+FULGURITE = [
+    sys.executable,
+    "-c",
+    "from fulgurite_cli.command import main; raise SystemExit(main())",
+]
 
 
 def run(

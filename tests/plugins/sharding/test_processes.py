@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).with_name("trained.py")
 LAUNCH = [
     sys.executable,
     "-c",
-    "from fulgurite.command import main; raise SystemExit(main())",
+    "from fulgurite_cli.command import main; raise SystemExit(main())",
     "launch",
 ]
 DEADLINE = 300.0

@@ -19,7 +19,7 @@ from fulgurite.errors import FulguriteError, PluginError
 from fulgurite.plugins.selection import find_installed, resolve_plugins
 from packaging.requirements import InvalidRequirement, Requirement
 
-GROUPS = ("fulgurite.commands", "fulgurite.distributed")
+GROUPS = ("fulgurite.commands",)
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 

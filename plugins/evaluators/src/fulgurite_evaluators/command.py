@@ -7,9 +7,8 @@ import traceback
 from collections.abc import Sequence
 
 import fulgurite as fg
-from fulgurite.command import load_experiment
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
-from fulgurite.experiment import build
+from fulgurite_cli import Experiment, build_experiment, load_experiment
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.group is not None:
             _wait_for(run, options.timeout)
         program, kept = load_experiment(options.program), run.read_manifest()["configuration"]
-        experiment = build(program, options.overrides, kept, run=options.run)
+        experiment = build_experiment(program, options.overrides, kept, run_dir=options.run)
         if options.group is None:
             return _once(experiment, run, options.step, options.json)
         follower = Follower(
@@ -93,7 +92,7 @@ def _wait_for(run: RunDirectory, timeout: float) -> None:
         time.sleep(POLL)
 
 
-def _once(experiment: fg.Experiment, run: RunDirectory, step: int | str, as_json: bool) -> int:
+def _once(experiment: Experiment, run: RunDirectory, step: int | str, as_json: bool) -> int:
     engine = experiment.engine
     if not engine.evaluators:
         raise ConfigurationError(

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
@@ -16,6 +16,9 @@ from fulgurite_runs.lock import Lock, read_owner
 from fulgurite_evaluators.evaluator import Evaluator
 from fulgurite_evaluators.results import FOLDER, EvaluationRecord, Results, commit_of
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
+
+if TYPE_CHECKING:
+    from fulgurite_cli import Experiment
 
 Tell = Callable[[str], None]
 
@@ -42,7 +45,7 @@ class Follower:
 
     def __init__(
         self,
-        experiment: fg.Experiment,
+        experiment: "Experiment",
         run: RunDirectory,
         group: str,
         *,

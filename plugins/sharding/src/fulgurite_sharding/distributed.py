@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import jax
 from fulgurite.errors import ConfigurationError, ProcessError
-from fulgurite.processes import VARIABLE
 from jax._src import distributed as _distributed, xla_bridge as _xla_bridge
 
+VARIABLE = "FULGURITE_DISTRIBUTED"
 # Seconds that JAX itself waits longer than we do: it ends a process that waited in vain without an
 # exception.
 _LONGER = 3600
@@ -112,7 +112,7 @@ def initialize_distributed(
     Called before anything touches a device. Without arguments the variable FULGURITE_DISTRIBUTED
     counts, and without it
     what JAX detects: SLURM, Open MPI, Kubernetes, cloud TPUs. `fulgurite launch`, and `fulgurite
-    fit` and `fg.main` with that variable, have called it already; a second call does nothing.
+    fit` and `fulgurite_cli.run` with that variable, have called it already; a second call does nothing.
 
     From then on an exception that nobody catches ends the process at once, without functions
     registered by `atexit`, because JAX would wait there for the other processes, which wait for

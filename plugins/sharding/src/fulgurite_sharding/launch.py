@@ -17,9 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.processes import VARIABLE
 
-from fulgurite_sharding.distributed import Group
+from fulgurite_sharding.distributed import VARIABLE, Group
 
 LAST_LINES = 20
 # What a program exits with that was told to stop: no failure, so that the others may stop as well.

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite.experiment import build
-from fulgurite_runs import RunDirectory
+from fulgurite_cli import Experiment, build_experiment, run
+from fulgurite_runs import RunDirectory, RunPlugin
 
 PROGRAM = """
 import signal
@@ -33,6 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import fulgurite as fg
+from fulgurite_cli import Experiment, run
+from fulgurite_runs import RunPlugin
 
 class Net(fg.Module):
     weight: jax.Array
@@ -46,7 +48,7 @@ class Net(fg.Module):
     def configure_optimizers(self):
         return optax.sgd(0.1)
 
-class Report:
+class Report(RunPlugin):
     @fg.hookimpl
     def log_scalars(self, record):
         print("step", record.step, flush=True)
@@ -74,10 +76,10 @@ class Source:
 
 def experiment(steps: int = 10**9, stuck: bool = False):
     engine = fg.Engine(steps=steps, log_every=100, plugins=[Report()])
-    return fg.Experiment(engine, model=Net, data=fg.DataSource(ModelInit(stuck), prefetch=0))
+    return Experiment(engine, model=Net, data=fg.DataSource(Source(stuck), prefetch=0))
 
 if __name__ == "__main__":
-    fg.main(experiment)
+    run(experiment)
 """
 
 
@@ -119,14 +121,14 @@ def settings(
     untyped=3,
     act: Act = Act.relu,
     out: Path | None = Path("a"),
-) -> fg.Experiment:
+) -> Experiment:
     """Trains nothing; its model is its arguments."""
-    return fg.Experiment(engine=fg.Engine(steps=steps), model=locals(), data=None)
+    return Experiment(engine=fg.Engine(steps=steps), model=locals(), data=None)
 
 
-def counting(steps: int = 3) -> fg.Experiment:
+def counting(steps: int = 3) -> Experiment:
     """Counts."""
-    return fg.Experiment(
+    return Experiment(
         engine=fg.Engine(steps=steps), model=Net, data=partial(list, [np.ones((2, 1), np.float32)])
     )
 
@@ -166,7 +168,10 @@ def counting(steps: int = 3) -> fg.Experiment:
 )
 def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
     name = override.partition("=")[0]
-    got, unchanged = build(settings, [override]).model, build(settings, []).model
+    got, unchanged = (
+        build_experiment(settings, [override]).model,
+        build_experiment(settings, []).model,
+    )
     assert (repr(got.pop(name)), unchanged.pop(name) is not None) == (
         repr(value),
         name not in ("limit", "rates"),
@@ -196,35 +201,38 @@ def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
 )
 def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: str):
     with pytest.raises(ConfigurationError) as caught:
-        build(settings, [override])
+        build_experiment(settings, [override])
     assert message in str(caught.value)
 
 
 def test_arguments_as_manifests_hold_them():
-    made = build(settings, ["act=tanh", "out=b"])
+    made = build_experiment(settings, ["act=tanh", "out=b"])
     assert made.engine.config is not None
     kept = json.loads(json.dumps(made.engine.config))
-    assert build(settings, ["act=tanh"], kept).model == made.model
+    assert build_experiment(settings, ["act=tanh"], kept).model == made.model
     with pytest.raises(
-        ConfigurationError, match=r"act=.*is not what the run was made with, act='tanh'"
+        ConfigurationError, match=r"act=.*differs from what the run was started with, act='tanh'"
     ):
-        build(settings, ["act=relu"], kept)
+        build_experiment(settings, ["act=relu"], kept)
 
-    def experiment(width: Any = 1j) -> fg.Experiment:
-        return fg.Experiment(engine=fg.Engine(steps=1), model=None, data=None)
+    def experiment(width: Any = 1j) -> Experiment:
+        return Experiment(engine=fg.Engine(steps=1), model=None, data=None)
 
-    build(experiment, [])
-    with pytest.raises(ConfigurationError, match=r"experiment\(width=\.\.\.\) is for no manifest"):
-        build(experiment, [], run="runs/a")
+    build_experiment(experiment, [])
+    with pytest.raises(
+        ConfigurationError,
+        match=r"experiment\(width=\.\.\.\) cannot be written to the run's manifest",
+    ):
+        build_experiment(experiment, [], run_dir="runs/a")
 
 
 def test_arguments_without_default_are_needed():
-    def experiment(width: int, depth: int, lr: float = 0.1) -> fg.Experiment:
-        return fg.Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
+    def experiment(width: int, depth: int, lr: float = 0.1) -> Experiment:
+        return Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
 
     with pytest.raises(ConfigurationError, match=r"experiment needs width=..., depth=...$"):
-        build(experiment, ["lr=1"])
-    assert build(experiment, ["depth=2", "width=1"]).model == (1, 2)
+        build_experiment(experiment, ["lr=1"])
+    assert build_experiment(experiment, ["depth=2", "width=1"]).model == (1, 2)
 
 
 def test_a_function_that_returns_no_experiment_is_an_error():
@@ -232,14 +240,14 @@ def test_a_function_that_returns_no_experiment_is_an_error():
         return fg.Engine(steps=1)
 
     with pytest.raises(
-        ConfigurationError, match=r"experiment returned Engine; return fg\.Experiment"
+        ConfigurationError, match=r"experiment returned Engine; return fulgurite_cli\.Experiment"
     ):
-        build(experiment, [])
+        build_experiment(experiment, [])
 
 
 def test_main_trains_with_the_overrides():
-    assert float(fg.main(counting, []).module.weight) == -3
-    assert float(fg.main(counting, ["steps=5"]).module.weight) == -5
+    assert float(run(counting, []).module.weight) == -3
+    assert float(run(counting, ["steps=5"]).module.weight) == -5
 
 
 def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(
@@ -247,14 +255,14 @@ def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overr
 ):
     directories = []
 
-    class Where:
+    class Where(RunPlugin):
         @fg.hookimpl
         def on_fit_end(self, run: fg.Run) -> None:
             directories.append(run.run_dir and run.run_dir.path)
 
-    def experiment(steps: int = 1, lr: float = 1.0) -> fg.Experiment:
+    def experiment(steps: int = 1, lr: float = 1.0) -> Experiment:
         data = [np.full((2, 1), lr, np.float32)]
-        return fg.Experiment(engine=fg.Engine(steps=steps, plugins=[Where()]), model=Net, data=data)
+        return Experiment(engine=fg.Engine(steps=steps, plugins=[Where()]), model=Net, data=data)
 
     path = str(tmp_path / "run")
     for argv in (
@@ -262,7 +270,7 @@ def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overr
         ["--run", path, "steps=2"],
         ["steps=2", f"--run={path}"],
     ):
-        assert int(fg.main(experiment, argv).state.step) == 2
+        assert int(run(experiment, argv).state.step) == 2
     assert directories == [tmp_path / "run"] * 3
 
 
@@ -273,7 +281,7 @@ def test_mistakes_on_the_command_line_end_with_2(capsys: pytest.CaptureFixture[s
         (["--runs=a", "--verbose"], "--verbose"),
     ]:
         with pytest.raises(SystemExit) as stopped:
-            fg.main(counting, argv)
+            run(counting, argv)
         assert stopped.value.code == 2
         out, err = capsys.readouterr()
         assert message in err and not out
@@ -284,14 +292,14 @@ def test_an_unknown_plugin_ends_with_2(
 ):
     monkeypatch.setenv("FULGURITE_PLUGINS", "progres")
     with pytest.raises(SystemExit) as stopped:
-        fg.main(counting, [])
+        run(counting, [])
     assert stopped.value.code == 2
     assert "error: no plugin 'progres'" in capsys.readouterr().err
 
 
 def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
-        fg.main(settings, ["--help"])
+        run(settings, ["--help"])
     assert stopped.value.code == 0
     out = capsys.readouterr().out
     for line in (
@@ -335,8 +343,8 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
             signal.raise_signal(signal.SIGINT)
             yield np.ones((1, 1), np.float32)
 
-    def experiment() -> fg.Experiment:
-        return fg.Experiment(
+    def experiment() -> Experiment:
+        return Experiment(
             fg.Engine(steps=10**6, autoload=False),
             model=Net,
             data=fg.DataSource(batches(), prefetch=0),
@@ -345,7 +353,7 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
     full = open("/dev/full", "w", buffering=1)
     monkeypatch.setattr(sys, "stderr", full)
     with pytest.raises(SystemExit) as stopped:
-        fg.main(experiment, [])
+        run(experiment, [])
     assert stopped.value.code == 130
     with suppress(OSError):
         full.close()
@@ -371,7 +379,7 @@ def test_a_second_signal_ends_the_program_at_once(
 @pytest.mark.parametrize("code", ["0", "256", "-1", "x"])
 def test_an_exit_code_that_is_none_is_an_error(code: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
-        fg.main(counting, [f"--preempted-exit-code={code}"])
+        run(counting, [f"--preempted-exit-code={code}"])
     assert stopped.value.code == 2
     assert "--preempted-exit-code" in capsys.readouterr().err
 
@@ -394,10 +402,10 @@ def started(path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def test_an_experiment_that_takes_the_run_is_told_it(tmp_path: Path):
-    def experiment(steps: int = 2, run: str | None = None) -> fg.Experiment:
+    def experiment(steps: int = 2, run_dir: str | None = None) -> Experiment:
         engine = fg.Engine(steps=steps, autoload=False)
-        return fg.Experiment(engine=engine, model=(steps, run), data=None)
+        return Experiment(engine=engine, model=(steps, run_dir), data=None)
 
-    assert build(experiment, []).model == (2, None)
-    made = build(experiment, ["steps=3"], run=str(tmp_path))
+    assert build_experiment(experiment, []).model == (2, None)
+    made = build_experiment(experiment, ["steps=3"], run_dir=str(tmp_path))
     assert made.model == (3, str(tmp_path)) and made.engine.config == {"steps": 3}

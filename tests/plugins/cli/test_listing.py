@@ -3,11 +3,13 @@ configuration."""
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fulgurite.command import main
+from fulgurite.plugins.selection import find_installed
+from fulgurite_cli.command import main
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -49,7 +51,7 @@ class Demo(Base):
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A distribution with a plugin, and one whose plugin cannot be imported."""
     info = tmp_path / "demo_dist-1.5.dist-info"
     info.mkdir()
@@ -62,6 +64,9 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("demo_listed", "demo_broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    find_installed.cache_clear()
+    yield
+    find_installed.cache_clear()
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -123,6 +128,7 @@ def test_a_function_that_makes_a_plugin_is_told_as_well(
     )
     more = "def made(often: int = 3):\n    'Makes one.'\nclass Odd:\n    hookspecs = 3\nvalue = 3\n"
     (tmp_path / "demo_listed.py").write_text(PLUGIN + more)
+    find_installed.cache_clear()
     code, told_of = told(capsys, "made")
     assert (code, told_of["doc"], told_of["fields"][0]["default"]) == (0, "Makes one.", "3")
     rows = {row["name"]: row for row in told(capsys, "--all")[1]}

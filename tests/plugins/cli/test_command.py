@@ -7,17 +7,20 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import fulgurite as fg
 import pytest
-from fulgurite.command import main
+from fulgurite_cli.command import main
+from fulgurite_cli.listing import list_plugins
 
 RUN = """
 import sys
-from fulgurite.command import main
+from fulgurite_cli.command import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as stop:
     code = stop.code
-print(f"code {code}, heavy: {sorted({'equinox', 'jax', 'numpy', 'optax'} & sys.modules.keys())}", file=sys.stderr)
+heavy = sorted({'equinox', 'jax', 'numpy', 'optax'} & sys.modules.keys())
+print(f"code {code}, heavy: {heavy}", file=sys.stderr)
 """
 LIGHT = "code 0, heavy: []\n"
 
@@ -26,6 +29,8 @@ import beside
 import jax.numpy as jnp
 import optax
 import fulgurite as fg
+from fulgurite_cli import Experiment
+from fulgurite_runs import RunPlugin
 
 class Net(fg.Module):
     weight: object
@@ -39,7 +44,7 @@ class Net(fg.Module):
     def configure_optimizers(self):
         return optax.sgd(1.0)
 
-class Report:
+class Report(RunPlugin):
     @fg.hookimpl
     def on_fit_end(self, run, result):
         where = run.run_dir.path.name if run.run_dir else None
@@ -47,7 +52,8 @@ class Report:
 
 def experiment(steps: int = 3):
     """Counts updates."""
-    return fg.Experiment(fg.Engine(steps=steps, plugins=[Report()]), model=Net, data=[jnp.ones((1, 1))])
+    engine = fg.Engine(steps=steps, plugins=[Report()])
+    return Experiment(engine, model=Net, data=[jnp.ones((1, 1))])
 
 if __name__ == "__main__":
     raise SystemExit("the file was run, not imported")
@@ -217,3 +223,36 @@ def test_a_file_without_an_experiment_ends_with_2(
     assert exit_code("fit", str(tmp_path / name)) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and message in err and str(tmp_path / name) in err
+
+
+def test_explain_shows_what_the_engine_of_a_program_does(
+    program: str, capsys: pytest.CaptureFixture[str]
+):
+    assert exit_code("explain", program, "steps=7") == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "7 steps, seed 0, up to 1 steps in a dispatch"
+    assert any(row.split()[0] == "report" for row in rows if row)
+    assert exit_code("explain", program, "stesp=7") == 2
+    assert "experiment has no argument 'stesp'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"FULGURITE_AUTOLOAD": "0"},
+        {"FULGURITE_AUTOLOAD": "rng, other"},
+        {"FULGURITE_AUTOLOAD": "rng", "FULGURITE_PLUGINS": "-rng,console"},
+        {"FULGURITE_PLUGINS": "rng"},
+    ],
+)
+def test_listing_says_active_for_the_plugins_of_an_engine(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """The listing has the rules a second time, because importing the core's imports jax."""
+    for name in ("FULGURITE_AUTOLOAD", "FULGURITE_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    active = {row["name"] for row in list_plugins() if row["active"]}
+    assert active == set(fg.Engine(steps=1).plugins.plugins)

@@ -1,0 +1,31 @@
+"""The command line of Fulgurite: programs with typed arguments, and what is installed."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulgurite_cli.experiment import Experiment, build_experiment, run
+    from fulgurite_cli.explanation import explain
+    from fulgurite_cli.fit import load_experiment
+
+__all__ = ["Experiment", "build_experiment", "explain", "load_experiment", "run"]
+
+# Imported when they are first used: `fulgurite --help` and `fulgurite plugins` import this package,
+# and importing jax takes them from 0.1 s to more than a second.
+_MODULES = {
+    "Experiment": "fulgurite_cli.experiment",
+    "build_experiment": "fulgurite_cli.experiment",
+    "explain": "fulgurite_cli.explanation",
+    "load_experiment": "fulgurite_cli.fit",
+    "run": "fulgurite_cli.experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,55 @@
+"""The command `fulgurite`. It imports neither jax nor the core before a command needs them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+
+GROUP = "fulgurite.commands"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `fulgurite COMMAND ...`, and return its exit code.
+
+    Commands are the functions `command(arguments: list[str]) -> int` that packages offer in the
+    entry-point group `fulgurite.commands`; they are imported when they are called.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = find_commands()
+    parser = argparse.ArgumentParser(
+        "fulgurite", description="Trains Equinox models on JAX, with plugins."
+    )
+    parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
+    parser.add_argument(
+        "command", choices=list(commands), help="what to do; COMMAND --help says more"
+    )
+    if not arguments:
+        parser.print_help()
+        return 0
+    name = parser.parse_args(arguments[:1]).command
+    entry, *others = commands[name]
+    if others:
+        parser.exit(
+            2,
+            f"error: {describe_source(others[0])} adds a command {name!r}, which already exists: "
+            "uninstall one of them\n",
+        )
+    try:
+        return entry.load()(arguments[1:]) or 0
+    except BaseException as error:
+        error.add_note(f"command {name!r} ({describe_source(entry)})")
+        raise
+
+
+def find_commands() -> dict[str, list[EntryPoint]]:
+    """Return the installed commands by name, those of this package first."""
+    installed = entry_points(group=GROUP)
+    commands: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(installed, key=lambda entry: not entry.value.startswith("fulgurite_cli.")):
+        commands.setdefault(entry.name, []).append(entry)
+    return commands
+
+
+def describe_source(entry: EntryPoint) -> str:
+    """Return name and version of the distribution that offers an entry point."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

@@ -1,0 +1,126 @@
+"""A distribution imports what its pyproject declares, and dependencies between ours are few."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+CORE = "fulgurite"
+# The core's dependencies may be imported by whoever depends on the core.
+CORE_PACKAGES = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
+MAX_DEPTH = 3
+"""Core <- runs, metrics, losses <- logging, cli, checkpoint, evaluators <- tensorboard, wandb."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A distribution of this workspace.
+
+    Attributes:
+        name: of the distribution.
+        source: the folder of its package.
+        required: the names of its dependencies.
+        optional: the names of the dependencies of its extras.
+    """
+
+    name: str
+    source: Path
+    required: frozenset[str]
+    optional: frozenset[str]
+
+
+def read_members() -> dict[str, Member]:
+    """Read the pyproject of every distribution of this workspace."""
+    members = {}
+    for pattern in ("core", "plugins/*", "contrib/*"):
+        for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml")):
+            project = tomllib.loads(path.read_text())["project"]
+            extras = project.get("optional-dependencies", {}).values()
+            (init,) = path.parent.glob("src/*/__init__.py")
+            members[project["name"]] = Member(
+                project["name"],
+                init.parent,
+                parse_names(project["dependencies"]),
+                parse_names([requirement for extra in extras for requirement in extra]),
+            )
+    return members
+
+
+def parse_names(requirements: list[str]) -> frozenset[str]:
+    """Return the names of the distributions that requirements ask for."""
+    return frozenset(canonicalize_name(Requirement(text).name) for text in requirements)
+
+
+MEMBERS = read_members()
+PACKAGES = {member.source.name: member.name for member in MEMBERS.values()}
+PLUGINS = sorted(MEMBERS.keys() - {CORE})
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_distribution_declares_what_it_imports(name: str) -> None:
+    """As a dependency or under an extra. What the core depends on comes with the core."""
+    member = MEMBERS[name]
+    installed = packages_distributions()
+    undeclared = set()
+    for path, line, package in iter_imports(member.source):
+        distributions = [PACKAGES[package]] if package in PACKAGES else installed.get(package, [])
+        names = {canonicalize_name(distribution) for distribution in distributions}
+        is_free = package in CORE_PACKAGES | sys.stdlib_module_names or names == {name}
+        if not is_free and not names & (member.required | member.optional):
+            undeclared.add(f"{path.relative_to(ROOT)}:{line}: {package}")
+    assert not undeclared
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_plugin_depends_on_the_core(name: str) -> None:
+    assert CORE in MEMBERS[name].required
+
+
+def test_dependencies_between_distributions_have_no_circle_and_are_at_most_three_deep() -> None:
+    chains = [chain for name in MEMBERS for chain in iter_chains((name,))]
+    assert max(len(chain) - 1 for chain in chains) <= MAX_DEPTH, max(chains, key=len)
+
+
+def test_core_depends_on_no_other_distribution_of_ours() -> None:
+    assert not (MEMBERS[CORE].required | MEMBERS[CORE].optional) & MEMBERS.keys()
+
+
+def test_workspace_finds_every_sibling_in_this_checkout() -> None:
+    """A sibling without an entry in `[tool.uv.sources]` would be looked for in an index."""
+    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    siblings = {
+        name
+        for member in MEMBERS.values()
+        for name in (member.required | member.optional) & MEMBERS.keys()
+    }
+    assert siblings <= sources.keys()
+
+
+def iter_chains(chain: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the chains of dependencies that begin with `chain`; those of extras count as well."""
+    member = MEMBERS[chain[-1]]
+    siblings = sorted((member.required | member.optional) & MEMBERS.keys())
+    if not siblings:
+        yield chain
+    for sibling in siblings:
+        assert sibling not in chain, f"a circle: {' -> '.join((*chain, sibling))}"
+        yield from iter_chains((*chain, sibling))
+
+
+def iter_imports(folder: Path) -> Iterator[tuple[Path, int, str]]:
+    """Yield the file, line and top-level package of every import, inside functions too."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield path, node.lineno, alias.name.partition(".")[0]
+            elif isinstance(node, ast.ImportFrom):
+                yield path, node.lineno, (node.module or "").partition(".")[0]
