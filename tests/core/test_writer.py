@@ -60,7 +60,7 @@ def fail_at(at: int) -> Callable[[int], None]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.2)
+    monkeypatch.setattr(fg.BackgroundWriter, "timeout", 0.2)
 
 
 def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:

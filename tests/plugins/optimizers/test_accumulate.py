@@ -121,7 +121,7 @@ def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
         engine(GradientAccumulation(4, "steps"), plugin, steps=5).fit(Steep(jnp.float32(0)), ONE)
     assert not saved
     for policy, expected in (("skip", -1), ("ignore", -np.inf)):
-        result = engine(GradientAccumulation(4, "steps"), steps=5, nonfinite=policy).fit(
+        result = engine(GradientAccumulation(4, "steps"), steps=5, on_nonfinite=policy).fit(
             Steep(jnp.float32(0)), ONE
         )
         np.testing.assert_allclose(result.module.place, expected)

@@ -329,7 +329,7 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {folder!r})
-from test_progress import BATCHES, Net, engine, fg, Progress
+from test_progress import BATCHES, Net, engine, fg, ProgressBar
 
 def batches():
     for number in range(10**9):

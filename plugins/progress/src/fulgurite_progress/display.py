@@ -113,4 +113,4 @@ def activity(accounts: list[str]) -> str:
         return "compiling" if name == "compile" else ""
     if name.startswith("evaluate.") or ".evaluate" in name:
         return f"evaluating {accounts[-1].rpartition('.')[2]}"
-    return "saving" if name.endswith(".save") else name
+    return "saving" if name.endswith(".save_checkpoint") else name

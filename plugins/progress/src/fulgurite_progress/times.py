@@ -37,4 +37,4 @@ def _part(name: str) -> str:
         return _NAMES[name]
     if name.startswith("evaluate."):
         return f"evaluating {name.removeprefix('evaluate.')}"
-    return "saving" if name.endswith(".save") else f"plugin {name.rpartition('.')[0]}"
+    return "saving" if name.endswith(".save_checkpoint") else f"plugin {name.rpartition('.')[0]}"
