@@ -197,7 +197,9 @@ def test_dtypes_and_padding_of_every_kind() -> None:
         (lambda: ArrayData(np.zeros(2, "datetime64[s]"), 1), r"dtype datetime64\[s\]"),
     ],
 )
-def test_arrays_that_are_no_data(make: Callable[[], ArrayData], message: str) -> None:
+def test_arrays_without_numbers_or_of_unequal_length_are_errors(
+    make: Callable[[], ArrayData], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         make()
 
@@ -224,12 +226,12 @@ def test_arrays_that_are_no_data(make: Callable[[], ArrayData], message: str) ->
         (lambda: DataSource(lambda: [np.ones(3)]), "must be an iterable of batches, not <function"),
     ],
 )
-def test_arguments_that_cannot_be_meant(make: Callable[[], Any], message: str) -> None:
+def test_invalid_arguments_are_errors(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
 
 
-def test_masked_is_a_pytree_for_every_transformation() -> None:
+def test_masked_batch_is_a_pytree_for_every_transformation() -> None:
     batch = MaskedBatch({"x": np.arange(3.0)}, np.array([True, True, False]))
     assert jax.eval_shape(lambda batch: batch, batch).mask.shape == (3,)
     assert jax.tree.map(lambda leaf: None, batch).mask is None
@@ -361,7 +363,7 @@ def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
         WrappingDeck,
     ],
 )
-def test_a_stream_goes_on_exactly_from_every_position(
+def test_an_iterator_resumes_exactly_from_every_position(
     make: Callable[[], Any], prefetch: int
 ) -> None:
     steps = 14  # three epochs of four batches and the beginning of a fourth
@@ -392,7 +394,7 @@ def test_a_limit_shortens_every_epoch_and_resumes(make: Callable[[], Any]) -> No
             )
 
 
-def test_a_stateful_iterator_goes_on_and_ends() -> None:
+def test_a_stateful_iterator_resumes_and_ends() -> None:
     with BatchIterator(Tape(4), seed=0) as stream:
         items = list(stream)
     assert lists(item.batch for item in items) == [[1, 1], [2, 2], [3, 3], [4, 4]]
@@ -452,14 +454,14 @@ def test_an_iterator_does_not_repeat() -> None:
         (ArrayData(np.arange(6), 2), {"epoch": 2, "batch": 2}, 2),
     ],
 )
-def test_a_position_that_does_not_fit_the_data(
+def test_a_position_outside_of_the_data_is_an_error(
     source: Any, position: Any, limit: int | None
 ) -> None:
     with pytest.raises(DataError, match="cannot resume from"):
         BatchIterator(source, seed=0, position=position, limit=limit)
 
 
-def test_a_replay_of_data_that_is_now_shorter() -> None:
+def test_replaying_data_that_became_shorter_is_an_error() -> None:
     with (
         pytest.raises(DataError, match="no batch 5 in epoch 1: it is empty, is shorter"),
         BatchIterator(Again(lambda: ones(4)), seed=0, position={"epoch": 1, "batch": 5}) as stream,
@@ -468,7 +470,7 @@ def test_a_replay_of_data_that_is_now_shorter() -> None:
 
 
 @pytest.mark.parametrize("source", [[], Again(lambda: iter(())), iter(())])
-def test_data_without_a_batch(source: Any) -> None:
+def test_data_without_a_batch_is_an_error(source: Any) -> None:
     with (
         pytest.raises(DataError, match="no batch 0 in epoch 0"),
         BatchIterator(source, seed=0) as stream,
@@ -476,7 +478,7 @@ def test_data_without_a_batch(source: Any) -> None:
         stream.peek()
 
 
-def test_data_that_only_pretends_to_repeat() -> None:
+def test_an_empty_second_pass_is_an_error() -> None:
     once = ones(2)
     with BatchIterator(Again(lambda: once), seed=0) as stream:
         assert [item.epoch_end for item in islice(stream, 2)] == [False, True]
@@ -504,7 +506,7 @@ def test_the_length_of_an_epoch() -> None:
         assert stream.epoch_length == 4
 
 
-def test_a_class_whose_instance_has_no_length() -> None:
+def test_a_length_that_raises_type_error_counts_as_unknown() -> None:
     class Unsized(Again):
         def __len__(self) -> int:
             raise TypeError("this one has no length")
@@ -525,7 +527,7 @@ def test_peek_does_not_consume(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_source_that_reuses_its_buffer(prefetch: int) -> None:
+def test_copy_protects_batches_of_a_source_that_reuses_its_buffer(prefetch: int) -> None:
     def reusing() -> Iterator[Any]:
         buffer = {"x": np.zeros(2), "n": 0}
         for number in range(4):
@@ -571,7 +573,7 @@ def test_arrays_are_handed_on_as_they_are() -> None:
 @pytest.mark.parametrize(
     "leaf", ["cat", np.array(["cat"]), np.array([None]), object(), np.timedelta64(1, "s")]
 )
-def test_leaves_that_are_not_numbers(leaf: Any) -> None:
+def test_leaves_that_are_not_numbers_are_errors(leaf: Any) -> None:
     source = Again(lambda: iter([{"image": np.ones(1), "names": [leaf]}]))
     with (
         pytest.raises(DataError, match=r"data\['names'\]\[0\] is a"),
@@ -580,7 +582,7 @@ def test_leaves_that_are_not_numbers(leaf: Any) -> None:
         next(stream)
 
 
-def test_a_state_that_is_not_json() -> None:
+def test_a_source_state_that_is_not_json_is_an_error() -> None:
     class Numpy(Deck):
         def get_state(self) -> Any:
             return {"at": np.int64(1)}
@@ -658,7 +660,7 @@ def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> N
     stream.close()
 
 
-def test_a_stream_that_is_forgotten_ends_its_thread() -> None:
+def test_an_iterator_that_is_garbage_collected_ends_its_thread() -> None:
     stream = BatchIterator(Again(lambda: ones(100)), seed=0)
     next(stream)
     assert threads()
@@ -666,7 +668,7 @@ def test_a_stream_that_is_forgotten_ends_its_thread() -> None:
     assert not threads()
 
 
-def test_a_stream_closed_before_it_began() -> None:
+def test_an_iterator_can_be_closed_before_its_first_batch() -> None:
     stream = BatchIterator(Again(lambda: ones(3)), seed=0)
     stream.close()
     assert next(stream, None) is None

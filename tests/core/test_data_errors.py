@@ -31,7 +31,7 @@ class Failing:
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("fuse", [1, 4])
 @pytest.mark.parametrize("at", [1, 2, 6])
-def test_the_source_s_own_error_comes_with_the_step(at: int, fuse: int, prefetch: int) -> None:
+def test_an_error_of_the_source_notes_the_step(at: int, fuse: int, prefetch: int) -> None:
     events, done = Events(), []
     plugins = [events, Act(1, lambda run: done.append(run.step))]
     with pytest.raises(BrokenDisk) as caught:
@@ -122,7 +122,7 @@ def test_data_whose_second_epoch_is_empty() -> None:
         fg.Engine(steps=5).fit(Counting, Once())
 
 
-def test_what_is_no_data() -> None:
+def test_values_that_are_no_data_are_errors() -> None:
     engine = fg.Engine(steps=1)
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not 3"):
         engine.fit(Counting, 3)
@@ -158,7 +158,7 @@ def test_the_same_in_the_step_loop() -> None:
         engine.step(state, ("text", 2.0))
 
 
-def test_a_source_that_reuses_its_buffers_says_copy() -> None:
+def test_a_source_that_reuses_its_buffers_needs_copy() -> None:
     class Reusing:
         def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
             buffers = {

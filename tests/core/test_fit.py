@@ -602,7 +602,7 @@ def test_fit_takes_a_model_or_a_state() -> None:
         engine.fit(data=data)
 
 
-def test_a_result_shows_what_came_of_the_run_and_no_arrays() -> None:
+def test_the_repr_of_a_result_shows_no_arrays() -> None:
     result = fg.Engine(steps=2, log_every=2).fit(Counting, numbers([1.0, 2.0]))
     shown = f"FitResult(history=History({', '.join(result.history)}), metrics={result.metrics}, stop_reason=None, failures="
     assert repr(result).startswith(shown)

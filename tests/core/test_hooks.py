@@ -48,7 +48,7 @@ TESTED = {
     "register_evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
     "gradient_transform": "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer",
     "init_plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
-    "register_actions": "test_schedule.py::test_actions_run_by_phase_in_a_fixed_order",
+    "register_actions": "test_schedule.py::test_actions_run_by_stage_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
     "forward_sharding": "test_sharding_hooks.py::test_the_module_is_placed_for_the_forward_pass",
@@ -110,7 +110,7 @@ def test_every_hook_has_a_test() -> None:
         assert name in functions, f"{hook} is said to be tested by {where}"
 
 
-def test_every_hook_says_what_it_is() -> None:
+def test_every_hook_has_a_docstring() -> None:
     silent = [
         name for name in engine().plugins.hooks if not (getattr(hooks, name).__doc__ or "").strip()
     ]
@@ -376,9 +376,7 @@ def test_optimizers_may_leave_it_to_the_module() -> None:
 def test_evaluators_are_run_by_name() -> None:
     told: list[Any] = []
     answers: list[Any] = []
-    spec = fg.Evaluator(
-        "test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds}
-    )
+    spec = fg.Evaluator("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
     evaluators = plugin(
         "evaluating",
         register_evaluators=lambda self: [

@@ -262,7 +262,7 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
     assert history["fresh/largest"][0] != history["fresh/largest"][1]
 
 
-def test_a_stream_that_nobody_declared() -> None:
+def test_a_key_of_an_undeclared_stream_is_an_error() -> None:
     class Wanting(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             ctx.keys("dropout", 2)
@@ -357,7 +357,7 @@ def test_training_with_added_losses_alone() -> None:
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
 
 
-def test_no_loss_at_all() -> None:
+def test_a_step_without_any_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"Made\.training_step gave no loss: .*ctx\.add_loss"):
         fg.Engine(steps=1).fit(step_of(lambda module, batch, ctx: fg.Output()), numbers([0]))
 
@@ -393,7 +393,7 @@ def test_no_loss_at_all() -> None:
         ),
     ],
 )
-def test_what_a_step_may_not_return(body: Any, message: str) -> None:
+def test_invalid_results_of_a_step_are_errors(body: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
 
@@ -408,7 +408,7 @@ def test_what_a_step_may_not_return(body: Any, message: str) -> None:
         ),
     ],
 )
-def test_what_a_plugin_s_loss_term_may_not_be(term: Any, message: str) -> None:
+def test_invalid_loss_terms_of_a_plugin_are_errors(term: Any, message: str) -> None:
     class Extra:
         @fg.hookimpl
         def loss_terms(self, batch: Any) -> Any:
@@ -459,7 +459,7 @@ INSIDE: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("inside", INSIDE)
-def test_a_loss_added_where_its_value_cannot_leave(inside: str) -> None:
+def test_adding_a_loss_inside_an_inner_transformation_is_an_error(inside: str) -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         def mapped(x: Any) -> Any:
             ctx.add_loss("hidden size", jnp.sum(x * module.weight))
@@ -476,7 +476,7 @@ def test_a_loss_added_where_its_value_cannot_leave(inside: str) -> None:
     )
 
 
-def test_the_fix_that_the_error_shows() -> None:
+def test_the_remedy_that_the_error_names_works() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         hidden, hidden_size = jax.vmap(lambda x: (x * module.weight, x + module.weight))(batch)
         ctx.add_loss("hidden size", hidden_size)
@@ -529,7 +529,7 @@ def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
     assert float(fg.Engine(steps=2).fit(step_of(body), numbers([0])).module.weight) == -2
 
 
-def test_a_value_that_leaked_from_a_vmap() -> None:
+def test_a_value_that_leaked_from_a_vmap_is_an_error() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         kept: list[Any] = []
         jax.vmap(lambda x: kept.append(x * module.weight) or x)(batch)
@@ -581,7 +581,7 @@ def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
     assert result.state.plugin_states["telling"]["count"].tolist() == [36, 27, 48]
 
 
-def test_an_action_that_nobody_scheduled() -> None:
+def test_is_due_of_an_unknown_action_is_an_error() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         ctx.is_due("lag")
         return fg.Output(module.weight)
@@ -675,7 +675,7 @@ def test_batches_that_fit_their_annotation(model: Any, batch: Any) -> None:
         (OfArrays, np.zeros((2, 4), np.float32), r"batch is float32\[2,4\]", "float32[2,4]"),
     ],
 )
-def test_a_batch_that_does_not_names_the_leaf_and_shows_the_batch(
+def test_a_batch_unlike_its_annotation_is_an_error_naming_the_leaf(
     model: Any, batch: Any, leaf: str, structure: str
 ) -> None:
     with pytest.raises(DataError, match=leaf) as caught:
@@ -755,7 +755,7 @@ Two = tuple[Float[Array, "b 3"], Float[Array, "b 3"]]
         (Two | dict[str, Float[Array, "b 5"]], {"x": WRONG}, "expects"),
     ],
 )
-def test_a_batch_of_another_structure_than_annotated_is_shown(
+def test_a_batch_of_another_structure_than_annotated_is_an_error(
     hint: Any, batch: Any, expected: str
 ) -> None:
     class Annotated(Counting):
@@ -771,7 +771,7 @@ def test_a_batch_of_another_structure_than_annotated_is_shown(
 @pytest.mark.parametrize(
     "hint", [tuple[Any, Any], dict[str, Any], tuple[Float[Array, "b 3"], ...], Two | Any]
 )
-def test_an_annotation_that_a_batch_may_have_lets_it_through(hint: Any) -> None:
+def test_unions_and_optional_annotations_accept_a_batch(hint: Any) -> None:
     class Annotated(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.weight)
@@ -800,7 +800,7 @@ def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
         fg.Engine().evaluate(made(Both), [np.ones((2, 4), np.float32)])
 
 
-def test_arguments_of_the_engine_that_cannot_be_meant() -> None:
+def test_invalid_arguments_of_the_engine_are_errors() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"steps_per_execution": 0}, "steps_per_execution is 0"),
         ({"max_compilations": 0}, "max_compilations is 0"),

@@ -146,7 +146,7 @@ def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
     assert int(skipping.state.nonfinite.skipped) == 1 and np.isfinite(skipping.module.weight).all()
 
 
-def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
+def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
     with pytest.raises(NonFiniteError) as caught:
         fg.Engine(steps=6, plugins=[Weights(lambda weight, step: jnp.clip(weight, -1, 1))]).fit(
             Update, batches()
@@ -155,7 +155,7 @@ def test_an_update_that_after_update_hides_is_not_finite_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(("fuse", "log"), [(1, 6), (8, 6), (1, 5), (8, 2)])
-def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int) -> None:
+def test_case_20_the_error_names_the_step_even_if_found_later(fuse: int, log: int) -> None:
     saved: list[int] = []
     plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
     with pytest.raises(NonFiniteError) as caught:
@@ -166,7 +166,7 @@ def test_case_20_the_step_is_named_though_it_is_found_later(fuse: int, log: int)
     assert saved == [2]
 
 
-def test_case_20_nothing_is_logged_of_the_window_it_is_in() -> None:
+def test_case_20_the_window_of_the_bad_step_is_not_logged() -> None:
     records: list[fg.Record] = []
 
     class Sink:
@@ -226,7 +226,7 @@ def test_a_bad_last_step_is_found_without_any_trigger() -> None:
         fg.Engine(steps=BAD, log_every=None).fit(Root, batches())
 
 
-def test_the_step_loop_finds_it_when_asked() -> None:
+def test_a_step_loop_finds_a_bad_step_when_it_reads_metrics() -> None:
     engine = fg.Engine(steps=6)
     state = engine.init_state(Root, batches())
     for number, batch in enumerate(engine.iter_batches(batches()), 1):
@@ -274,7 +274,7 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
     engine.fit(Arrays, [[np.ones(one, np.float32) for one in shapes]])
 
 
-def test_gradients_are_judged_as_the_optimizer_receives_them() -> None:
+def test_gradients_are_checked_as_the_optimizer_receives_them() -> None:
     class Zeroed:
         @fg.hookimpl
         def gradient_transform(self) -> optax.GradientTransformation:
@@ -351,7 +351,7 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
     assert int(skipping.state.plugin_states["slice"]["updates"]) == 2
 
 
-def test_of_a_window_in_which_every_step_was_skipped_only_that_is_logged() -> None:
+def test_a_window_of_skipped_steps_logs_only_their_number() -> None:
     bad, good = numbers([0, 2], [1, 2])
     result = fg.Engine(steps=5, log_every=1, on_nonfinite="skip").fit(
         Loss, [good, bad, bad, good, bad]
@@ -380,7 +380,7 @@ def test_skip_counts_in_the_step_loop_too() -> None:
     assert_same_bits(state.module, engine.fit(Root, batches()).module)
 
 
-def test_a_step_that_was_skipped_fails_no_later_one() -> None:
+def test_a_skipped_step_does_not_fail_later_ones() -> None:
     state = fg.Engine(steps=6, on_nonfinite="skip").fit(Root, batches()).state
     engine = fg.Engine(steps=2)
     engine.check_finite(state)
@@ -394,12 +394,12 @@ def test_a_step_that_was_skipped_fails_no_later_one() -> None:
 # ----------------------------------------------------------------
 
 
-def test_ignore_goes_on() -> None:
+def test_ignore_continues_training() -> None:
     result = fg.Engine(steps=6, on_nonfinite="ignore").fit(Root, batches())
     assert int(result.state.step) == 6 and np.isnan(result.module.shift)
 
 
-def test_parameters_that_are_not_finite_from_the_beginning_are_left_alone() -> None:
+def test_parameters_not_finite_from_the_beginning_are_ignored() -> None:
     class WithMask(Counting):
         mask: jax.Array
 

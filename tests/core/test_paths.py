@@ -102,7 +102,7 @@ def test_paths_are_written_like_python():
         'a["\n"]',
     ],
 )
-def test_what_is_no_path_is_refused(text: str):
+def test_invalid_paths_are_errors(text: str):
     with pytest.raises(PathError) as caught:
         parse(text)
     assert repr(text) in str(caught.value)
@@ -132,7 +132,7 @@ def test_the_key_paths_of_jax_become_paths():
     assert leaves_with_paths(5) == [("", 5)]
 
 
-def test_every_leaf_is_found_again_at_its_path(net: Net):
+def test_resolving_the_path_of_a_leaf_returns_the_leaf(net: Net):
     tree = [net, Pair(Bag(1.0, {"x": 2}), ()), {(1, 2): 3, (0, 5): 4}]
     found = leaves_with_paths(tree)
     assert len(found) == 13
@@ -274,7 +274,7 @@ def _json(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a[1:]", "a["])
-def test_what_is_no_pattern_is_refused(text: str):
+def test_invalid_patterns_are_errors(text: str):
     with pytest.raises(PathError):
         Pattern.parse(text)
     with pytest.raises(PathError):
@@ -318,7 +318,7 @@ def test_a_function_chooses_nodes_and_leaves(net: Net):
     }
 
 
-def test_a_function_tells_apart_what_is_equal_or_the_same():
+def test_a_function_distinguishes_equal_and_shared_leaves():
     one = jnp.ones(2)
     tree = {"a": (one,), "b": (one,), "c": [None, one]}
     tree["d"] = tree["a"]
@@ -332,7 +332,7 @@ def test_selectors_see_shapes_in_place_of_arrays(net: Net):
         assert chosen(selector, shapes) == chosen(selector, net)
 
 
-def test_selectors_are_joined(net: Net):
+def test_selectors_combine_with_or_and_and_not(net: Net):
     blocks, weights = select("blocks"), select("weight")
     assert chosen(blocks & weights, net) == {"blocks[0].weight", "blocks[1].weight"}
     assert chosen(blocks | weights, net) == chosen(blocks, net) | {"encoder.weight"}
@@ -346,7 +346,7 @@ def test_selectors_are_joined(net: Net):
     assert chosen(~(select("blocks[0]") & select("blocks[1]")), net) == chosen(select("**"), net)
 
 
-def test_a_selection_of_nothing_is_an_error_that_names_it_and_what_is_there(net: Net):
+def test_an_empty_selection_is_an_error_that_lists_the_nearest_paths(net: Net):
     missing = select("decoder")
     for selector in (
         missing,
@@ -376,7 +376,7 @@ def pick_generator(module: Any) -> Any:
     return module.generator
 
 
-def test_a_function_that_gives_no_node_is_an_error_that_names_it(net: Net):
+def test_a_function_that_returns_no_node_is_an_error_that_names_it(net: Net):
     with pytest.raises(PathError, match=r"pick_generator cannot select from Net: .*generator"):
         select(pick_generator)(net)
     with pytest.raises(PathError, match="cannot select from Net"):

@@ -524,7 +524,7 @@ EXCLUSIVE = {
 
 
 @pytest.mark.parametrize("hook", EXCLUSIVE)
-def test_two_answers_to_an_exclusive_hook_are_an_error_that_names_both(hook: str) -> None:
+def test_two_answers_to_an_exclusive_hook_are_an_error_naming_both(hook: str) -> None:
     """Before the first step: nobody finds out after hours that nothing was saved."""
     started: list[int] = []
     answer = {hook: EXCLUSIVE[hook]}
@@ -561,9 +561,7 @@ def test_two_plugins_that_declare_one_random_stream_clash() -> None:
 
 
 def test_two_plugins_that_declare_one_evaluator_clash() -> None:
-    with pytest.raises(
-        PluginError, match="Evaluator 'test' comes from both 'left' and 'right'"
-    ):
+    with pytest.raises(PluginError, match="Evaluator 'test' comes from both 'left' and 'right'"):
         engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))
 
 
@@ -649,7 +647,9 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     NO_ANSWERS,
     ids=[f"{one[0]}-{index}" for index, one in enumerate(NO_ANSWERS)],
 )
-def test_what_is_wrong_inside_of_an_answer_is_told(hook: str, answer: Any, message: str) -> None:
+def test_invalid_items_in_an_answer_are_errors_naming_the_plugin(
+    hook: str, answer: Any, message: str
+) -> None:
     with pytest.raises(FulguriteError, match=message) as caught:
         wrong = engine(plugin("careless", **{hook: lambda self: answer}), steps=1)
         wrong.get_module_view(wrong.fit(Counting(), numbers([0])).state, "averaged")

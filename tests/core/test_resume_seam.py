@@ -805,7 +805,7 @@ def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     )
 
 
-def test_a_checkpoint_of_other_plugins_does_not_fit() -> None:
+def test_a_checkpoint_of_other_plugins_is_an_error() -> None:
     memory = Memory(2)
     engine(memory, Average(), steps=2).fit(Learner, regression())
 

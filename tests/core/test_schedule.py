@@ -48,14 +48,14 @@ class Noted:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_actions_run_by_phase_in_a_fixed_order() -> None:
+def test_actions_run_by_stage_in_a_fixed_order() -> None:
     noted = Noted()
     actions = [noted.action(phase, 2, phase) for phase in reversed(PHASES)]
     engine(Schedule(actions), steps=2, log_every=None).fit(Counting(), numbers([0]))
     assert noted.ran == list(PHASES)
 
 
-def test_the_window_is_closed_in_the_phase_log() -> None:
+def test_the_window_is_closed_in_the_stage_log() -> None:
     """What `decide` sees is the window before, what `act` sees is that of this step."""
     seen: list[Any] = []
 
@@ -73,7 +73,7 @@ def test_the_window_is_closed_in_the_phase_log() -> None:
     ]
 
 
-def test_after_and_before_order_within_a_phase() -> None:
+def test_after_and_before_order_within_a_stage() -> None:
     noted = Noted()
     first = [noted.action("a", after=("c",)), noted.action("b")]
     second = [
@@ -475,7 +475,7 @@ def global_norm(grads: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def test_accounts_say_where_the_time_went() -> None:
+def test_timings_say_where_the_time_went() -> None:
     class Busy:
         @fg.hookimpl
         def on_fit_start(self) -> None:
@@ -541,7 +541,7 @@ def test_the_device_is_waited_for_in_an_account_of_its_own(
     assert accounts.median_step >= 1
 
 
-def test_each_fit_has_accounts_of_its_own() -> None:
+def test_each_fit_has_its_own_timings() -> None:
     both = engine(Act(2, lambda run: None), steps=4)
     first = both.fit(Counting(), numbers([0]))
     second = both.fit(data=numbers([0]), state=first.state, steps=2)

@@ -32,7 +32,7 @@ from models import (
 # --------------------------------------------------------------------------------------------
 
 
-def test_case_40_the_module_that_was_given_stays_usable() -> None:
+def test_case_40_the_module_passed_to_fit_stays_usable() -> None:
     model = Classifier(key=jax.random.key(0))
     before = jax.tree.map(np.array, eqx.filter(model, eqx.is_array))
     x = jnp.ones((8, 4))
@@ -66,13 +66,13 @@ class Twice(Linear):
 @pytest.mark.parametrize(
     "model", [Twice, lambda: Twice(key=jax.random.key(0))], ids=["callable", "module"]
 )
-def test_case_40_one_array_at_two_paths(model: Any) -> None:
+def test_case_40_one_array_at_two_paths_is_an_error(model: Any) -> None:
     with pytest.raises(ModelError, match=r"eqx\.nn\.Shared") as caught:
         fg.Engine(steps=1).fit(model if isinstance(model, type) else model(), regression())
     assert "first.weight and second[0].weight of Twice are the same array" in str(caught.value)
 
 
-def test_case_40_one_numpy_array_at_two_paths() -> None:
+def test_case_40_one_numpy_array_at_two_paths_is_an_error() -> None:
     class Pair(Linear):
         scales: Any
 
@@ -113,7 +113,7 @@ def test_case_40_tied_weights() -> None:
     assert_close(result.module.layers()[1], weight.T)
 
 
-def test_a_consumed_state_says_so() -> None:
+def test_using_a_consumed_state_is_an_error() -> None:
     engine, data = fg.Engine(steps=1), regression()
     batch = next(iter(data))
     state = engine.init_state(Linear, data)
@@ -183,7 +183,7 @@ def test_a_state_may_hold_an_array_twice_and_arrays_of_the_host(change: Any, siz
         assert float(module.weight) == -8 and all((one == -8).all() for one in module.many)
 
 
-def test_a_consumed_model_says_so() -> None:
+def test_using_a_consumed_model_is_an_error() -> None:
     engine, data = fg.Engine(steps=1), regression()
     result = engine.fit(Linear, data)
     engine.fit(data=data, state=result.state)
@@ -194,7 +194,7 @@ def test_a_consumed_model_says_so() -> None:
         engine.fit(result.module, data)
 
 
-def test_a_state_of_another_engine_or_model_is_told_where_it_differs() -> None:
+def test_a_state_of_another_engine_or_model_is_an_error_naming_the_path() -> None:
     class Slice:
         @fg.hookimpl
         def init_plugin_state(self) -> Any:
@@ -232,7 +232,7 @@ class Factored(Counting):
 
 
 @pytest.mark.parametrize("through", ["step", "fit"])
-def test_models_that_differ_in_what_is_no_array_have_programs_of_their_own(through: str) -> None:
+def test_models_with_different_static_leaves_have_separate_programs(through: str) -> None:
     engine = fg.Engine(steps=2)
     for factor in (1.0, 3.0, 1.0):
         if through == "fit":
@@ -245,7 +245,7 @@ def test_models_that_differ_in_what_is_no_array_have_programs_of_their_own(throu
 
 
 @pytest.mark.parametrize("through", ["step", "fit"])
-def test_two_models_of_one_class_have_programs_of_their_own(through: str) -> None:
+def test_two_models_of_one_class_have_separate_programs(through: str) -> None:
     class Sized(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(jnp.sum(self.weight))
@@ -331,7 +331,7 @@ def test_batch_norm_is_carried_and_evaluated_in_inference_mode() -> None:
     assert engine.evaluate(given, data)["loss"] == pytest.approx(error, rel=1e-5)
 
 
-def test_a_step_that_forgets_the_state_of_its_model_is_told() -> None:
+def test_a_step_that_drops_the_model_state_is_an_error() -> None:
     class Forgetful(Normalized):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(model_state=None)
@@ -426,7 +426,7 @@ class Mixed(fg.Module):
 
 
 @pytest.mark.parametrize("given", [Mixed, Mixed()], ids=["callable", "module"])
-def test_everything_that_may_be_in_a_model_survives(given: Any) -> None:
+def test_every_kind_of_leaf_survives_training(given: Any) -> None:
     batch = np.ones((2, 3), np.float32)
     result = fg.Engine(steps=3, on_nonfinite="skip").fit(given, [batch])
     module, model = result.module, Mixed()
@@ -559,7 +559,9 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
         (None, r"changed the structure of the state at .*weight"),
     ],
 )
-def test_a_step_that_changes_the_state_s_structure(weight: Any, message: str) -> None:
+def test_a_step_that_changes_the_structure_of_the_state_is_an_error(
+    weight: Any, message: str
+) -> None:
     class Changing(fg.Engine):
         def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
             state, output = super().train_step(state, batch, ctx, update_rule)
@@ -571,7 +573,7 @@ def test_a_step_that_changes_the_state_s_structure(weight: Any, message: str) ->
         Changing(steps=1).fit(Linear, regression())
 
 
-def test_a_step_that_changes_what_is_no_array() -> None:
+def test_a_step_that_changes_a_static_leaf_is_an_error() -> None:
     class Changing(fg.Engine):
         def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
             state, output = super().train_step(state, batch, ctx, update_rule)
@@ -583,7 +585,7 @@ def test_a_step_that_changes_what_is_no_array() -> None:
         Changing(steps=1).fit(Factored(), numbers([0]))
 
 
-def test_a_replaced_state_of_another_structure() -> None:
+def test_replacing_the_state_by_one_of_another_structure_is_an_error() -> None:
     def shrink(run: fg.Run) -> fg.ReplaceState:
         module = eqx.tree_at(lambda module: module.weight, run.state.module, jnp.zeros(2))
         return fg.ReplaceState(run.state.replace(module=module))
@@ -616,7 +618,7 @@ def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
         _ = kept[0].state
 
 
-def test_a_digest_is_of_the_numbers_however_they_lie() -> None:
+def test_the_digest_depends_on_numbers_and_not_on_memory_layout() -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     assert (
         digest({"y": table[:, 1]})

@@ -12,14 +12,14 @@ def test_case_18_steps_per_second():
     assert rate(133, 1010.0) == pytest.approx(12.3)
 
 
-def test_no_rate_without_time():
+def test_there_is_no_rate_when_no_time_passed():
     rate = Rate()
     rate(10, 1000.0)
     assert rate(20, 1000.0) is None
     assert rate(30, 1001.0) == 10
 
 
-def test_time_in_a_nested_account_counts_there_alone(monkeypatch: pytest.MonkeyPatch):
+def test_time_of_a_nested_measurement_counts_only_there(monkeypatch: pytest.MonkeyPatch):
     times = iter(
         [0.0, 10.0, 11.0, 14.0, 16.0]
     )  # opened, outer begins, inner begins, inner ends, outer ends
@@ -31,14 +31,14 @@ def test_time_in_a_nested_account_counts_there_alone(monkeypatch: pytest.MonkeyP
     assert timings.calls == {"inner": 1, "outer": 1}
 
 
-def test_a_failed_block_is_booked_as_well():
+def test_the_time_of_a_block_that_fails_counts():
     timings = Timings()
     with pytest.raises(KeyError), timings.time("failing"):
         raise KeyError
     assert timings.calls["failing"] == 1
 
 
-def test_the_median_step_is_that_of_the_stretches():
+def test_the_median_step_is_that_between_due_points():
     timings = Timings()
     assert math.isnan(timings.median_step)
     for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):

@@ -65,18 +65,18 @@ def test_case_01_every_counts_absolute_steps() -> None:
     assert steps_of(Every(20), StepRange(50, 110)) == [60, 80, 100]
 
 
-def test_case_02_times_is_even_and_keeps_its_steps_after_a_resume() -> None:
+def test_case_02_evenly_spaced_keeps_its_steps_after_a_resume() -> None:
     assert steps_of(EvenlySpaced(5), StepRange(0, 103)) == [21, 42, 62, 83, 103]
     assert steps_of(EvenlySpaced(5), StepRange(0, 103), after=50) == [62, 83, 103]
 
 
-def test_case_03_times_of_short_spans_and_of_a_second_fit() -> None:
+def test_case_03_evenly_spaced_in_short_ranges_and_in_a_second_fit() -> None:
     assert steps_of(EvenlySpaced(1000), StepRange(0, 100)) == list(range(1, 101))
     assert steps_of(EvenlySpaced(1), StepRange(0, 50)) == [50]
     assert steps_of(EvenlySpaced(5), StepRange(103, 206)) == [124, 145, 165, 186, 206]
 
 
-def test_case_04_times_doubles_until_the_end_is_known() -> None:
+def test_case_04_evenly_spaced_doubles_until_the_end_is_known() -> None:
     assert steps_of(EvenlySpaced(5), StepRange(0), until=1100) == [128, 256, 512, 1024]
     assert steps_of(EvenlySpaced(5), StepRange(1000), until=2100) == [1128, 1256, 1512, 2024]
     assert EvenlySpaced(3).next(300, StepRange(0, 300)) is None
@@ -102,7 +102,7 @@ def test_case_06_exponential_keeps_its_grid() -> None:
     assert steps_of(Exponential(100, 1.2), StepRange(1000, 3000)) == expected
 
 
-def test_exponential_gaps_grow_by_one_at_least_and_round_half_up() -> None:
+def test_exponential_intervals_grow_by_one_at_least_and_round_half_up() -> None:
     # gaps 1, 2, 3, …: a factor of 1.2 would leave a gap of 1 where it is
     assert steps_of(Exponential(1, 1.2), StepRange(0, 21)) == [1, 3, 6, 10, 15, 21]
     # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them
@@ -140,7 +140,7 @@ def test_case_07_bad_arguments_are_errors_at_construction(make) -> None:
         make()
 
 
-def test_case_07_wrong_types_are_errors_of_ours() -> None:
+def test_case_07_wrong_types_are_configuration_errors() -> None:
     # under another name, the import hook that checks annotations in the tests leaves the module as
     # users have it
     spec = importlib.util.spec_from_file_location("unchecked_triggers", triggers.__file__)
@@ -160,7 +160,7 @@ def test_case_07_wrong_types_are_errors_of_ours() -> None:
             getattr(unchecked, name)(*arguments)
 
 
-def test_case_08_first_and_first_of_process() -> None:
+def test_case_08_first_steps_and_first_steps_after_start() -> None:
     assert steps_of(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
     assert steps_of(FirstSteps(5), StepRange(0, 200), after=100) == []
     assert [
@@ -208,7 +208,7 @@ def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
     assert steps == [4, 8, 10, 12, 16, 20, 24, 28, 30, 32, 36, 40]
 
 
-def test_at_start_fires_in_a_fresh_fit_alone() -> None:
+def test_at_start_fires_only_in_a_new_fit() -> None:
     span = StepRange(50, 60)
     assert steps_of(AtStart() | Every(4), span) == [50, 52, 56, 60]
     assert steps_of(AtStart() | Every(4), span, after=50) == [52, 56, 60]
@@ -218,7 +218,7 @@ def test_at_start_fires_in_a_fresh_fit_alone() -> None:
     assert not armed.is_due(51, span, 1.0)
 
 
-def test_at_end_follows_the_end_of_the_span() -> None:
+def test_at_end_follows_the_stop_of_the_range() -> None:
     assert AtEnd().next(5, StepRange(0)) is None
     assert AtEnd().next(5, StepRange(0, 9)) == 9
     assert AtEnd().next(9, StepRange(0, 9)) is None
@@ -242,7 +242,7 @@ def test_at_sorts_its_steps() -> None:
     assert At(1, 2) == At(2, 1)
 
 
-def test_span_goes_through_json() -> None:
+def test_step_range_survives_json() -> None:
     for span in (StepRange(3, None), StepRange(0, 30, (10, 20, 30))):
         assert StepRange.from_json(json.loads(json.dumps(span.to_json()))) == span
 
@@ -256,7 +256,7 @@ def test_or_flattens_and_shows_its_parts() -> None:
 
 
 @pytest.mark.parametrize("step", [3, 2, 3.5, "4"])
-def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
+def test_a_rule_that_returns_no_later_step_is_an_error(step) -> None:
     class Stuck(Trigger):
         def _next_after(self, after: int, span: StepRange) -> int:
             return step
@@ -267,7 +267,7 @@ def test_a_rule_that_gives_no_later_step_is_an_error(step) -> None:
         Stuck().next(3, StepRange(0, 9))
 
 
-def test_a_rule_that_moves_with_what_it_is_asked_is_an_error_and_not_a_run_without_logs() -> None:
+def test_a_rule_that_depends_on_its_argument_is_an_error() -> None:
     class Later(Trigger):
         def _next_after(self, after: int, span: StepRange) -> int:
             return after + 3
@@ -278,7 +278,7 @@ def test_a_rule_that_moves_with_what_it_is_asked_is_an_error_and_not_a_run_witho
         Later().next(3, StepRange(0, 9))
 
 
-def test_what_a_clock_or_process_decides_is_not_exact() -> None:
+def test_triggers_on_clocks_and_processes_are_not_exact() -> None:
     assert is_exact(Every(4) | At(1) | AtStart() | EvenlySpaced(3))
     assert not is_exact(Every(4) | EverySeconds(10))
     assert not is_exact(FirstStepsAfterStart(3))
@@ -335,7 +335,7 @@ def span_of(origin: int, length: int | None, epochs: list[int]) -> StepRange:
 
 
 @given(any_trigger, origins, lengths, epochs, st.integers(-1, 1000))
-def test_next_is_pure_later_and_within_the_span(
+def test_next_is_pure_and_returns_a_later_step_within_the_range(
     trigger: Trigger, origin: int, length: int | None, epochs: list[int], after: int
 ) -> None:
     span = span_of(origin, length, epochs)
@@ -370,7 +370,7 @@ def test_or_does_not_depend_on_order_or_grouping(
 
 
 @given(st.integers(1, 400), st.integers(0, 1000), st.integers(1, 400))
-def test_times_gives_n_steps_evenly_and_the_end(n: int, origin: int, length: int) -> None:
+def test_evenly_spaced_gives_n_steps_and_the_end(n: int, origin: int, length: int) -> None:
     steps = steps_of(EvenlySpaced(n), StepRange(origin, origin + length))
     assert len(steps) == min(n, length)
     assert steps[-1] == origin + length
