@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
+from fulgurite_runs import RunPlugin
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,14 @@ def tiny_data() -> fg.ArrayData:
 
 
 def tiny_engine(*plugins: Any, **settings: Any) -> fg.Engine:
-    """An engine for 8 steps that logs every second one; nothing is autoloaded."""
+    """Return an engine for 8 steps that logs every second one; nothing is autoloaded.
+
+    Args:
+        plugins: of the engine. With a `run_dir`, one that opens it is added.
+        settings: of the engine, instead of its own.
+    """
+    if settings.get("run_dir") is not None:
+        plugins = (*plugins, RunPlugin())
     return fg.Engine(
         plugins=plugins, **{"steps": STEPS, "log_every": 2, "autoload": False, **settings}
     )
