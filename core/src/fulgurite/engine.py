@@ -24,7 +24,15 @@ from fulgurite.errors import (
     did_you_mean,
     error_context,
 )
-from fulgurite.evaluation import Evaluation, Evaluator, Functions, Interrupt, Show
+from fulgurite.evaluation import (
+    Evaluation,
+    Evaluator,
+    Functions,
+    Interrupt,
+    Show,
+    as_eval_target,
+    get_module_view,
+)
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
@@ -36,6 +44,7 @@ from fulgurite.fit.start import (
     Resume,
     fill_missing_state,
     load_snapshot,
+    load_weights,
     plan_step_range,
     resolve_checkpoint,
     restore_host_states,
@@ -55,7 +64,6 @@ from fulgurite.training.state import ModelInit, TrainState, as_model_init, check
 from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import leaf_signature, tree_signature
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
-from fulgurite.weights import as_eval_target, get_module_view, load_weights
 
 
 class Engine:
@@ -381,7 +389,7 @@ class Engine:
         spec = Evaluator(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
-        subject = as_eval_target(model, self._make_root_key())
+        subject = as_eval_target(_unwrap_result(model), self._make_root_key())
         return self._get_evaluation(spec).evaluate(
             subject, spec.data, self._min_with_dev_run(num_batches), lambda: False, None
         )
@@ -403,7 +411,7 @@ class Engine:
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
-        subject = as_eval_target(model, self._make_root_key())
+        subject = as_eval_target(_unwrap_result(model), self._make_root_key())
         return self._get_evaluation(spec).predict(
             subject, spec.data, self._min_with_dev_run(num_batches), callback
         )
@@ -534,6 +542,11 @@ class Engine:
                 "how long to train: give Engine or fit either steps= or epochs="
             )
         return steps, epochs
+
+
+def _unwrap_result(model: Any) -> Any:
+    """Return the state of a result of `fit`, and any other model as it is."""
+    return model.state if isinstance(model, FitResult) else model
 
 
 def _peek_first_batch(batches: BatchIterator, start_step: int) -> Any:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
-from jaxtyping import PyTree
+from jaxtyping import Array, Key, PyTree
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import ArrayData, get_device_arrays
@@ -23,6 +24,7 @@ from fulgurite.errors import (
     PluginError,
     check_name,
     check_positive_int,
+    did_you_mean,
 )
 from fulgurite.lockstep import iter_aligned_batches, raise_on_any_process
 from fulgurite.media import MEDIA_ACTION, split_media
@@ -46,13 +48,13 @@ from fulgurite.placing import (
     shard_batch,
     use_mesh,
 )
+from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.forward import count_examples, forward, split_mask
 from fulgurite.training.metric_window import merge_named_values
 from fulgurite.training.services import Services
-from fulgurite.training.state import TrainState
-from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec
+from fulgurite.training.state import TrainState, check_has_state, check_not_consumed
+from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec, tree_signature
 from fulgurite.tree.typecheck import batch_error_context, check_batch
-from fulgurite.weights import EvalTarget, as_eval_target, get_module_view
 
 Functions = Mapping[str, Callable[..., Any]]
 Interrupt = Callable[[], bool]
@@ -65,6 +67,72 @@ IN_FLIGHT = 2
 
 class Interrupted(Exception):
     """An evaluation was given up between two batches, because training is to stop."""
+
+
+class EvalTarget:
+    """What is evaluated, flattened once for all batches.
+
+    Attributes:
+        leaves: the arrays.
+        key: equal for targets that one compiled program can evaluate.
+
+    Args:
+        module: the module.
+        model_state: its `eqx.nn.State`, or None.
+        key: the root of the random streams.
+        step: the number of updates that the module had.
+    """
+
+    def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
+        arrays, self._static = eqx.partition(
+            (module, model_state, key, jnp.asarray(step)), eqx.is_array
+        )
+        self.leaves, self._treedef = jax.tree.flatten(arrays)
+        self.key = self._treedef, tree_signature(self._static)
+
+    def join(self, leaves: list[Any]) -> tuple[Any, Any, Any, Any]:
+        """Return module, model state, key and step of these leaves."""
+        return eqx.combine(jax.tree.unflatten(self._treedef, leaves), self._static)
+
+
+def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
+    """Return a model as what is evaluated.
+
+    Args:
+        model: a module, a pair of a module and its state, or a train state.
+        key: the root of the random streams where the model brings none.
+
+    Raises:
+        ModelError: the model is something else.
+    """
+    check_not_consumed(model)
+    if isinstance(model, TrainState):
+        return EvalTarget(model.module, model.model_state, model.key, model.step)
+    module, model_state = model if isinstance(model, tuple) else (model, None)
+    if not isinstance(module, eqx.Module):
+        raise ModelError(
+            f"give a module, (module, state), a train state or a result, not {model!r}"
+        )
+    check_has_state(module, model_state)
+    return EvalTarget(module, model_state, key, 0)
+
+
+def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any:
+    """Return the module that a plugin makes of a state.
+
+    Args:
+        plugins: of the engine.
+        state: the state.
+        name: of the view; `current` is the state's own module.
+    """
+    if name == "current":
+        return state.module
+    views = plugins.ask("module_views", state=state)
+    if name not in views:
+        raise PluginError(
+            f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}"
+        )
+    return views[name]
 
 
 @dataclass(frozen=True, eq=False)

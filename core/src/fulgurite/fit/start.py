@@ -4,13 +4,20 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey, GetAttrKey
+from jaxtyping import Array, Key
 
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
-from fulgurite.execution.program import Program
+from fulgurite.execution.program import Program, init_plugin_states, with_shardings
+from fulgurite.fit.run import FitResult
 from fulgurite.fit.snapshot import CheckpointRef, PathLike, Snapshot
+from fulgurite.placing import state_shardings
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
+from fulgurite.tree.paths import from_keys
 from fulgurite.triggers import StepRange
 
 if TYPE_CHECKING:
@@ -159,3 +166,42 @@ def load_snapshot(engine: "Engine", reference: CheckpointRef, like: TrainState) 
             f"there is no checkpoint {reference.step!r} in {where}; check the path"
         )
     return None if snapshot is None else replace(snapshot, run_dir=reference.path)
+
+
+def load_weights(engine: "Engine", model: Any, weights: Place) -> TrainState:
+    """Return a train state with what an evaluation needs of a checkpoint.
+
+    It has no optimizer state, metric window or non-finite tracker, and is restored without a batch
+    of the training data, on which the structure of the window depends.
+
+    Args:
+        engine: the engine that evaluates.
+        model: what `fit` takes, or a result or a train state; it gives the structure.
+        weights: the checkpoint.
+    """
+    reference = weights if isinstance(weights, CheckpointRef) else as_checkpoint_ref(weights)
+    if isinstance(model, FitResult | TrainState):
+        model = model.module if model.model_state is None else (model.module, model.model_state)
+    model_init = as_model_init(model)
+
+    def init_state(arrays: Any, key: Key[Array, ""]) -> TrainState:
+        module, model_state = model_init.build(arrays, key)
+        left_out: Any = None
+        plugin_states = init_plugin_states(engine.plugins, module, key)
+        return TrainState(
+            jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states
+        )
+
+    template: TrainState = eqx.filter_eval_shape(init_state, model_init.arrays, jax.random.key(0))
+    shardings = state_shardings(engine.plugins, template, engine.mesh)
+    if shardings is not None:
+        template = with_shardings(template, shardings)
+    parts = ["step", "key", "module"]
+    if template.model_state is not None:
+        parts.append("model_state")
+    for name in template.plugin_states:
+        parts.append(str(from_keys((GetAttrKey("plugin_states"), DictKey(name)))))
+    mapping = {part: part for part in parts}
+    snapshot = load_snapshot(engine, replace(reference, map=mapping, optional=False), template)
+    assert snapshot is not None
+    return snapshot.state
