@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 import sklearn.metrics as sk
+from fulgurite.errors import ConfigurationError
 from fulgurite_metrics.arrays import count_indices
 from hypothesis import example, given, settings, strategies as st
 

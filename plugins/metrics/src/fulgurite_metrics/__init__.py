@@ -1,9 +1,10 @@
 """Metrics for classification and regression, beside those of `fulgurite.metrics`; `docs/metrics.md`
 lists all.
 
-Of the kind `Metric`: summed up on the device, of fixed shape, exact in any grouping; for windows
-and evaluators. Of the kind `CollectingMetric` (`RocAuc`, `AveragePrecision`, `Collect`): over the
-whole set at once; for evaluators.
+Those of the kind `Metric` are merged on the device, have a fixed shape and do not depend on how the
+examples were split; they are for training steps and evaluations. Those of the kind
+`CollectingMetric` (`RocAuc`, `AveragePrecision`, `Collect`) are computed over the whole set at
+once; they are for evaluations.
 """
 
 from fulgurite_metrics.calibration import ExpectedCalibrationError, Perplexity

@@ -1,4 +1,4 @@
-"""How good the probabilities are that a classifier gives: logits `(..., classes)`, labels as for
+"""Metrics of the probabilities that a classifier gives: logits `(..., classes)`, labels as for
 accuracy."""
 
 from typing import Any
@@ -23,13 +23,25 @@ from fulgurite_metrics.arrays import get_array_namespace
 
 
 class Perplexity(Metric):
-    """exp of the mean of -log p(label); of nothing, NaN. A label that is no class has probability
-    zero."""
+    """exp of the mean of -log p(label); NaN without examples. A label that is not a class has
+    probability zero.
+
+    Example:
+
+        Perplexity.from_logits(logits, tokens, mask)
+    """
 
     surprise: Mean
 
     @staticmethod
     def from_logits(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
+        """Return the perplexity of a batch.
+
+        Args:
+            logits: `(..., classes)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+        """
         logits = to_float(logits)
         label = as_class_indices(logits, labels, "Perplexity")
         right = jax.nn.one_hot(label, logits.shape[-1], dtype=bool)
@@ -43,16 +55,21 @@ class Perplexity(Metric):
 
 
 class ExpectedCalibrationError(Metric):
-    """How far confidence is from accuracy: examples are binned by the probability of their
-    likeliest class, and the distances of mean confidence and accuracy averaged, weighted by the
-    bins' examples; of nothing, NaN.
+    """How far confidence is from accuracy; NaN without examples.
+
+    Examples are binned by the probability of their likeliest class. The distances of mean
+    confidence and accuracy are averaged, weighted by the examples of the bins.
 
     Source: Guo et al., On Calibration of Modern Neural Networks (2017), equations 2 to 3; bins are
-        open below.
+    open below.
+
+    Example:
+
+        ExpectedCalibrationError.from_logits(logits, labels, mask, bins=15)
 
     Attributes:
         excess: `(bins,)`, the sum of confidence - correctness in each bin.
-        count: the examples.
+        count: the number of examples.
     """
 
     excess: Sum
@@ -62,6 +79,14 @@ class ExpectedCalibrationError(Metric):
     def from_logits(
         logits: Values, labels: Values, mask: Mask | None = None, bins: int = 15
     ) -> "ExpectedCalibrationError":
+        """Return the error of a batch.
+
+        Args:
+            logits: `(..., classes)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+            bins: the number of bins of equal width.
+        """
         if bins < 1:
             raise ConfigurationError(
                 f"ExpectedCalibrationError with bins={bins}; there must be at least one"
@@ -70,17 +95,16 @@ class ExpectedCalibrationError(Metric):
         label = as_class_indices(logits, labels, "ExpectedCalibrationError")
         confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
         excess = confidence - (jnp.argmax(logits, axis=-1) == label).astype(confidence.dtype)
-        place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
-        inside = (
-            jax.nn.one_hot(place, bins, dtype=bool)
-            & apply_mask(jnp.ones_like(place, bool), mask, False)[..., None]
-        )
+        bin_index = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
+        present = apply_mask(jnp.ones_like(bin_index, bool), mask, False)
+        inside = jax.nn.one_hot(bin_index, bins, dtype=bool) & present[..., None]
         return ExpectedCalibrationError(
-            jax.vmap(lambda one: Sum.from_values(excess, one), in_axes=-1)(inside),
+            jax.vmap(lambda in_bin: Sum.from_values(excess, in_bin), in_axes=-1)(inside),
             Sum.from_values(jnp.ones_like(excess), mask),
         )
 
     def compute(self) -> Value:
         distances: Any = abs(self.excess.compute())
-        with np.errstate(invalid="ignore"):  # of nothing it is NaN, and meant to be
+        # The error of nothing is NaN, and meant to be.
+        with np.errstate(invalid="ignore"):
             return distances.sum() / self.count.compute()

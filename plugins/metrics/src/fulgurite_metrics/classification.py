@@ -33,7 +33,12 @@ Average = Literal["macro", "micro"] | None
 
 class ConfusionMatrix(Metric):
     """`(classes, classes)`, float32: how many examples of each class (rows) were predicted as each
-    class (columns)."""
+    class (columns).
+
+    Example:
+
+        ConfusionMatrix.from_predictions(logits, labels, mask)
+    """
 
     counts: Sum
 
@@ -41,9 +46,16 @@ class ConfusionMatrix(Metric):
     def from_predictions(
         preds: Values, labels: Values, mask: Mask | None = None
     ) -> "ConfusionMatrix":
-        predicted, label, classes = _as_predictions(preds, labels, mask, "ConfusionMatrix")
-        both = jnp.where((predicted < 0) | (label < 0), -1, label * classes + predicted)
-        counts = count_indices(both, classes**2)
+        """Return the matrix of a batch.
+
+        Args:
+            preds: logits `(..., classes)`, or for two classes booleans `(...)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+        """
+        predicted, label, classes = _as_class_pair(preds, labels, mask, "ConfusionMatrix")
+        cell = jnp.where((predicted < 0) | (label < 0), -1, label * classes + predicted)
+        counts = count_indices(cell, classes**2)
         return ConfusionMatrix(jax.tree.map(lambda count: count.reshape(classes, classes), counts))
 
     def compute(self) -> Value:
@@ -51,8 +63,8 @@ class ConfusionMatrix(Metric):
 
 
 class _Ratio(Metric):
-    """A share of counts for each class, averaged. Of two classes it is that of the second, whatever
-    the average.
+    """A share of counts for each class, averaged. For two classes as booleans it is that of the
+    second, whatever the average.
 
     Attributes:
         hits: examples of each class that were predicted as it.
@@ -72,14 +84,20 @@ class _Ratio(Metric):
     def from_predictions(
         cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro"
     ) -> Self:
-        """`preds` are logits `(..., classes)`, or for two classes booleans; `labels` integers,
-        booleans or one-hot; `average` is "macro" (over the classes that occur), "micro" (of all
-        counts), or None (one for each class)."""
+        """Return the metric of a batch.
+
+        Args:
+            preds: logits `(..., classes)`, or for two classes booleans `(...)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+            average: "macro" (over the classes that occur), "micro" (of all counts), or None (one
+                for each class).
+        """
         if average not in ("macro", "micro", None):
             raise ConfigurationError(
                 f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None"
             )
-        predicted, label, classes = _as_predictions(preds, labels, mask, cls.__name__)
+        predicted, label, classes = _as_class_pair(preds, labels, mask, cls.__name__)
         hit = jnp.where(predicted == label, label, -1)
         hits, predicted, actual = (
             count_indices(index, classes) for index in (hit, predicted, label)
@@ -96,49 +114,66 @@ class _Ratio(Metric):
         hits, predicted, actual = (
             [count.sum() for count in counts] if self.average == "micro" else counts
         )
-        occurs, among = predicted + actual > 0, self._denominator(predicted, actual)
-        ratio = numpy.where(occurs, hits / numpy.where(among > 0, among, 1), np.nan).astype(
-            hits.dtype
-        )
+        occurs = predicted + actual > 0
+        denominator = self._denominator(predicted, actual)
+        shares = hits / numpy.where(denominator > 0, denominator, 1)
+        ratio = numpy.where(occurs, shares, np.nan).astype(hits.dtype)
         if self.average != "macro" or ratio.ndim == 0:
             return ratio
-        with np.errstate(invalid="ignore"):  # of nothing it is NaN, and meant to be
+        # The mean of nothing is NaN, and meant to be.
+        with np.errstate(invalid="ignore"):
             return numpy.where(occurs, ratio, 0).sum() / occurs.sum().astype(ratio.dtype)
 
     @abstractmethod
     def _denominator(self, predicted: Any, actual: Any) -> Any:
-        """Of how many the hits are a share."""
+        """Return the number of examples that the hits are a share of."""
 
 
 class Precision(_Ratio):
-    """The share of correct ones among the examples predicted as a class; 0 if none was, without
-    examples NaN."""
+    """The share of correct ones among the examples predicted as a class; 0 if none was, NaN without
+    examples.
+
+    Example:
+
+        Precision.from_predictions(logits, labels, mask, average=None)
+    """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:
         return predicted
 
 
 class Recall(_Ratio):
-    """The share of correct ones among the examples of a class; 0 if there is none, without examples
-    NaN."""
+    """The share of correct ones among the examples of a class; 0 if there is none, NaN without
+    examples.
+
+    Example:
+
+        Recall.from_predictions(logits, labels, mask)
+    """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:
         return actual
 
 
 class F1(_Ratio):
-    """The harmonic mean of precision and recall; without examples NaN."""
+    """The harmonic mean of precision and recall; NaN without examples.
+
+    Example:
+
+        F1.from_predictions(logits, labels, mask, average="micro")
+    """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:
         return (predicted + actual) / 2
 
 
-def _as_predictions(
-    preds: Any, labels: Any, mask: Any, what: str
+def _as_class_pair(
+    preds: Any, labels: Any, mask: Any, metric_name: str
 ) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
-    """Predicted and right classes, -1 for masked and for none, and how many classes there are."""
+    """Return the predicted classes, the right ones, -1 for masked and for none, and the number of
+    classes."""
     preds = jnp.asarray(preds)
     logits = to_float(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)
-    label = as_class_indices(logits, labels, what)
+    label = as_class_indices(logits, labels, metric_name)
     predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=-1), -1, jnp.argmax(logits, axis=-1))
     return apply_mask(predicted, mask, -1), apply_mask(label, mask, -1), logits.shape[-1]

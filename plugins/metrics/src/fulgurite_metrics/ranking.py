@@ -1,5 +1,7 @@
-"""Metrics over the whole set at once, for evaluators: computed on the host over the examples of all
-processes."""
+"""Metrics over the whole set at once, for evaluations.
+
+They are computed on the host over the examples of all processes.
+"""
 
 from typing import Self
 
@@ -15,13 +17,23 @@ from fulgurite_metrics.arrays import example_mask
 
 class Collect(CollectingMetric):
     """The examples themselves, in order: `compute` gives the tree that was collected, without what
-    was masked."""
+    was masked.
+
+    Example:
+
+        Collect.from_values({"score": scores, "id": batch["id"]}, mask)
+    """
 
     values: PyTree[Shaped[Array | np.ndarray, "examples ..."]]
 
     @staticmethod
     def from_values(values: PyTree[Values], mask: Mask | None = None) -> "Collect":
-        """A tree of arrays that begin with the example axis, and a mask over that axis."""
+        """Return the examples of a batch.
+
+        Args:
+            values: a tree of arrays that begin with the example axis.
+            mask: bools over that axis.
+        """
         values = jax.tree.map(jnp.asarray, values)
         return Collect(example_mask(values, mask), values)
 
@@ -30,33 +42,45 @@ class Collect(CollectingMetric):
 
 
 class _Ranking(CollectingMetric):
-    """Of a binary classifier, exact: scores, the larger the likelier positive, and labels 0 or 1,
-    or booleans."""
+    """A metric of how a binary classifier ranks examples, exact.
+
+    Attributes:
+        scores: the larger, the likelier positive.
+        labels: 0 or 1, or booleans.
+    """
 
     scores: Float[Array | np.ndarray, " examples"]
     labels: Shaped[Array | np.ndarray, " examples"]
 
     @classmethod
     def from_scores(cls, scores: Values, labels: Values, mask: Mask | None = None) -> Self:
-        """One score and one label an example, and a mask over them."""
-        scores, labels = to_float(scores), jnp.asarray(labels)
-        for what, given in (("scores", scores), ("labels", labels)):
-            if given.ndim != 1:
-                wanted = "one number for each example; of several classes, take one metric for each"
+        """Return the metric of a batch.
+
+        Args:
+            scores: `(examples,)`.
+            labels: `(examples,)`, 0 or 1, or booleans.
+            mask: bools `(examples,)`.
+        """
+        scores = to_float(scores)
+        labels = jnp.asarray(labels)
+        for name, array in (("scores", scores), ("labels", labels)):
+            if array.ndim != 1:
                 raise ConfigurationError(
-                    f"{cls.__name__} of {what} {list(given.shape)}; they must be {wanted}"
+                    f"{cls.__name__} of {name} {list(array.shape)}; they must be one number for "
+                    "each example; of several classes, take one metric for each"
                 )
         return cls(example_mask((scores, labels), mask), scores, labels)
 
-    def _by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
-        """Negative and positive examples at each distinct score, from the largest; none with a NaN
-        among the scores."""
+    def _count_by_score(self) -> tuple[np.ndarray, np.ndarray]:
+        """Count the negative and the positive examples at each distinct score, from the largest.
+        With a NaN among the scores there are none."""
         mask = np.asarray(self.mask)
-        scores, labels = np.asarray(self.scores)[mask], np.asarray(self.labels)[mask]
+        scores = np.asarray(self.scores)[mask]
+        labels = np.asarray(self.labels)[mask]
         if not np.isin(labels, (0, 1)).all():
-            found = np.unique(labels)[:5].tolist()
             raise ConfigurationError(
-                f"{type(self).__name__} of labels {found}; they must be 0 or 1"
+                f"{type(self).__name__} of labels {np.unique(labels)[:5].tolist()}; they must be "
+                "0 or 1"
             )
         if np.isnan(scores).any():
             return np.zeros(0), np.zeros(0)
@@ -71,10 +95,14 @@ class RocAuc(_Ranking):
     without a pair, and with a NaN in the scores.
 
     Source: Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve (1982).
+
+    Example:
+
+        RocAuc.from_scores(logits, labels, mask)
     """
 
     def compute(self) -> Value:
-        negative, positive = self._by_threshold()
+        negative, positive = self._count_by_score()
         above = np.cumsum(positive) - positive / 2
         with np.errstate(invalid="ignore"):
             return np.sum(negative * above) / (np.sum(negative) * np.sum(positive))
@@ -82,10 +110,15 @@ class RocAuc(_Ranking):
 
 class AveragePrecision(_Ranking):
     """The precision at each distinct score, weighted by what that adds to the recall, as
-    scikit-learn defines it. NaN without a positive example and with a NaN among the scores."""
+    scikit-learn defines it. NaN without a positive example and with a NaN among the scores.
+
+    Example:
+
+        AveragePrecision.from_scores(logits, labels, mask)
+    """
 
     def compute(self) -> Value:
-        negative, positive = self._by_threshold()
+        negative, positive = self._count_by_score()
         precision = np.cumsum(positive) / np.cumsum(negative + positive)
         with np.errstate(invalid="ignore"):
             return np.sum(precision * positive) / np.sum(positive)

@@ -1,5 +1,7 @@
-"""Errors of predicted numbers. All elements count alike, over all or the leading axes of the
-mask."""
+"""Metrics of predicted numbers.
+
+All elements count alike. A mask is over all axes or the leading ones.
+"""
 
 from typing import Any
 
@@ -13,7 +15,12 @@ from fulgurite_metrics.arrays import get_array_namespace
 
 
 class MeanSquaredError(Metric):
-    """The mean of `(preds - targets)**2`; of nothing, NaN."""
+    """The mean of `(preds - targets)**2`; NaN without values.
+
+    Example:
+
+        MeanSquaredError.from_predictions(preds, targets, mask)
+    """
 
     mean: Mean
 
@@ -29,7 +36,12 @@ class MeanSquaredError(Metric):
 
 
 class MeanAbsoluteError(Metric):
-    """The mean of `|preds - targets|`; of nothing, NaN."""
+    """The mean of `|preds - targets|`; NaN without values.
+
+    Example:
+
+        MeanAbsoluteError.from_predictions(preds, targets, mask)
+    """
 
     mean: Mean
 
@@ -45,9 +57,16 @@ class MeanAbsoluteError(Metric):
 
 
 class R2(Metric):
-    """The share of the targets' variance that the predictions explain, 1 - squared error /
-    variance, as in scikit-learn: NaN for fewer than two; if all targets are equal, 1 if they are
-    met, else 0."""
+    """The share of the targets' variance that the predictions explain: 1 - squared error /
+    variance.
+
+    As in scikit-learn it is NaN for fewer than two values, and if all targets are equal, 1 for
+    exact predictions and else 0.
+
+    Example:
+
+        R2.from_predictions(preds, targets, mask)
+    """
 
     error: Mean
     targets: Std
@@ -59,18 +78,21 @@ class R2(Metric):
 
     def compute(self) -> Value:
         error: Any = self.error.compute()
-        variance, count = self.targets.variance.compute(), self.error.weight.compute()
+        variance = self.targets.variance.compute()
+        count = self.error.weight.compute()
         numpy = get_array_namespace(error)
         explained = 1 - error / numpy.where(variance == 0, 1, variance)
         explained = numpy.where((variance == 0) & (error > 0), 0, explained)
         return numpy.where(count < 2, np.nan, explained).astype(error.dtype)
 
 
-def _check_same_shape(preds: Any, targets: Any, what: str) -> tuple[Array, Array]:
-    preds, targets = to_float(preds), to_float(targets)
+def _check_same_shape(preds: Any, targets: Any, metric_name: str) -> tuple[Array, Array]:
+    """Return predictions and targets as floats; an error if their shapes differ."""
+    preds = to_float(preds)
+    targets = to_float(targets)
     if preds.shape != targets.shape:
-        shapes = f"{what} of predictions {list(preds.shape)} and targets {list(targets.shape)}"
         raise ConfigurationError(
-            f"{shapes}; they must have the same shape, so that none is broadcast by mistake"
+            f"{metric_name} of predictions {list(preds.shape)} and targets {list(targets.shape)}; "
+            "they must have the same shape, so that none is broadcast by mistake"
         )
     return preds, targets

@@ -19,12 +19,17 @@ class SampledSet(Metric):
     Each example has a random priority, made by folding its id into a key, and those with the
     smallest are kept. So the sample depends only on the ids, not on order or grouping. An id stands
     for one example and is not taken twice.
+
     Source: bottom-k sampling, Cohen and Kaplan, Summarizing Data using Bottom-k Sketches (2007).
 
+    Example:
+
+        SampledSet.from_values({"image": batch["image"]}, batch["id"], mask, size=16)
+
     Attributes:
-        count: how many there are; the entries after them are zero.
+        count: the number of examples; the entries after them are zero.
         priorities: ascending; of equal ones the smaller id is first.
-        ids: of the examples.
+        ids: the ids of the examples.
         values: a tree of arrays that begin with an axis of `size`.
     """
 
@@ -42,24 +47,35 @@ class SampledSet(Metric):
         size: int,
         key: Key[Array, ""] | None = None,
     ) -> "SampledSet":
-        """Of a tree of arrays that begin with the example axis, and ids of 32 bits. `key` chooses
-        the sample; it is the same for all batches, and if none is given for all sets."""
-        values, ids = jax.tree.map(jnp.asarray, values), jnp.asarray(ids)
+        """Return the sample of a batch.
+
+        Args:
+            values: a tree of arrays that begin with the example axis.
+            ids: integers of 32 bits.
+            mask: bools over the example axis.
+            size: the largest number of examples.
+            key: chooses the sample. It must be the same for all batches; None for the same sample
+                in all sets.
+        """
+        values = jax.tree.map(jnp.asarray, values)
+        ids = jnp.asarray(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ConfigurationError(
                 f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example"
             )
         present = example_mask((values, ids), mask)
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(0) if key is None else key))(ids)
+        if key is None:
+            key = jax.random.key(0)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(ids)
         return _take_smallest(jax.vmap(jax.random.bits)(keys), ids, values, present, size)
 
     def merge(self, other: Any) -> "SampledSet":
-        mine, theirs = (
-            (jnp.arange(len(one.ids)) < one.count, one.priorities, one.ids, one.values)
-            for one in (self, other)
-        )
+        entries = [
+            (jnp.arange(len(part.ids)) < part.count, part.priorities, part.ids, part.values)
+            for part in (self, other)
+        ]
         present, priorities, ids, values = jax.tree.map(
-            lambda *parts: jnp.concatenate(parts), mine, theirs
+            lambda *parts: jnp.concatenate(parts), *entries
         )
         return _take_smallest(priorities, ids, values, present, len(self.ids))
 
@@ -67,16 +83,22 @@ class SampledSet(Metric):
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Value]:
-        """`count`, and the sample: `values`, or the entries of a dictionary by name. Entries after
-        `count` are zero."""
+        """Return `count` and the sample, as `values` or, for a dictionary, by its names. Entries
+        after `count` are zero."""
         values = self.values if isinstance(self.values, dict) else {"values": self.values}
         return {"count": self.count, **values}
 
 
 class Median(Metric):
-    """The median of a uniform sample of `size` numbers, or of all if there are no more. NaN without
-    numbers, and if one is NaN. The share of numbers below it is off from one half by `0.5 /
-    size**0.5` (standard deviation)."""
+    """The median of a uniform sample of `size` numbers, or of all if there are no more.
+
+    NaN without numbers, and if one is NaN. The share of numbers below it is off from one half by
+    `0.5 / size**0.5` (standard deviation).
+
+    Example:
+
+        Median.from_values(losses, ctx.key(), ctx.mask)
+    """
 
     sample: SampledSet
 
@@ -84,7 +106,14 @@ class Median(Metric):
     def from_values(
         values: Values, key: Key[Array, ""], mask: Mask | None = None, size: int = 256
     ) -> "Median":
-        """`key` draws the sample and must be different for each batch, such as `ctx.key()`."""
+        """Return the median of a batch.
+
+        Args:
+            values: of any shape.
+            key: draws the sample; it must be different for each batch, such as `ctx.key()`.
+            mask: bools over all axes or the leading ones.
+            size: the size of the sample.
+        """
         numbers = to_float(values)
         priorities, ids = jax.random.bits(key, (2, numbers.size))
         present = apply_mask(jnp.ones(numbers.shape, bool), mask, False).ravel()
@@ -97,10 +126,12 @@ class Median(Metric):
 
     def compute(self) -> Value:
         values: Any = self.sample.values
-        numpy, count = get_array_namespace(values), self.sample.count
+        numpy = get_array_namespace(values)
+        count = self.sample.count
         present = numpy.arange(len(values)) < count
         ordered = numpy.sort(numpy.where(present, values, np.inf))
-        with np.errstate(invalid="ignore"):  # the middle of minus infinity and infinity is NaN
+        # The middle of minus infinity and infinity is NaN.
+        with np.errstate(invalid="ignore"):
             middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
         nothing = (count == 0) | numpy.any(numpy.isnan(values))
         return numpy.where(nothing, np.nan, middle).astype(values.dtype)
@@ -113,19 +144,20 @@ def _take_smallest(
     present: Bool[Array, " n"],
     size: int,
 ) -> SampledSet:
-    """The `size` examples of the least priorities, each id once."""
+    """Return the `size` examples of the smallest priorities, each id once."""
     if size < 1:
         raise ConfigurationError(f"a sample of size={size}; it must be at least one")
     order = jnp.lexsort((ids, priorities, ~present))
-    present, sorted_ids = present[order], ids[order]
-    again = jnp.concatenate([jnp.zeros(1, bool), sorted_ids[1:] == sorted_ids[:-1]])[: len(ids)]
-    new = present & ~again
+    present = present[order]
+    sorted_ids = ids[order]
+    repeats = sorted_ids[1:] == sorted_ids[:-1]
+    is_duplicate = jnp.concatenate([jnp.zeros(1, bool), repeats])[: len(ids)]
+    new = present & ~is_duplicate
     slots = jnp.where(new, jnp.cumsum(new) - 1, size)
     count = jnp.minimum(jnp.sum(new, dtype=jnp.int32), size)
 
-    def kept(leaf: Array) -> Array:
-        return (
-            jnp.zeros((size, *leaf.shape[1:]), leaf.dtype).at[slots].set(leaf[order], mode="drop")
-        )
+    def select(leaf: Array) -> Array:
+        zeros = jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
+        return zeros.at[slots].set(leaf[order], mode="drop")
 
-    return SampledSet(count, kept(priorities), kept(ids), jax.tree.map(kept, values))
+    return SampledSet(count, select(priorities), select(ids), jax.tree.map(select, values))

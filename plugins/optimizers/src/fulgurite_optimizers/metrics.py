@@ -6,7 +6,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.training.metric_window import as_metric
+from fulgurite.metrics import MetricAccumulator
+from fulgurite.metrics.conversion import as_metric
 from jaxtyping import Array
 
 Metrics = dict[str, Any]
@@ -33,13 +34,15 @@ def merge_disjoint(given: Metrics, own: Metrics) -> Metrics:
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Each metric over the examples of both, a running one after both."""
-    return {
-        name: one.update(second[name])
-        if isinstance(one, fg.metrics.RunningMetric)
-        else one.merge(second[name])
-        for name, one in first.items()
-    }
+    """Return each metric over the examples of both, a running one after both.
+
+    Args:
+        first: metrics by name.
+        second: metrics of the same names.
+    """
+    accumulator = MetricAccumulator.from_metrics(first)
+    merged = accumulator.merge(MetricAccumulator.from_metrics(second))
+    return {**merged.metrics, **merged.running}
 
 
 def empty_metrics(metrics: Metrics, phase: str) -> Metrics:

@@ -7,10 +7,11 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import DataError
+from fulgurite.metrics import MetricAccumulator
 from fulgurite.training.step import count_examples
 from jaxtyping import Array, PyTree
 
-from fulgurite_optimizers.metrics import merge_metrics, zeros_like_spec
+from fulgurite_optimizers.metrics import zeros_like_spec
 
 Computed = tuple[Any, dict[str, Any], Any, list[Array]]
 """Numbers that are means over the examples; metrics by name, of which the running ones are
@@ -42,10 +43,10 @@ def run_microbatches(
             lambda old, new: jnp.where(weight > 0, new, old), model_state, new_state
         )
         sums = jax.tree.map(lambda sum, x: _add_weighted(sum, x, weight), sums, means)
-        both = merge_metrics(merged, metrics)
-        merged, first = jax.tree.map(
-            lambda new, old: jnp.where(index == 0, new, old), (metrics, arrays), (both, first)
-        )
+        before = MetricAccumulator(metrics=merged, running={})
+        new_metrics = MetricAccumulator(metrics=metrics, running={})
+        merged = before.update(new_metrics, restart=index == 0).metrics
+        first = jax.tree.map(lambda new, old: jnp.where(index == 0, new, old), arrays, first)
         return total + weight, sums, merged, model_state, first
 
     like = jax.eval_shape(one, jnp.int32(0), ctx.model_state)[1]
