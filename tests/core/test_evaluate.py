@@ -206,7 +206,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("message", METRICS)
-def test_metrics_that_are_none_are_errors_in_training_and_in_evaluation(message: str) -> None:
+def test_invalid_metrics_are_errors_in_training_and_in_evaluation(message: str) -> None:
     class Wrong(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(losses={"updates": self.weight}, metrics=METRICS[message](batch))
@@ -218,7 +218,7 @@ def test_metrics_that_are_none_are_errors_in_training_and_in_evaluation(message:
             use(made(Wrong), numbers([0, 1]))
 
 
-def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_for_padding() -> None:
+def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch() -> None:
     def mean(preds: Any, batch: Any) -> Any:
         return jnp.mean(preds)
 
@@ -246,7 +246,7 @@ def test_one_number_for_a_batch_weighs_as_much_as_it_has_examples_and_is_none_fo
             fg.Engine().evaluate(task, padded)
 
 
-def test_metrics_of_the_caller() -> None:
+def test_metric_functions_passed_to_evaluate() -> None:
     def both(preds: Any, batch: Any) -> Any:
         return Kept(jnp.ones(len(preds), bool), jnp.stack([preds, batch["y"]], -1))
 
@@ -261,7 +261,7 @@ def test_metrics_of_the_caller() -> None:
     np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
 
 
-def test_metrics_of_the_caller_are_let_go_of() -> None:
+def test_metric_functions_passed_to_evaluate_are_not_kept() -> None:
     """A function that is written in a loop is another one each time; what is compiled for it is
     kept a while."""
     engine, model, data = fg.Engine(), Linear(), regression(8, 4)
@@ -278,7 +278,7 @@ def test_metrics_of_the_caller_are_let_go_of() -> None:
     assert sum(one() is not None for one in given) <= 16
 
 
-def test_metrics_of_the_caller_take_the_mask() -> None:
+def test_metric_functions_receive_the_mask() -> None:
     arrays, engine = examples(), fg.Engine()
 
     def accuracy(preds: Any, batch: Any, mask: Any) -> fg.metrics.Metric:
@@ -310,7 +310,7 @@ def test_metrics_of_the_caller_take_the_mask() -> None:
     )
 
 
-def test_metrics_without_predictions_say_what_to_return() -> None:
+def test_metric_functions_without_predictions_are_an_error() -> None:
     class Silent(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(self.weight)
@@ -345,7 +345,9 @@ class Trainable(Plain):
         (Trainable, "fit", "configure_optimizers"),
     ],
 )
-def test_a_module_without_the_step_is_told_what_to_be(model: Any, call: str, missing: str) -> None:
+def test_module_without_the_step_is_an_error_naming_what_to_define(
+    model: Any, call: str, missing: str
+) -> None:
     with pytest.raises(
         ModelError,
         match=rf"{model.__name__} has no {missing}: subclass fg\.Module, or give fg\.Task",
@@ -361,7 +363,7 @@ PREDICTIONS = {
 
 
 @pytest.mark.parametrize("given", PREDICTIONS)
-def test_predictions_without_an_example_axis(given: str) -> None:
+def test_predictions_without_an_example_axis_are_an_error(given: str) -> None:
     class Predicting(Counting):
         def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
             return PREDICTIONS[given](batch)
@@ -377,7 +379,7 @@ def test_predictions_without_an_example_axis(given: str) -> None:
     )
 
 
-def test_batches_and_metrics_that_change_on_the_way_name_the_batch() -> None:
+def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> None:
     class Changing(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             late = len(batch["x"]) > 1
@@ -425,7 +427,7 @@ def test_the_last_batch_alone_may_be_padded() -> None:
 
 
 @pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
-def test_a_mask_that_does_not_fit_its_batch(mask: Any) -> None:
+def test_mask_of_wrong_shape_for_its_batch_is_an_error(mask: Any) -> None:
     data = [fg.MaskedBatch(np.zeros(2, np.float32), mask)]
     engine = fg.Engine(steps=1)
     for call in (engine.fit, engine.evaluate, engine.predict):
@@ -435,7 +437,7 @@ def test_a_mask_that_does_not_fit_its_batch(mask: Any) -> None:
             call(Counting(), data)
 
 
-def test_a_state_that_was_left_out_says_how_to_make_it() -> None:
+def test_missing_model_state_is_an_error_saying_how_to_make_it() -> None:
     class Normed(Counting):
         norm: eqx.nn.BatchNorm
 
@@ -458,7 +460,7 @@ def test_a_state_that_was_left_out_says_how_to_make_it() -> None:
     assert engine.evaluate((module, state), numbers([0])) == {"updates": 0}
 
 
-def test_limits() -> None:
+def test_num_batches_limits_evaluate_and_predict() -> None:
     data = numbers([1], [2], [3], [4])
     mean = {"mean": lambda preds, batch: preds}
     assert fg.Engine().evaluate(Counting(), data, num_batches=3, metrics=mean)["mean"] == 2
@@ -481,7 +483,7 @@ def test_limits() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_weights_of_everything_that_holds_a_module() -> None:
+def test_evaluate_accepts_everything_that_holds_a_module() -> None:
     engine, data = fg.Engine(steps=5), classes(20, 8)
     result = engine.fit(Classifier, data)
     expected = engine.evaluate(result, data)
@@ -496,7 +498,7 @@ def test_weights_of_everything_that_holds_a_module() -> None:
     assert engine.evaluate(Classifier(key=jax.random.key(9)), data) != expected
 
 
-def test_the_same_evaluation_of_other_weights_is_not_kept() -> None:
+def test_evaluation_of_other_weights_keeps_no_reference_to_them() -> None:
     engine, data = fg.Engine(), numbers([0])
     for value in (1.0, 2.0):
         module = eqx.tree_at(lambda module: module.weight, Counting(), jnp.full((), value))
@@ -517,7 +519,7 @@ def test_the_same_evaluation_of_other_weights_is_not_kept() -> None:
         assert engine.evaluate(module, data) == {"factor": factor}
 
 
-def test_what_is_no_model() -> None:
+def test_evaluating_something_else_than_a_model_is_an_error() -> None:
     for model in (Classifier, 3, None):
         with pytest.raises(
             ModelError, match=r"a module, \(module, state\), a train state or a result"
@@ -567,7 +569,7 @@ def test_a_data_module_has_the_data_for_everything() -> None:
         engine.evaluate(result, data, name="eassy")
 
 
-def test_a_data_module_may_lack_what_is_not_asked_for() -> None:
+def test_data_module_may_lack_unused_parts() -> None:
     engine, data = fg.Engine(steps=1), SimpleNamespace(train=numbers([1]))
     assert float(engine.fit(Counting, data).module.weight) == -1
     assert engine.evaluate(Counting(), SimpleNamespace(evaluations={"test": numbers([1])})) == {
@@ -581,7 +583,7 @@ def test_a_data_module_may_lack_what_is_not_asked_for() -> None:
             call(Counting(), data)
 
 
-def test_no_evaluator_may_be_called_as_training_s_own_records() -> None:
+def test_evaluator_named_train_is_an_error() -> None:
     with pytest.raises(PluginError, match="an evaluator is called 'train'"):
         fg.Engine(plugins=[Evaluating(fg.Evaluator("train", numbers([0])), trigger=1)])
 
@@ -609,13 +611,11 @@ def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
 
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
-    loud = fg.Engine(
-        steps=4, plugins=[Evaluating(fg.Evaluator("all", regression()), trigger=1)]
-    )
+    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.Evaluator("all", regression()), trigger=1)])
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
 
-def test_an_evaluation_of_other_weights() -> None:
+def test_evaluation_of_a_module_view() -> None:
     class Views:
         @fg.hookimpl
         def module_views(self, state: fg.TrainState) -> Any:
@@ -636,7 +636,7 @@ def test_an_evaluation_of_other_weights() -> None:
         fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
 
 
-def test_an_evaluation_that_nobody_declared() -> None:
+def test_unknown_evaluator_is_an_error_suggesting_a_name() -> None:
     def evaluate(run: fg.Run) -> None:
         run.evaluate("tset")
 
@@ -678,6 +678,6 @@ def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
 
 
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
-def test_no_data_at_all(call: str) -> None:
+def test_empty_data_is_an_error(call: str) -> None:
     with pytest.raises(DataError, match="no batch 0 in epoch 0"):
         getattr(fg.Engine(), call)(Counting(), [])

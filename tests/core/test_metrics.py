@@ -147,7 +147,7 @@ def test_the_mean_is_weighted():
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e38])
-def test_what_is_masked_may_hold_anything(junk: float):
+def test_masked_values_may_hold_anything(junk: float):
     values = jnp.array([[1.0, 3.0], [junk, junk], [5.0, 7.0]])
     mask = jnp.array([True, False, True])
     full = jnp.stack([mask, mask], axis=1)
@@ -165,7 +165,7 @@ def test_what_is_masked_may_hold_anything(junk: float):
     assert gradient.tolist() == [[0.25, 0.25], [0, 0], [0.25, 0.25]]
 
 
-def test_of_nothing():
+def test_metrics_without_values():
     for nothing in (jnp.zeros(0), jnp.zeros((0, 3))):
         assert math.isnan(Mean.from_values(nothing).compute())
         assert math.isnan(Std.from_values(nothing).compute())
@@ -207,7 +207,7 @@ def test_nan_and_infinity_are_not_hidden():
     assert math.isnan(Min.from_values(jnp.array([NAN, 1])).merge(Min.from_values(0)).compute())
 
 
-def test_a_mask_that_does_not_fit_is_an_error_that_names_both_shapes():
+def test_mask_of_wrong_shape_is_an_error_naming_both_shapes():
     for kind in OF_VALUES:
         with pytest.raises(
             ConfigurationError, match=r"mask of shape \[2\] for values of shape \[3, 2\]"
@@ -245,7 +245,9 @@ def test_small_values_are_not_lost_beside_large_ones():
     st.lists(st.lists(st.floats(-1000, 1000, width=32), max_size=5), min_size=1, max_size=6),
     st.randoms(),
 )
-def test_any_grouping_and_order_gives_the_same(batches: list[list[float]], random: Any):
+def test_merging_in_any_grouping_and_order_gives_the_same_result(
+    batches: list[list[float]], random: Any
+):
     every = np.array([value for batch in batches for value in batch], np.float64)
     for kind in (Mean, Sum, Min, Max):
         parts: list[Any] = [kind.from_values(np.array(batch, np.float32)) for batch in batches]
@@ -311,7 +313,7 @@ def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
         )
 
 
-def test_accuracy_of_equal_logits_and_of_what_is_no_number_or_class():
+def test_accuracy_of_equal_logits_nan_and_invalid_labels():
     def right(logits: list[float], label: int, top_k: int = 1) -> bool:
         return bool(
             Accuracy.from_logits(
@@ -339,7 +341,7 @@ def test_accuracy_of_small_integers_and_many_classes():
     )
 
 
-def test_scores_without_a_class_axis_are_not_taken_for_one_example():
+def test_logits_without_a_class_axis_are_an_error():
     with pytest.raises(
         ConfigurationError,
         match=r"logits \[4\] .* end with an axis of classes, the labels are integers",
@@ -360,7 +362,7 @@ def test_scores_without_a_class_axis_are_not_taken_for_one_example():
         (jnp.zeros(4, int), 4, "top_k=4 of 3 classes"),
     ],
 )
-def test_accuracy_of_what_cannot_be_meant(labels: Any, top_k: int, words: str):
+def test_invalid_arguments_of_accuracy_are_an_error(labels: Any, top_k: int, words: str):
     with pytest.raises(ConfigurationError, match=words):
         Accuracy.from_logits(jnp.ones((4, 3)), labels, top_k=top_k)
 
@@ -402,7 +404,7 @@ def test_running_metrics_start_from_empty(first: RunningMetric):
     np.testing.assert_array_equal(on_host, np.asarray(first.compute()))
 
 
-def test_last_is_the_newest():
+def test_last_value_is_the_newest():
     assert LastValue.from_values(1).update(LastValue.from_values(2)).compute() == 2
 
 
@@ -426,7 +428,7 @@ class Kept(CollectingMetric):
         return jax.tree.map(lambda leaf: leaf[self.mask], self.values)
 
 
-def test_case_26_gathered_states_are_concatenated():
+def test_case_26_collected_states_are_concatenated():
     first, second = (
         Kept.from_values(jnp.arange(6.0).reshape(3, 2)),
         Kept.from_values(jnp.arange(6.0, 12).reshape(3, 2)),
@@ -440,7 +442,7 @@ def test_case_26_gathered_states_are_concatenated():
     assert bits(first.merge(second, first)) == bits(first.merge(second).merge(first))
 
 
-def test_gathered_trees_are_merged_leaf_by_leaf():
+def test_collected_trees_are_merged_leaf_by_leaf():
     @jax.jit
     def step(start: Any) -> Kept:
         values = {
@@ -457,14 +459,14 @@ def test_gathered_trees_are_merged_leaf_by_leaf():
     assert step(0).empty().compute()["pair"][0].shape == (0, 2, 2)
 
 
-def test_what_cannot_be_gathered_together_is_an_error():
+def test_collecting_different_shapes_or_dtypes_is_an_error():
     with pytest.raises(ModelError, match=r"Kept collects .*float32\[2\].*float32\[3\]"):
         Kept.from_values(jnp.ones((4, 2))).merge(Kept.from_values(jnp.ones((4, 3))))
     with pytest.raises(ModelError, match=r"float32.*int32"):
         Kept.from_values(jnp.ones(4)).merge(Kept.from_values(jnp.ones(4, int)))
 
 
-def test_the_three_kinds_are_told_by_type():
+def test_the_three_kinds_are_distinct_types():
     assert issubclass(Std, Metric) and not issubclass(Std, RunningMetric | CollectingMetric)
     assert issubclass(LastValue, RunningMetric) and not issubclass(
         LastValue, Metric | CollectingMetric
@@ -534,7 +536,7 @@ class Failing(fg.metrics.Metric):
         (lambda: Failing(fg.metrics.Mean.from_values(1.0)), ZeroDivisionError, "^"),
     ],
 )
-def test_what_is_wrong_with_a_metric_of_one_s_own_names_it(
+def test_mistake_in_a_custom_metric_is_an_error_naming_it(
     metric: Any, error: Any, message: str
 ) -> None:
     class Measuring(fg.Module):

@@ -46,7 +46,7 @@ def test_case_14_accuracy_over_uneven_batches() -> None:
     assert result.metrics["test"]["accuracy"] == pytest.approx(5 / 6, rel=1e-6)
 
 
-def test_case_19_the_metrics_of_the_very_step_are_in_the_snapshot() -> None:
+def test_case_19_snapshot_holds_the_metrics_of_its_own_step() -> None:
     """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by
     these."""
     for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
@@ -68,7 +68,7 @@ def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
     assert sink.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
 
 
-def test_case_33_whatever_is_fused() -> None:
+def test_case_33_with_several_steps_per_execution() -> None:
     sink = Sink()
     fit(Evaluator("test", ZERO, every=3), sink, steps=8, steps_per_execution=4)
     assert sink.values("test", "updates") == [(3, 3), (6, 6)]
@@ -127,14 +127,14 @@ def test_results_reach_sinks_the_result_history_and_plugins() -> None:
     assert result.timings.calls["evaluate.a"] == 2 and result.timings.calls["evaluate.b"] == 1
 
 
-def test_what_runs_by_the_clock_is_telemetry() -> None:
+def test_evaluation_triggered_by_time_is_telemetry() -> None:
     sink = Sink()
     fit(Evaluator("test", ZERO, every=fg.Every(2) | fg.EverySeconds(1000)), sink)
     assert [one.step for one in sink.telemetry if one.source == "test"] == [2, 4]
     assert all(one.source == "train" for one in sink.exact)
 
 
-def test_metrics_and_losses_of_ones_own_take_the_place_of_those_of_training() -> None:
+def test_metrics_and_losses_of_an_evaluator_replace_those_of_the_module() -> None:
     arrays = logits([1, 0, 0, 1, 1])
     mistakes = {"wrong": lambda preds, batch: preds.argmax(-1) != batch["label"]}
     absolute = {
@@ -161,7 +161,7 @@ def test_metrics_and_losses_of_ones_own_take_the_place_of_those_of_training() ->
     assert metrics["both"] == {**losses, "wrong": pytest.approx(0.4)}
 
 
-def test_the_loss_is_the_sum_of_terms_that_weigh_examples_as_they_like() -> None:
+def test_loss_is_the_sum_of_terms_with_different_weights() -> None:
     """Over both batches (1 + 2 * 3 + 5 * 10 + 7) / 15; the means of each would be 7/4 and 57/11."""
 
     class Given(Logits):
@@ -187,7 +187,7 @@ def test_the_loss_is_the_sum_of_terms_that_weigh_examples_as_they_like() -> None
     assert stands == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(15 / 4)}
 
 
-def test_metrics_may_be_callables_that_cannot_be_hashed() -> None:
+def test_metric_functions_may_be_unhashable() -> None:
     @dataclass
     class Over:
         threshold: float
@@ -215,7 +215,7 @@ def test_metrics_may_be_callables_that_cannot_be_hashed() -> None:
             engine().evaluate(Logits(), [arrays], metrics=given)
 
 
-def test_limit_and_parts_of_a_data_module() -> None:
+def test_num_batches_and_evaluations_of_a_data_module() -> None:
     @dataclass
     class Parts:
         train: Any
@@ -294,7 +294,7 @@ def test_one_program_for_each_evaluator_and_no_bit_of_training_changed() -> None
     np.testing.assert_array_equal(loud.history["train/loss"], quiet.history["train/loss"])
 
 
-def test_other_weights() -> None:
+def test_module_view_selects_the_weights() -> None:
     class Views:
         @fg.hookimpl
         def module_views(self, state: fg.TrainState) -> Any:
@@ -314,7 +314,7 @@ def test_other_weights() -> None:
 # --------------------------------------------------------------------------------------
 
 
-def test_a_subclass_overrides_evaluate_and_may_ask_for_the_standard_one() -> None:
+def test_subclass_overrides_evaluate_and_may_call_super() -> None:
     class Doubled(Evaluator):
         def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
             standard = super().evaluate(state, step)
@@ -345,7 +345,7 @@ def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
     assert result.metrics["probe"] == {"step": 2, "updates": 2.0} and row.tolist() == [0, 1, 2]
 
 
-def test_what_is_no_metrics() -> None:
+def test_custom_evaluation_returning_something_else_is_an_error() -> None:
     with pytest.raises(PluginError, match=r"'probe' gave 3; an evaluation gives metrics by name"):
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
@@ -402,7 +402,7 @@ def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning
     )  # step 2's are not those of step 8
 
 
-def test_a_state_that_is_not_finite_is_no_failure_of_the_evaluator() -> None:
+def test_nonfinite_state_is_not_a_failure_of_the_evaluator() -> None:
     class Exploding(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(jnp.where(ctx.step == 2, jnp.nan, 1.0) * self.weight)
@@ -411,7 +411,7 @@ def test_a_state_that_is_not_finite_is_no_failure_of_the_evaluator() -> None:
         engine(Evaluator("test", ZERO, 3, raise_on_error=False), steps=4).fit(Exploding, ZERO)
 
 
-def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_resumes() -> None:
+def test_interrupted_evaluation_is_not_a_failure_and_is_repeated_on_resume() -> None:
     @dataclass
     class Terminating:
         armed: bool = True
@@ -441,12 +441,12 @@ def test_an_evaluation_that_is_cut_off_is_no_failure_and_done_by_the_run_that_re
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "train", "two words", 3])
-def test_names_that_cannot_be_part_of_a_path(name: Any) -> None:
+def test_name_that_cannot_be_a_file_name_is_an_error(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="a name is letters, digits"):
         Evaluator(name, ZERO)
 
 
-def test_mistakes_at_construction() -> None:
+def test_invalid_arguments_of_an_evaluator_are_an_error() -> None:
     with pytest.raises(
         ConfigurationError, match="'fast' has no meaning: give it every=EveryCheckpoint"
     ):
@@ -495,6 +495,6 @@ def test_training_ignores_standalone_evaluators() -> None:
     ]
 
 
-def test_by_name() -> None:
+def test_evaluator_selected_by_name() -> None:
     made = engine({"evaluator": {"name": "test", "data": ZERO, "every": 2}}, steps=2)
     assert made.fit(Counting, ZERO).metrics["test"]["updates"] == 2

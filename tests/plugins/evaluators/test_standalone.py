@@ -112,7 +112,7 @@ def evaluate(run: Path, *arguments: str) -> int:
 # ---------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
+def test_killed_follower_continues_where_it_stopped(run: Path) -> None:
     close(run, "train-25", "train-40", "slow-20", "slow-40")
     with follower(run) as first, trainer(run) as training:
         waits_at(
@@ -155,7 +155,7 @@ def test_a_follower_that_is_killed_and_started_again(run: Path) -> None:
     assert witnessed.count("restores 40") == 1
 
 
-def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
+def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
     close(run, "train-25")
     with follower(run) as following:
         with trainer(run) as training:
@@ -180,7 +180,7 @@ def test_a_trainer_that_is_killed_and_resumed(run: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path) -> None:
+def test_complete_run_has_its_last_checkpoint_evaluated_once(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
     assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [
         ("slow", 40),
@@ -192,7 +192,7 @@ def test_of_a_complete_run_only_the_last_checkpoint_and_that_once(trained: Path)
     assert notes(trained).count("restores 40") == 1
 
 
-def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(trained: Path) -> None:
+def test_new_checkpoint_of_the_same_step_is_evaluated_again_and_supersedes(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
     commit = trained / "checkpoints" / "step-40" / "COMMIT"
     commit.write_text(commit.read_text() + "\n")
@@ -208,7 +208,7 @@ def test_another_checkpoint_of_the_same_step_is_done_again_and_supersedes(traine
     assert all(isinstance(one, EvaluationRecord) for one in newest)
 
 
-def test_what_was_found_of_a_checkpoint_that_is_set_aside_counts_no_more(trained: Path) -> None:
+def test_results_of_superseded_checkpoints_are_not_read(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
     assert {one.step for one in read_results(trained)} == {40}
     RunDirectory(trained).start_attempt(step=20)
@@ -217,7 +217,7 @@ def test_what_was_found_of_a_checkpoint_that_is_set_aside_counts_no_more(trained
     assert {one.step for one in read_results(trained)} == {40}, "training came to the same again"
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> None:
+def test_checkpoint_deleted_during_restore_is_skipped(trained: Path) -> None:
     close(trained, "restore-40")
     with follower(trained) as following:
         waits_at(trained, "restore-40")
@@ -231,14 +231,16 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored(trained: Path) -> Non
     ]
 
 
-def test_one_that_cannot_be_restored_is_told_and_the_process_fails(trained: Path, capsys) -> None:
+def test_checkpoint_that_cannot_be_restored_is_reported_and_fails_the_process(
+    trained: Path, capsys
+) -> None:
     (trained / "checkpoints" / "step-40" / "arrays.npz").write_bytes(b"damaged")
     assert evaluate(trained, "--group", "slow") == 1
     assert "slow, last  step 40  cannot be restored" in capsys.readouterr().out
     assert lines(trained) == []
 
 
-def test_an_evaluator_that_fails_does_not_stop_the_others(trained: Path, capsys) -> None:
+def test_failing_evaluator_does_not_stop_the_others(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "mixed") == 1
     output = capsys.readouterr().out
     assert "broken  step 40  failed:" in output and "ValueError: this evaluator is broken" in output
@@ -250,13 +252,13 @@ def test_an_evaluator_that_fails_does_not_stop_the_others(trained: Path, capsys)
 # ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_never_begins(tmp_path: Path, capsys) -> None:
+def test_run_that_never_begins_is_an_error(tmp_path: Path, capsys) -> None:
     assert evaluate(tmp_path / "run", "--group", "slow", "--timeout", "0.1") == 1
     assert "no run began in" in (error := capsys.readouterr().err) and "within 0.1 s" in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trainer_without_a_sign_of_life(trained: Path, capsys) -> None:
+def test_trainer_without_heartbeat_is_an_error(trained: Path, capsys) -> None:
     (trained / "COMPLETE").unlink()
     os.utime(trained / "lock", (1, os.stat(trained / "lock").st_mtime - 100))
     assert evaluate(trained, "--group", "slow", "--idle-timeout", "50") == 1
@@ -277,7 +279,7 @@ def test_one_process_for_each_group(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "slow") == 0
 
 
-def test_results_that_cannot_be_kept(trained: Path, capsys) -> None:
+def test_results_that_cannot_be_written_are_an_error(trained: Path, capsys) -> None:
     (trained / "evaluations").mkdir()
     (trained / "evaluations" / "slow.jsonl").symlink_to(trained / "elsewhere")
     assert evaluate(trained, "--group", "slow") == 1
@@ -285,7 +287,7 @@ def test_results_that_cannot_be_kept(trained: Path, capsys) -> None:
     assert not (trained / "elsewhere").exists()
 
 
-def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
+def test_unknown_group_is_an_error(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "slwo") == 2
     assert "no evaluator is of the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
 
@@ -294,7 +296,7 @@ def test_a_group_that_is_not_there(trained: Path, capsys) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsys) -> None:
+def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys) -> None:
     before = sorted(path for path in trained.rglob("*"))
     experiment = build_experiment(
         load_experiment(PROGRAM), [f"run={trained}", "size=3", "scales=2,5"]
@@ -323,7 +325,7 @@ def test_a_checkpoint_by_step_with_the_arguments_of_the_run(trained: Path, capsy
     assert evaluate(trained, "--step", "best", "size=3", "scales=2,5") == 0
 
 
-def test_a_checkpoint_that_is_not_there(trained: Path, tmp_path: Path, capsys) -> None:
+def test_missing_checkpoint_is_an_error(trained: Path, tmp_path: Path, capsys) -> None:
     assert evaluate(tmp_path / "nothing", "--step", "best") == 1
     assert (
         capsys.readouterr().err

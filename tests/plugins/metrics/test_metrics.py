@@ -303,7 +303,7 @@ def test_counts_stay_exact_where_float32_does_not() -> None:
     assert float(many.value[0]) + float(many.error[0]) == 2**24 + 1
 
 
-def test_what_is_no_class_is_never_right() -> None:
+def test_label_that_is_not_a_class_is_never_right() -> None:
     preds = jnp.array([[0.0, 1, 2], [0, 1, 2], [NAN, 1, 0], [3, 1, 2]])
     labels = jnp.array([2, -1, 1, 3])
     recall, precision = (
@@ -326,7 +326,7 @@ def test_what_is_no_class_is_never_right() -> None:
     assert fm.Perplexity.from_logits(preds[:2], labels[:2]).compute() == math.inf
 
 
-def test_metrics_where_jax_is_told_to_promote_nothing() -> None:
+def test_metrics_under_strict_dtype_promotion() -> None:
     logits, labels, weight = jnp.eye(3), np.array([0, 1, 0], np.uint8), jnp.array([1, 1, 2])
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         assert fg.metrics.Mean.from_values(jnp.array([0.0, 4.0, 2.0]), weight=weight).compute() == 2
@@ -446,7 +446,7 @@ def test_nan_and_infinity_are_not_hidden() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_an_error(make: Callable[[], Any], words: str) -> None:
+def test_invalid_arguments_are_an_error(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
 
@@ -540,7 +540,7 @@ def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
     assert {"sample/id", "sample/x", "all/preds"} <= found.keys()
 
 
-def test_a_tree_of_any_kind_is_collected_by_name() -> None:
+def test_collected_tree_gives_results_by_path() -> None:
     class Trees(Measured):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             tree = (batch["x"], {"label": batch["label"], "ids": [batch["id"]]})
@@ -555,7 +555,7 @@ def test_a_tree_of_any_kind_is_collected_by_name() -> None:
         np.testing.assert_array_equal(found[name], arrays[key])
 
 
-def test_what_is_gathered_leaves_the_device_while_the_evaluation_goes_on() -> None:
+def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
     """At most what three batches gave is there: a set may be larger than the device."""
 
     class Doubled(Measured):

@@ -21,7 +21,7 @@ def sample(one: Any) -> list[int]:
     return found["values"][: found["count"]].tolist()
 
 
-def test_case_21_the_least_priorities_are_kept_in_any_order_and_grouping() -> None:
+def test_case_21_smallest_priorities_are_kept_in_any_order_and_grouping() -> None:
     def one(letter: str, priority: float) -> SampledSet:
         values = jnp.array([ord(letter), 0, 0])
         return SampledSet(jnp.int32(1), jnp.array([priority, 0, 0]), values + 1000, values)
@@ -60,7 +60,7 @@ def test_batches_and_masks_do_not_change_the_sample() -> None:
     assert sample(OF(10 * ids, ids, size=5)) != sample(whole)
 
 
-def test_fewer_examples_than_places() -> None:
+def test_fewer_examples_than_the_sample_size() -> None:
     values = {
         "image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
         "score": np.array([0.5, np.nan, 2], np.float16),
@@ -80,7 +80,7 @@ def test_fewer_examples_than_places() -> None:
     assert sample(SampledSet.from_values(np.zeros(0), np.zeros(0, int), size=2)) == []
 
 
-def test_every_example_is_as_likely() -> None:
+def test_every_example_is_equally_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)
     kept = jax.jit(jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids))(
@@ -93,7 +93,7 @@ def test_every_example_is_as_likely() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 40])
-def test_the_median_of_few_is_exact(n: int) -> None:
+def test_median_of_few_values_is_exact(n: int) -> None:
     random = np.random.default_rng(n)
     values = np.round(random.normal(size=n), 1).astype("f4")
     parts = [MEDIAN(np.full(8, np.nan, "f4"), jax.random.key(100), np.zeros(8, bool), size=40)]
@@ -112,7 +112,7 @@ def test_the_median_of_few_is_exact(n: int) -> None:
     np.testing.assert_array_equal(jax.jit(lambda one: one.compute())(merged), on_host)
 
 
-def test_the_median_of_many_is_near_it_and_so_is_one_of_repeated_values() -> None:
+def test_median_of_many_or_repeated_values_is_close() -> None:
     values = np.random.default_rng(0).exponential(size=20_000).astype("f4")
     parts = [
         MEDIAN(part, jax.random.key(i), size=1000) for i, part in enumerate(np.split(values, 20))

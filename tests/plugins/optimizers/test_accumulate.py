@@ -247,7 +247,7 @@ def test_running_metrics_are_those_of_whole_batches() -> None:
         result = engine(*plugins, steps=6, log_every=1).fit(start, data)
         np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
         np.testing.assert_allclose(result.history["train/last"], np.arange(6), rtol=1e-6)
-    with pytest.raises(ModelError, match="metric 'all' is gathered, which only evaluators do"):
+    with pytest.raises(ModelError, match="metric 'all' is a CollectingMetric, which keeps"):
         engine(GradientAccumulation(2), steps=1).init_state(
             Gathering(jnp.zeros(8), optax.sgd(0.0)), points()
         )
