@@ -164,7 +164,7 @@ class Sharding:
             if part == "opt_state":
                 return self._on_mesh(self._optimizer_spec(path, leaf.shape, known))
             return self._on_mesh(
-                self._following(path, leaf.shape, known) if part == "plugins" else PartitionSpec()
+                self._following(path, leaf.shape, known) if part == "plugin_states" else PartitionSpec()
             )
 
         shardings = jax.tree_util.tree_map_with_path(place, state)
