@@ -235,7 +235,7 @@ def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
     for preset in (DataParallel, FSDP):
         program = engine(preset())._get_program(source, next(iter(TEXT)), None)
         memory = (
-            program.initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
+            program.make_initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
         )
         needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert needed[FSDP] <= 0.2 * needed[DataParallel], needed
