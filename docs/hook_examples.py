@@ -12,51 +12,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_sharding import MeshStrategy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 
-class DataParallel:
+class DivideBatches(MeshStrategy):
     """Divides each batch over all devices and keeps everything else whole on each."""
 
-    def __init__(self):
-        self.devices = Mesh(np.array(jax.devices()), ("data",))
+    def get_state_shardings(self, state):
+        return jax.tree.map(lambda leaf: self.replicated, state)
+
+    def get_batch_shardings(self, batch):
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, P("data")), batch)
+
+    def get_param_shardings(self, module):  # whole where it is used, however the state keeps it
+        return jax.tree.map(lambda leaf: self.replicated if eqx.is_array(leaf) else None, module)
+
+    def get_output_shardings(self, output):  # predictions stay divided as the batch is
+        shardings = jax.tree.map(lambda leaf: None, output)
+        return shardings.replace(preds=NamedSharding(self.mesh, P("data")))
+
+
+class DataParallel:
+    """Trains on all devices of this process; several processes need a `ProcessSync` as well."""
 
     @fg.hookimpl
-    def mesh(self):
-        return self.devices
-
-    @fg.hookimpl
-    def state_sharding(self, state, mesh):
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, P()), state)
-
-    @fg.hookimpl
-    def batch_sharding(self, batch, mesh):
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
-
-    @fg.hookimpl
-    def forward_sharding(self, module):  # whole where it is used, however the state keeps it
-        return jax.tree.map(
-            lambda leaf: NamedSharding(self.devices, P()) if eqx.is_array(leaf) else None, module
-        )
-
-    @fg.hookimpl
-    def output_sharding(self, output):  # predictions stay divided as the batch is
-        placed = jax.tree.map(lambda leaf: None, output)
-        return eqx.tree_at(
-            lambda one: one.preds,
-            placed,
-            NamedSharding(self.devices, P("data")),
-            is_leaf=lambda leaf: leaf is None,
-        )
-
-
-class Alone:
-    """For a cluster: a subclass of `fg.ProcessSync` that asks the other processes. This one is for
-    a single process."""
-
-    @fg.hookimpl
-    def consensus(self):
-        return fg.ProcessSync()
+    def sharding_strategy(self):
+        return DivideBatches(Mesh(np.array(jax.devices()), ("data",)))
 
 
 class Noise:

@@ -37,13 +37,10 @@ DOCS = HERE.parents[1] / "docs"
 
 TESTED = {
     "register_rng_streams": "test_hooks.py::test_rng_streams_are_there_by_name",
-    "mesh": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
-    "state_sharding": "test_sharding_hooks.py::test_the_state_is_placed_as_the_plugin_says",
-    "plugin_state_sharding": "test_sharding_hooks.py::test_a_plugin_says_where_its_own_slice_is",
-    "batch_sharding": "test_sharding_hooks.py::test_batches_are_placed_as_the_plugin_says",
+    "sharding_strategy": "test_sharding_hooks.py::test_state_is_sharded_as_the_strategy_says",
+    "plugin_state_sharding": "test_sharding_hooks.py::test_plugin_shards_its_own_state",
     "make_update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
     "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
-    "consensus": "test_hooks.py::test_consensus_decides_for_all_processes",
     "configure_optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
     "register_evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
     "gradient_transform": "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer",
@@ -51,8 +48,6 @@ TESTED = {
     "register_actions": "test_schedule.py::test_actions_run_by_stage_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
-    "forward_sharding": "test_sharding_hooks.py::test_the_module_is_placed_for_the_forward_pass",
-    "output_sharding": "test_sharding_hooks.py::test_outputs_are_placed_as_the_plugin_says",
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
     "step_metrics": "test_hooks.py::test_step_metrics_stand_under_the_plugins_name",
@@ -138,7 +133,6 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     )
     kinds = [
         shown.DataParallel,
-        shown.Alone,
         shown.Noise,
         shown.Recipe,
         shown.Bounds,
@@ -312,19 +306,20 @@ class Preempting(fg.ProcessSync):
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
-def test_consensus_decides_for_all_processes(fuse: int) -> None:
-    consensus, ends = Preempting(), []
+def test_process_sync_decides_for_all_processes(fuse: int) -> None:
+    sync = Preempting()
+    ends: list[int] = []
     by_clock = Act(fg.EverySeconds(1e-9), lambda run: ends.append(run.step))
-    agreeing = plugin("agreeing", consensus=lambda self: consensus)
+    agreeing = plugin("agreeing", sharding_strategy=lambda self: fg.SingleDevice(sync))
     result = engine(agreeing, by_clock, steps=20, steps_per_execution=fuse, log_every=None).fit(
         Counting(), numbers(*[[0.0]] * 20)
     )
     end = 8 if fuse == 8 else 6
     assert (result.stop_reason, int(result.state.step)) == ("preempted", end)
     assert not ends
-    asked = {step for step, _ in consensus.asked if step}
+    asked = {step for step, _ in sync.asked if step}
     assert asked == ({8} if fuse == 8 else set(range(1, 7)))
-    assert all("task:act.act" in requests for step, requests in consensus.asked if step)
+    assert all("task:act.act" in requests for step, requests in sync.asked if step)
 
 
 def test_optimizers_take_the_place_of_the_modules() -> None:

@@ -35,39 +35,25 @@ LAYERS = """
 
 # Modules that have not found their layer yet, and imports that still go upwards. Only ever fewer.
 PENDING_MODULES = {
-    "command", "consensus", "encoding", "experiment", "explain", "fit.tasks", "listing",
-    "lockstep", "manifest", "masking", "media", "placing", "processes", "sink",
+    "command", "encoding", "experiment", "explain", "fit.tasks", "listing",
+    "manifest", "masking", "media", "processes", "sink",
     "writer",
 }  # fmt: skip
 PENDING_IMPORTS: set[tuple[str, str]] = {
-    ("engine", "consensus"),
     ("engine", "encoding"),
     ("engine", "explain"),
-    ("engine", "lockstep"),
     ("engine", "manifest"),
-    ("engine", "placing"),
-    ("evaluation", "lockstep"),
     ("evaluation", "media"),
-    ("evaluation", "placing"),
-    ("execution.compiled_step", "lockstep"),
-    ("execution.compiled_step", "placing"),
-    ("execution.program", "placing"),
     ("fit.loop", "engine"),
     ("fit.loop", "media"),
-    ("fit.loop", "placing"),
     ("fit.records", "encoding"),
     ("fit.records", "fit.run"),
     ("fit.records", "masking"),
     ("fit.records", "media"),
     ("fit.run", "fit.loop"),
-    ("fit.scheduler", "consensus"),
     ("fit.start", "engine"),
-    ("fit.start", "placing"),
-    ("hookspecs", "consensus"),
     ("model.context", "media"),
     ("training.forward", "media"),
-    ("training.forward", "placing"),
-    ("training.services", "consensus"),
 }
 
 IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tempfile"}

@@ -510,13 +510,9 @@ def test_hooks_are_called_in_this_order() -> None:
 # --- exclusive hooks
 # --------------------------------------------------------------------------------------------------
 
-HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 EXCLUSIVE = {
-    "mesh": lambda self: jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)),
-    "state_sharding": lambda self, state: jax.tree.map(lambda leaf: HERE, state),
-    "batch_sharding": lambda self, batch: jax.tree.map(lambda leaf: HERE, batch),
+    "sharding_strategy": lambda self: fg.SingleDevice(),
     "make_update_rule": lambda self, optimizers: fg.GradientUpdate(next(iter(optimizers.values()))),
-    "consensus": lambda self: fg.ProcessSync(),
     "configure_optimizers": lambda self: {"default": fg.OptimizerSpec(optax.sgd(1.0))},
     "save_checkpoint": lambda self, run: None,
     "restore_checkpoint": lambda self, reference: None,
@@ -539,11 +535,10 @@ def test_two_answers_to_an_exclusive_hook_are_an_error_naming_both(hook: str) ->
 
 
 def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
-    mesh = EXCLUSIVE["mesh"](None)
-    assert (
-        engine(plugin("left", mesh=lambda self: None), plugin("right", mesh=lambda self: mesh)).mesh
-        is mesh
-    )
+    strategy = fg.SingleDevice()
+    left = plugin("left", sharding_strategy=lambda self: None)
+    right = plugin("right", sharding_strategy=lambda self: strategy)
+    assert engine(left, right).sharding is strategy
 
 
 # --- answers that are merged
@@ -604,7 +599,7 @@ WRONG = {
     "register_evaluators": lambda self: ["test"],
     "register_rng_streams": lambda self: ["noise"],
     "register_actions": lambda self: fg.ScheduledAction("look", 1, trouble),
-    "consensus": lambda self: "everyone",
+    "sharding_strategy": lambda self: "everywhere",
     "configure_optimizers": lambda self: optax.sgd(1.0),
     "make_update_rule": lambda self: optax.sgd(1.0),
     "gradient_transform": lambda self: 0.5,
@@ -731,13 +726,11 @@ BUILD = {
     "configure_optimizers": lambda self, module: trouble(),
     "gradient_transform": lambda self, module: trouble(),
     "init_plugin_state": lambda self, module: trouble(),
-    "state_sharding": lambda self, state: trouble(),
-    "batch_sharding": lambda self, batch: trouble(),
 }
 
 
 @pytest.mark.parametrize(
-    "hook", ["register_rng_streams", "mesh", "consensus", "register_evaluators", "register_actions"]
+    "hook", ["register_rng_streams", "sharding_strategy", "register_evaluators", "register_actions"]
 )
 def test_a_failure_at_construction_is_blamed(hook: str) -> None:
     with pytest.raises(Trouble) as caught:

@@ -19,14 +19,11 @@ class Once(fg.ProcessSync):
 
 
 class Agreeing:
-    """Gives one consensus."""
-
-    def __init__(self) -> None:
-        self.one = Once()
+    """Stops as `Once` says."""
 
     @fg.hookimpl
-    def consensus(self) -> fg.ProcessSync:
-        return self.one
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return fg.SingleDevice(Once())
 
 
 def test_what_was_agreed_on_holds_through_an_evaluation() -> None:

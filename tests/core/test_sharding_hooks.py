@@ -1,4 +1,4 @@
-"""The hooks `mesh`, `state_sharding` and `batch_sharding`, on four simulated devices.
+"""The hooks `sharding_strategy` and `plugin_state_sharding`, on four simulated devices.
 
 The number of devices is fixed when jax begins, so this file is also a program: it trains there and
 prints what it saw.
@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError
+from fulgurite_sharding import MeshStrategy
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 DEVICES = 4
@@ -59,7 +60,7 @@ class Average:
 
 @dataclass(frozen=True, eq=False)
 class Columns(Average):
-    """The same, divided by columns, whatever shards the state."""
+    """The same, divided by columns, whatever shards the rest of the state."""
 
     @fg.hookimpl
     def plugin_state_sharding(self, plugin_state: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -67,41 +68,42 @@ class Columns(Average):
         return NamedSharding(mesh, P(None, "data"))
 
 
-@dataclass(frozen=True, eq=False)
-class Sharding:
+class FirstAxis(MeshStrategy):
     """Shards whatever divides by the devices on its first axis, and batches on theirs; notes what
-    it was given."""
+    it was asked with."""
 
-    devices: jax.sharding.Mesh
-    seen: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, mesh: jax.sharding.Mesh) -> None:
+        super().__init__(mesh)
+        self.asked: dict[str, Any] = {}
 
-    @fg.hookimpl
-    def mesh(self) -> jax.sharding.Mesh:
-        return self.devices
-
-    @fg.hookimpl
-    def state_sharding(self, state: fg.TrainState, mesh: jax.sharding.Mesh) -> Any:
-        self.seen["mesh"] = mesh is self.devices
-        self.seen["abstract"] = all(
+    def get_state_shardings(self, state: fg.TrainState) -> Any:
+        self.asked["abstract"] = all(
             isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)
         )
         return jax.tree.map(
-            lambda leaf: NamedSharding(mesh, P("data") if divisible(leaf) else P()), state
+            lambda leaf: NamedSharding(self.mesh, P("data") if divisible(leaf) else P()), state
         )
 
-    @fg.hookimpl
-    def batch_sharding(self, batch: Any, mesh: jax.sharding.Mesh) -> Any:
-        self.seen["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data")), batch)
+    def get_batch_shardings(self, batch: Any) -> Any:
+        self.asked["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, P("data")), batch)
+
+    def get_param_shardings(self, module: Net) -> Any:
+        return jax.tree.map(lambda _: self.replicated, module)
+
+    def get_output_shardings(self, output: fg.Output) -> Any:
+        return jax.tree.map(lambda _: None, output).replace(preds=self.replicated)
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """Gives a strategy."""
+
+    strategy: MeshStrategy
 
     @fg.hookimpl
-    def forward_sharding(self, module: Net) -> Any:
-        return jax.tree.map(lambda _: NamedSharding(self.devices, P()), module)
-
-    @fg.hookimpl
-    def output_sharding(self, output: fg.Output) -> Any:
-        whole = NamedSharding(self.devices, P())
-        return jax.tree.map(lambda _: None, output).replace(preds=whole)
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return self.strategy
 
 
 def divisible(leaf: Any) -> bool:
@@ -150,10 +152,10 @@ class Looking:
 def parts(state: Any) -> dict[str, list[int] | None]:
     """The shape of each device's part of each array that divides by the devices; None without a
     sharding."""
-    found = jax.tree_util.tree_leaves_with_path(state)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
         jax.tree_util.keystr(path): leaf.sharding and list(leaf.sharding.shard_shape(leaf.shape))
-        for path, leaf in found
+        for path, leaf in leaves
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and divisible(leaf)
     }
 
@@ -173,19 +175,19 @@ def report() -> dict[str, Any]:
         )
 
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding, looking = Sharding(mesh), Looking()
+    sharding, looking = Sharding(FirstAxis(mesh)), Looking()
     results = {
         "plain": train(),
         "sharded": train(sharding, looking),
-        "fused": train(Sharding(mesh), Looking(), steps_per_execution=3),
+        "fused": train(Sharding(FirstAxis(mesh)), Looking(), steps_per_execution=3),
     }
-    engine = fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Columns()], autoload=False)
+    engine = fg.Engine(steps=STEPS, plugins=[Sharding(FirstAxis(mesh)), Columns()], autoload=False)
     columns = engine.fit(Net, data)
     # From where it was made by an engine without a mesh, the state goes to where this one has it.
     plain = fg.Engine(steps=STEPS, plugins=[Average()], autoload=False)
     moved, moving = (
         plain.init_state(Net, data),
-        fg.Engine(steps=STEPS, plugins=[Sharding(mesh), Average()], autoload=False),
+        fg.Engine(steps=STEPS, plugins=[Sharding(FirstAxis(mesh)), Average()], autoload=False),
     )
     for batch in moving.iter_batches(data):
         moved, _ = moving.step(moved, batch)
@@ -199,14 +201,16 @@ def report() -> dict[str, Any]:
         "moved": [parts(moved), np.asarray(moved.module.first).tolist()],
         "indivisible": indivisible,
         "evaluated": [
-            one.evaluate(columns.module, ragged)["loss"] for one in (engine, fg.Engine(steps=1))
+            engine.evaluate(columns.module, ragged)["loss"]
+            for engine in (engine, fg.Engine(steps=1))
         ],
         "predicted": [
-            np.asarray(one.predict(columns.module, ragged)).tolist()
-            for one in (engine, fg.Engine(steps=1))
+            np.asarray(engine.predict(columns.module, ragged)).tolist()
+            for engine in (engine, fg.Engine(steps=1))
         ],
+        "described": engine.explain_sharding(next(iter(data))),
         "devices": len(jax.devices()),
-        "asked": sharding.seen,
+        "asked": sharding.strategy.asked,
         "seen": looking.seen,
         "state at the end": {name: parts(result.state) for name, result in results.items()},
         "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},
@@ -227,9 +231,9 @@ def reported() -> dict[str, Any]:
         [sys.executable, __file__], capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["devices"] == DEVICES
-    return found
+    answers = json.loads(run.stdout.splitlines()[-1])
+    assert answers["devices"] == DEVICES
+    return answers
 
 
 SHARDED = {
@@ -243,65 +247,71 @@ SHARDED = {
 }
 
 
-def test_a_plugin_is_asked_with_shapes_and_its_mesh(reported: dict[str, Any]) -> None:
+def test_strategy_is_asked_with_shapes(reported: dict[str, Any]) -> None:
     assert reported["asked"] == {
-        "mesh": True,
         "abstract": True,
         "batch": {"x": ["float32", 16, 4], "y": ["float32", 16]},
     }
 
 
 @pytest.mark.parametrize("when", ["state at 0", "state at 3", "state to restore"])
-def test_the_state_is_placed_as_the_plugin_says(reported: dict[str, Any], when: str) -> None:
+def test_state_is_sharded_as_the_strategy_says(reported: dict[str, Any], when: str) -> None:
     """Module, optimizer and slices: from the beginning, after steps, and for whoever restores
     it."""
     assert reported["seen"][when] == SHARDED
 
 
-def test_the_state_stays_placed_to_the_end(reported: dict[str, Any]) -> None:
+def test_state_stays_sharded_to_the_end(reported: dict[str, Any]) -> None:
     assert reported["state at the end"]["sharded"] == SHARDED
     assert reported["state at the end"]["fused"] == SHARDED
     assert reported["state at the end"]["plain"][".module.first"] == [8, 4]
 
 
-def test_batches_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None:
+def test_batches_are_sharded_as_the_strategy_says(reported: dict[str, Any]) -> None:
     assert reported["seen"]["batch part"] == [4, 4]
 
 
 @pytest.mark.parametrize("name", ["sharded", "fused"])
 @pytest.mark.parametrize("what", ["losses", "weights", "averages"])
-def test_the_numbers_are_those_of_one_device(
-    reported: dict[str, Any], what: str, name: str
-) -> None:
+def test_numbers_equal_those_of_one_device(reported: dict[str, Any], what: str, name: str) -> None:
     np.testing.assert_allclose(reported[what][name], reported[what]["plain"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_plugin_says_where_its_own_slice_is(reported: dict[str, Any]) -> None:
+def test_plugin_shards_its_own_state(reported: dict[str, Any]) -> None:
     assert reported["columns"] == [8, 1]
 
 
-def test_the_module_is_placed_for_the_forward_pass(reported: dict[str, Any]) -> None:
+def test_module_is_constrained_for_the_forward_pass(reported: dict[str, Any]) -> None:
     assert reported["seen"]["module part"] == [8, 4]
 
 
-def test_outputs_are_placed_as_the_plugin_says(reported: dict[str, Any]) -> None:
+def test_outputs_are_constrained_as_the_strategy_says(reported: dict[str, Any]) -> None:
     assert reported["seen"]["preds part"] == [16]
 
 
-def test_a_state_made_elsewhere_is_placed_by_the_first_step(reported: dict[str, Any]) -> None:
+def test_state_of_another_engine_is_sharded_by_the_first_step(reported: dict[str, Any]) -> None:
     placed, weights = reported["moved"]
     assert placed == SHARDED
     np.testing.assert_allclose(weights, reported["weights"]["plain"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_that_does_not_divide_is_an_error(reported: dict[str, Any]) -> None:
+def test_explanation_names_axes_and_devices(reported: dict[str, Any]) -> None:
+    lines = reported["described"].splitlines()
+    assert [line.split(", on each of ")[0] for line in lines] == [
+        "x float32[16, 4]: axis 0 over 'data' in 4 parts",
+        "y float32[16]: axis 0 over 'data' in 4 parts",
+    ]
+    assert len(lines[0].split(", on each of ")[1].split(", ")) == DEVICES
+
+
+def test_indivisible_batch_is_an_error(reported: dict[str, Any]) -> None:
     assert reported["indivisible"].startswith(
         "the batch for step 1: axis 0 of x [14, 4] does not divide into 4 parts along the mesh's 'data'"
     )
 
 
 @pytest.mark.parametrize("what", ["evaluated", "predicted"])
-def test_an_evaluation_is_that_of_one_device(reported: dict[str, Any], what: str) -> None:
+def test_evaluation_equals_that_of_one_device(reported: dict[str, Any], what: str) -> None:
     """With a last batch that does not divide."""
     np.testing.assert_allclose(*reported[what], rtol=1e-6, atol=1e-6)
 

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 from fulgurite_evaluators import Evaluator
 from fulgurite_metrics import F1, RocAuc
-from fulgurite_sharding import CoordinatedSync
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from fulgurite_sharding import CoordinatedSync, MeshStrategy
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Batch = dict[str, np.ndarray]
 
@@ -52,31 +52,29 @@ class Scores(fg.Module):
         return optax.sgd(0.0)
 
 
+class HostsStrategy(MeshStrategy):
+    """Divides batches, or keeps them whole on every device."""
+
+    def __init__(self, batch_spec: PartitionSpec) -> None:
+        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        super().__init__(mesh, CoordinatedSync(timeout=60))
+        self.batch_spec = batch_spec
+
+    def get_state_shardings(self, state: fg.TrainState) -> Any:
+        return jax.tree.map(
+            lambda leaf: self.replicated if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
+        )
+
+    def get_batch_shardings(self, batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self.batch_spec), batch)
+
+
 class Hosts:
     """A mesh over all processes that divides batches."""
 
     @fg.hookimpl
-    def mesh(self) -> Mesh:
-        return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-
-    @fg.hookimpl
-    def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
-        def place(leaf: Any) -> Any:
-            return (
-                NamedSharding(mesh, PartitionSpec())
-                if isinstance(leaf, jax.ShapeDtypeStruct)
-                else None
-            )
-
-        return jax.tree.map(place, state)
-
-    @fg.hookimpl
-    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("data")), batch)
-
-    @fg.hookimpl
-    def consensus(self) -> fg.ProcessSync:
-        return CoordinatedSync(timeout=60)
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return HostsStrategy(PartitionSpec("data"))
 
 
 def examples() -> Batch:
@@ -111,8 +109,8 @@ class Whole(Hosts):
     """Batches are whole on every device instead."""
 
     @fg.hookimpl
-    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), batch)
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return HostsStrategy(PartitionSpec())
 
 
 class Own(Scores):

@@ -2,7 +2,6 @@
 else."""
 
 from fulgurite import media, metrics
-from fulgurite.consensus import ProcessSync
 from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation import Evaluator
@@ -15,6 +14,7 @@ from fulgurite.model.mode import is_training, training_mode
 from fulgurite.model.module import Module, OptimizerSpec, Output, Task
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
+from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
 from fulgurite.sink import FileLogger
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
@@ -70,6 +70,8 @@ __all__ = [
     "RngStreams",
     "Run",
     "ScheduledAction",
+    "ShardingStrategy",
+    "SingleDevice",
     "Snapshot",
     "StepRange",
     "StopTraining",

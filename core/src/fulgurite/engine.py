@@ -12,9 +12,15 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
-from fulgurite.consensus import LOCAL, ProcessSync
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.data.sources import ArrayData, as_array, as_data, get_device_arrays, get_split
+from fulgurite.data.sources import (
+    ArrayData,
+    as_array,
+    as_data,
+    get_batch_spec,
+    get_device_arrays,
+    get_split,
+)
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -49,20 +55,19 @@ from fulgurite.fit.start import (
     resolve_checkpoint,
     restore_host_states,
 )
-from fulgurite.lockstep import check_same_start
 from fulgurite.manifest import build_manifest
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
-from fulgurite.placing import check_processes, process_shard
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
+from fulgurite.sharding import FIT, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.services import Services, Settings
 from fulgurite.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
 from fulgurite.training.update import UpdateRule
-from fulgurite.tree.specs import leaf_signature, tree_signature
+from fulgurite.tree.specs import digest, leaf_signature, tree_signature
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
 
 
@@ -139,8 +144,8 @@ class Engine:
             self.plugins.get_single_impl(hook)
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
-        self.mesh: jax.sharding.Mesh | None = self.plugins.ask("mesh")
-        self.sync: ProcessSync = self.plugins.ask("consensus") or LOCAL
+        strategy = self.plugins.ask("sharding_strategy")
+        self.sharding: ShardingStrategy = strategy or SingleDevice()
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
@@ -189,7 +194,7 @@ class Engine:
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
         _check_counts(steps_per_execution=steps_per_execution)
-        check_processes(self.mesh, self.sync)
+        self.sharding.check_processes()
         steps, epochs = self._resolve_length(steps, epochs)
         length = {"steps": steps, "epochs": epochs}
         if steps_per_execution is None:
@@ -200,19 +205,23 @@ class Engine:
         model_init = as_model_init(model if state is None else (state.module, state.model_state))
         self._check_run_dir()
         reference = resolve_checkpoint(resume, state, init_from)
-        with StopRequests(self.sync.signals) as signals, ExitStack() as stack:
+        with StopRequests(self.sharding.sync.signals) as signals, ExitStack() as stack:
             batches = stack.enter_context(self._iterate(data, start_step))
             with self.plugins.timings.time("start"):
                 first_batch = _peek_first_batch(batches, start_step)
                 program = self._get_program(model_init, first_batch, get_device_arrays(data))
-                check_same_start(
-                    self,
-                    model_init.arrays if state is None else state,
+                self.sharding.check_same(
+                    FIT,
+                    lambda: {
+                        "seed": self.seed,
+                        "limit_train_batches": self.limit_train_batches,
+                        "on_nonfinite": self.on_nonfinite,
+                        "steps_per_execution": steps_per_execution,
+                        **length,
+                        "batches an epoch": batches.epoch_length,
+                        "arrays": digest(model_init.arrays if state is None else state),
+                    },
                     first_batch,
-                    program.batch_sharding,
-                    batches,
-                    steps_per_execution=steps_per_execution,
-                    **length,
                 )
                 del first_batch  # a fit keeps no batch longer than its steps do
                 # Before plugins are given what they kept, which may be in the fields that are their
@@ -361,7 +370,7 @@ class Engine:
         Returns:
             The output; its `loss` is the sum of all terms.
         """
-        return forward(self.plugins, step, module, batch, ctx)
+        return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
     def evaluate(
         self,
@@ -440,6 +449,15 @@ class Engine:
         weights."""
         return get_module_view(self.plugins, state, name)
 
+    def explain_sharding(self, batch: PyTree) -> str:
+        """Return where each array of a batch goes, a line each: which axis is divided over which
+        axis of the mesh, on which devices.
+
+        Args:
+            batch: a batch as the data source yields it, or its shapes.
+        """
+        return self.sharding.describe(batch)
+
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """The random streams over a root key."""
         return RngStreams(key, self._rng_streams.values())
@@ -455,8 +473,7 @@ class Engine:
         return Services(
             hooks=self.plugins,
             make_rng_streams=self.make_rng_streams,
-            mesh=self.mesh,
-            sync=self.sync,
+            sharding=self.sharding,
             settings=settings,
             compute_update=self.train_step,
         )
@@ -491,7 +508,7 @@ class Engine:
             seed=seed,
             position=position,
             limit=self.limit_train_batches,
-            process=process_shard(self.plugins, data, self.mesh),
+            process=self.sharding.process_shard(lambda: get_batch_spec(data)),
             **options,
         )
 

@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 from jaxtyping import Array, Key, PyTree
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.data.sources import ArrayData, get_device_arrays
+from fulgurite.data.sources import ArrayData, get_batch_spec, get_device_arrays
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -26,7 +26,6 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
-from fulgurite.lockstep import iter_aligned_batches, raise_on_any_process
 from fulgurite.media import MEDIA_ACTION, split_media
 from fulgurite.metrics.base import (
     CollectingMetric,
@@ -40,14 +39,6 @@ from fulgurite.metrics.conversion import as_metric, to_number
 from fulgurite.model.context import Context
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
-from fulgurite.placing import (
-    process_shard,
-    put_shared,
-    replicate,
-    replicated_sharding,
-    shard_batch,
-    use_mesh,
-)
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.forward import count_examples, forward, split_mask
 from fulgurite.training.metric_window import merge_named_values
@@ -205,8 +196,7 @@ class Evaluation:
         self._plugins = services.hooks
         self._make_rng_streams = services.make_rng_streams
         self._evaluator = evaluator
-        self._mesh = services.mesh
-        self._sync = services.sync
+        self._sharding = services.sharding
         self._due_names = services.settings.due_names
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # The batch that is being traced, for errors.
@@ -300,7 +290,7 @@ class Evaluation:
         with self._open_batches(data, num_batches) as iterator:
             for index, batch in self._iter_checked(iterator):
                 run = self._get_compiled("predict_step", target, batch)
-                batch = shard_batch(self._plugins, batch, self._mesh)
+                batch = self._sharding.shard_eval_batch(batch)
                 in_flight.append(run(leaves, batch, device_arrays, np.int32(index)))
                 if len(in_flight) > IN_FLIGHT:
                     take(_remove_padding(*in_flight.popleft()))
@@ -326,7 +316,7 @@ class Evaluation:
                 if should_stop():
                     raise Interrupted
                 run = self._get_compiled("validation_step", target, batch)
-                sharded = shard_batch(self._plugins, batch, self._mesh)
+                sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if carry is None:
                     carry = self._init_carry(run, arguments)
@@ -343,15 +333,15 @@ class Evaluation:
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
         """Return the leaves of the target and the arrays of data that stays on the device."""
-        leaves = put_shared(target.leaves, self._mesh)
-        return leaves, replicate(get_device_arrays(data), self._mesh)
+        leaves = self._sharding.put_shared(target.leaves)
+        return leaves, self._sharding.replicate(get_device_arrays(data))
 
     @contextmanager
     def _open_batches(self, data: Any, num_batches: int | None) -> Iterator[BatchIterator]:
         """Open one epoch of the part of the data that this process reads."""
-        shard = process_shard(self._plugins, data, self._mesh)
+        shard = self._sharding.process_shard(lambda: get_batch_spec(data))
         with (
-            use_mesh(self._mesh),
+            self._sharding.mesh_context(),
             BatchIterator(
                 data, seed=0, limit=num_batches, epochs=1, process=shard, restore_on_close=True
             ) as iterator,
@@ -362,7 +352,7 @@ class Evaluation:
         """Return zeros for what one batch hands to the next; the first batch replaces them."""
         specs = jax.eval_shape(run, *arguments, None)[0]
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
-        return jax.device_put(zeros, replicated_sharding(self._mesh))
+        return jax.device_put(zeros, self._sharding.replicated)
 
     def _call_custom(
         self, custom: CustomEvaluation, state: TrainState, evaluate_standard: EvaluateState
@@ -376,9 +366,9 @@ class Evaluation:
                 raise
             except Exception as error:
                 if not self._failure_is_shared:
-                    raise_on_any_process(self._sync, error)
+                    self._sharding.raise_on_any_process(error)
                 raise
-            raise_on_any_process(self._sync, None)
+            self._sharding.raise_on_any_process(None)
         return values
 
     def _iter_checked(self, iterator: BatchIterator) -> Iterator[tuple[int, Any]]:
@@ -387,7 +377,8 @@ class Evaluation:
         first = None
         # Every process knows of a failure in here.
         self._failure_is_shared = True
-        for index, batch in enumerate(iter_aligned_batches(iterator, self._sync)):
+        batches = self._sharding.align_batches(item.batch for item in iterator)
+        for index, batch in enumerate(batches):
             self._failure_is_shared = False
             spec = shape_spec(split_mask(batch)[0])
             first = first if index else spec
@@ -410,7 +401,7 @@ class Evaluation:
             # Whatever leaves an evaluation is read on the host, by every process.
             self._compiled[key] = jax.jit(
                 lambda leaves, *rest: body(target.join(leaves), *rest),
-                out_shardings=replicated_sharding(self._mesh),
+                out_shardings=self._sharding.replicated,
             )
         return self._compiled[key]
 
@@ -423,7 +414,7 @@ class Evaluation:
         each: which there are may not change from batch to batch either.
         """
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
-            output = forward(self._plugins, "validation_step", module, batch, ctx)
+            output = forward(self._plugins, self._sharding, "validation_step", module, batch, ctx)
             metrics, collected = self._get_metrics(output, batch, ctx)
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)

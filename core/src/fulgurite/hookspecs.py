@@ -13,7 +13,6 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from fulgurite.consensus import ProcessSync
 from fulgurite.evaluation import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
@@ -24,6 +23,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
 
@@ -50,44 +50,22 @@ def register_rng_streams() -> list[RngStream] | None:
     """Declare random streams, in addition to the core's or instead of those of the same name."""
 
 
-@hookspec("build", Combine.EXCLUSIVE, Mesh, _MADE)
-def mesh() -> Mesh | None:
-    """Return the mesh that everything is placed on."""
+@hookspec("build", Combine.EXCLUSIVE, ShardingStrategy, _MADE)
+def sharding_strategy() -> ShardingStrategy | None:
+    """Return where states, batches and outputs lie on the devices, and how several processes agree.
 
-
-@hookspec("build", Combine.EXCLUSIVE, when=_BUILT)
-def state_sharding(state: TrainState, mesh: Mesh | None) -> PyTree[jax.sharding.Sharding] | None:
-    """Return a sharding for every array of the train state.
-
-    Args:
-        state: the train state, as `jax.ShapeDtypeStruct`s.
-        mesh: the mesh that the hook `mesh` returned, or None.
+    The core's is `SingleDevice`. `fulgurite_sharding.MeshStrategy` is a base class for a mesh.
     """
 
 
 @hookspec("build", Combine.EACH, when=_BUILT)
 def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.sharding.Sharding] | None:
     """Return a sharding for every array of this plugin's own state, instead of those that
-    `state_sharding` gives it; asked only where the state is sharded.
+    the sharding strategy gives it; asked only where the state is sharded.
 
     Args:
         plugin_state: this plugin's state, as `jax.ShapeDtypeStruct`s.
         mesh: the mesh.
-    """
-
-
-@hookspec(
-    "build",
-    Combine.EXCLUSIVE,
-    when="Once for each structure and set of shapes of batches, in training and in evaluation.",
-)
-def batch_sharding(batch: PyTree, mesh: Mesh | None) -> PyTree[jax.sharding.Sharding] | None:
-    """Return a sharding for every array of a batch. The engine makes global arrays of batches.
-
-    Args:
-        batch: the batch, as `jax.ShapeDtypeStruct`s; with several processes they may be of one
-            process's part.
-        mesh: the mesh that the hook `mesh` returned, or None.
     """
 
 
@@ -111,11 +89,6 @@ def wrap_update_rule(module: PyTree, rule: UpdateRule) -> UpdateRule | None:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
         rule: the rule so far.
     """
-
-
-@hookspec("build", Combine.EXCLUSIVE, ProcessSync, _MADE)
-def consensus() -> ProcessSync | None:
-    """Return how several processes agree on what each sees for itself: clocks, signals, files."""
 
 
 @hookspec("build", Combine.EXCLUSIVE, dict, _BUILT)
@@ -186,26 +159,6 @@ def transform_batch(batch: PyTree, ctx: Context) -> PyTree:
     Args:
         batch: the batch; `ctx.mask` says which examples count.
         ctx: the step's context, with keys and `plugin_state` of this plugin's own.
-    """
-
-
-@hookspec("traced", Combine.EXCLUSIVE, when=_FORWARD)
-def forward_sharding(module: PyTree) -> PyTree[jax.sharding.Sharding | None] | None:
-    """Return a sharding for every array of the module where its step uses it, such as whole where
-    the state is divided; None for those that the compiler may place.
-
-    Args:
-        module: the module.
-    """
-
-
-@hookspec("traced", Combine.EXCLUSIVE, when=_FORWARD)
-def output_sharding(output: Output) -> PyTree[jax.sharding.Sharding | None] | None:
-    """Return a sharding for every array of what the module's step returned, None for those that the
-    compiler may place.
-
-    Args:
-        output: what the module's step returned.
     """
 
 

@@ -54,7 +54,7 @@ def build_manifest(
             "kind": devices[0].device_kind,
             "count": len(devices),
             "processes": jax.process_count(),
-            "mesh": None if engine.mesh is None else dict(engine.mesh.shape),
+            "mesh": None if engine.sharding.mesh is None else dict(engine.sharding.mesh.shape),
         },
         "model": _ADDRESS.sub("", model).splitlines(),
     }
@@ -79,9 +79,7 @@ def _plugin(plugins: "PluginManager", one: "RegisteredPlugin") -> dict[str, Any]
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
     # state for it. That of a sink, such as the id of a run elsewhere, decides nothing, nor does
     # where arrays lie, but for rounding.
-    placing = {
-        name for name in hooks if name in ("mesh", "consensus") or name.endswith("_sharding")
-    }
+    placing = {"sharding_strategy", "plugin_state_sharding"}
     kinds = {plugins.hooks[name].kind for name in hooks - {"register_actions"} - placing}
     keeps = bool(hooks & {"get_host_state", "set_host_state"}) and "sink" not in kinds
     distribution, _, number = one.distribution.partition(" ")

@@ -14,6 +14,7 @@ import fulgurite as fg  # noqa: E402
 import jax  # noqa: E402
 import optax  # noqa: E402
 from fulgurite_checkpoint import Checkpointer  # noqa: E402
+from fulgurite_sharding import MeshStrategy
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 from trained import Net, regression  # noqa: E402
 
@@ -25,22 +26,26 @@ class Plain(Net):
         return optax.sgd(1e-2, momentum=0.9)
 
 
-class Sharded:
+class FirstAxis(MeshStrategy):
     """Splits the first axis of what can be split over all devices."""
 
-    @fg.hookimpl
-    def mesh(self) -> jax.sharding.Mesh:
-        return jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    def get_state_shardings(self, state: fg.TrainState) -> object:
+        def get_sharding(leaf: object) -> NamedSharding | None:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                return None
+            is_split = leaf.ndim > 0 and leaf.shape[0] % devices == 0
+            return NamedSharding(self.mesh, PartitionSpec("data") if is_split else PartitionSpec())
+
+        return jax.tree.map(get_sharding, state)
+
+
+class Sharded:
+    """Trains on all devices."""
 
     @fg.hookimpl
-    def state_sharding(self, state: fg.TrainState, mesh: jax.sharding.Mesh) -> object:
-        def place(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-            split = leaf.ndim > 0 and leaf.shape[0] % devices == 0
-            return NamedSharding(mesh, PartitionSpec(*["data"] * split))
-
-        return jax.tree.map(
-            lambda leaf: place(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
-        )
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        axis_types = (jax.sharding.AxisType.Auto,)
+        return FirstAxis(jax.make_mesh((devices,), ("data",), axis_types=axis_types))
 
 
 warnings.simplefilter("ignore")

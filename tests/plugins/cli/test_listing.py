@@ -42,7 +42,7 @@ class Demo(Base):
     @fg.hookimpl
     def init_plugin_state(self): ...
     @fg.hookimpl
-    def mesh(self): ...
+    def sharding_strategy(self): ...
     @fg.hookimpl
     def get_host_state(self): ...
     @fg.hookimpl(specname="on_extra")
@@ -89,17 +89,17 @@ def test_all_tells_hooks_slots_state_and_errors(
         "hooks": {
             "on_extra": "event",
             "get_host_state": "persistence",
-            "mesh": "build",
+            "sharding_strategy": "build",
             "init_plugin_state": "build",
         },
-        "slots": ["mesh"],
+        "slots": ["sharding_strategy"],
         "state": ["device", "host"],
         "error": None,
     }
     assert "cannot be imported from 'demo_broken:Broken'" in by_name["broken"]["error"]
     main(["plugins", "--all"])
     text = capsys.readouterr().out
-    assert "    slots: mesh\n    state: device, host\n" in text
+    assert "    slots: sharding_strategy\n    state: device, host\n" in text
     assert "    error: plugin 'broken' (demo-dist 1.5) cannot be imported" in text
 
 

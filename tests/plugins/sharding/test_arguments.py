@@ -88,7 +88,7 @@ def test_rules_and_axes_may_come_from_an_iterator() -> None:
     plugin = Sharding({"data": 1, "model": 1}, axes, rules=once)
     result = fg.Engine(steps=1, plugins=[plugin], autoload=False).fit(Line, data())
     assert result.module.weight.sharding.spec == P("model")
-    assert plugin.batch_sharding(np.zeros((4, 2))).spec == P("data")
+    assert plugin.sharding_strategy().get_batch_shardings(np.zeros((4, 2))).spec == P("data")
 
 
 def test_a_pattern_that_cannot_be_read_is_an_error_at_once() -> None:

@@ -19,13 +19,11 @@ import numpy as np
 
 from fulgurite.data.sources import ArrayData, DataSource, Seed, Stateful, as_array, as_data
 from fulgurite.errors import DataError
+from fulgurite.sharding import ProcessShard
 
 Position = dict[str, Any]
 """A JSON value: the number of the epoch, that of the next batch in it, and perhaps the state of the
 source."""
-
-ProcessShard = tuple[int, int]
-"""Index and number of the processes that share each batch."""
 
 
 class BatchItem(NamedTuple):

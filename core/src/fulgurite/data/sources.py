@@ -23,6 +23,7 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
+from fulgurite.tree.specs import shape_spec
 
 Seed = int | tuple[int, ...]
 
@@ -263,6 +264,13 @@ def get_split(data: Any, part: str, name: str | None = None) -> Any:
             f"{type(data).__name__} has no evaluation {name!r}. {did_you_mean(name, split)}"
         )
     return split[name]
+
+
+def get_batch_spec(data: Any) -> Any:
+    """Return the shapes of the first batch of an `ArrayData`; None for any other source, which is
+    not divided among processes."""
+    source = as_data(data).source
+    return shape_spec(next(iter(source))) if isinstance(source, ArrayData) else None
 
 
 def get_device_arrays(data: Any) -> Any:

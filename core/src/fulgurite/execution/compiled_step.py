@@ -12,9 +12,7 @@ from jaxtyping import Array
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import CompilationError, DataError
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
-from fulgurite.lockstep import assert_equal_across_processes
 from fulgurite.model.module import Output
-from fulgurite.placing import BatchSharding, replicated_sharding, use_mesh
 from fulgurite.training.services import Services
 from fulgurite.training.step import TrainStep
 from fulgurite.tree.specs import format_tree, shape_signature, shape_spec
@@ -52,7 +50,6 @@ class CompiledStep:
         services: of the engine.
         step: the traced step, for states of `layout`.
         layout: how states cross `jax.jit`.
-        batch_sharding: where batches go.
         steps_per_execution: the size of the buffer.
         on_compile: called for each new executable.
     """
@@ -62,19 +59,16 @@ class CompiledStep:
         services: Services,
         step: TrainStep,
         layout: StateLayout,
-        batch_sharding: BatchSharding,
         steps_per_execution: int,
         on_compile: OnCompile,
     ) -> None:
         self.steps_per_execution = steps_per_execution
+        self._is_fused = steps_per_execution > 1
         self._services = services
         self._step = step
         self._layout = layout
         self._on_compile = on_compile
-        self._batch_sharding = batch_sharding
-        self._buffer_sharding = batch_sharding
-        if steps_per_execution > 1:
-            self._buffer_sharding = batch_sharding.with_leading_axis()
+        self._sharding = services.sharding
         self._executables: dict[Any, jax.stages.Compiled] = {}
         # What was compiled for each rule, which is kept, so that no other one gets its id.
         self._compiled_specs: dict[int, tuple[Any, list[Any]]] = {}
@@ -97,7 +91,8 @@ class CompiledStep:
         executable = self._executables.get(key)
         if executable is None:
             self._check_new_batch(batches[0])
-        buffer = self._buffer_sharding(self._stack_batches(batches))
+        buffer = self._stack_batches(batches)
+        buffer = self._sharding.shard_batch(buffer, is_stacked=self._is_fused)
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
         if executable is None:
             executable = self._compile(batches[0], arguments)
@@ -119,13 +114,10 @@ class CompiledStep:
         """Check a batch of new shapes: that it divides by the devices, and is alike on all
         processes."""
         where = f"the batch for step {self._step.step_number}"
-        self._batch_sharding.check(batch, where)
-        if jax.process_count() > 1:
-            fingerprint = {
-                "what they train on": where,
-                **self._batch_sharding.fingerprint(batch),
-            }
-            assert_equal_across_processes(self._services.sync, "batches of new shapes", fingerprint)
+        self._sharding.check_batch(batch, where)
+        self._sharding.check_same(
+            "batches of new shapes", lambda: {"what they train on": where}, batch
+        )
 
     def _stack_batches(self, batches: Sequence[Any]) -> Any:
         """Return the buffer of a dispatch: one batch, or several along a new first axis."""
@@ -149,12 +141,12 @@ class CompiledStep:
         _, specs = self._compiled_specs.setdefault(id(update_rule), (update_rule, []))
         self._check_spec(batch_spec, specs)
         shardings = self._layout.shardings
-        mesh = self._services.mesh
-        out_shardings = None if shardings is None else (*shardings, replicated_sharding(mesh))
+        out_shardings = None if shardings is None else (*shardings, self._sharding.replicated)
         run = jax.jit(self._run, donate_argnums=0, out_shardings=out_shardings)
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
-        with self._services.timings.time("compile"), use_mesh(mesh):
-            lowered = run.lower(*state_and_data, self._buffer_sharding.specs(buffer), count, due)
+        with self._services.timings.time("compile"), self._sharding.mesh_context():
+            buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._is_fused)
+            lowered = run.lower(*state_and_data, buffer_spec, count, due)
             compiled = lowered.compile(_choose_compiler_options(lowered, arguments[0]))
         specs.append(batch_spec)
         self._on_compile("step", batch_spec, compiled)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
 from fulgurite.data.sources import ArrayData
@@ -17,15 +18,9 @@ from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
 from fulgurite.model.module import OptimizerSpec, as_optimizer_specs, get_method
-from fulgurite.placing import (
-    BatchSharding,
-    put_shared,
-    replicated_sharding,
-    state_shardings,
-    use_mesh,
-)
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import fold_name
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import MetricWindow
 from fulgurite.training.nonfinite import NonFiniteTracker
 from fulgurite.training.services import Services
@@ -57,7 +52,6 @@ class Program:
         step: the traced step.
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
-        batch_sharding: where batches go.
         module_text: the module as text, in which everything that is no array shows by its value.
         run: the run that uses the program now, for `on_compile`; None outside of a fit.
 
@@ -79,7 +73,7 @@ class Program:
         self.update_rule = self._build_update_rule(model_init, key)
         self.step = TrainStep(services, self.update_rule.for_step(0, StepRange(0)))
         self._metric_specs: Any = ({}, {})
-        with use_mesh(services.mesh):
+        with services.sharding.mesh_context():
             without_metrics: TrainState = eqx.filter_eval_shape(
                 self._init_state, model_init, model_init.arrays, key, key
             )
@@ -91,18 +85,17 @@ class Program:
             )
             window = eqx.filter_eval_shape(MetricWindow.empty, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)
-        self._shardings = state_shardings(self._hooks, self.state_spec, services.mesh)
+        self._shardings = get_state_shardings(self._hooks, services.sharding, self.state_spec)
         self.layout = StateLayout(self.state_spec, self._shardings)
         if self._shardings is not None:
             self.state_spec = with_shardings(self.state_spec, self._shardings)
         self.module_text = eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
-        self.batch_sharding = BatchSharding.from_hooks(self._hooks, batch, services.mesh)
         self._close_window = _close_window
         if self._shardings is not None:
             self._close_window = jax.jit(
                 _close_packed_window,
                 static_argnums=0,
-                out_shardings=replicated_sharding(services.mesh),
+                out_shardings=services.sharding.replicated,
             )
         self._compiled_steps: dict[int, CompiledStep] = {}
         self._initializer: tuple[bytes, Any] = (b"", None)
@@ -117,13 +110,13 @@ class Program:
         # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
         # model.
         params_key = self._services.make_rng_streams(key).key("params", "init")
-        with use_mesh(self._services.mesh):
+        with self._services.sharding.mesh_context():
             initialize = self.make_initializer(model_init)
             # What a callable does may change, so that it is traced each time; within
             # `jax.eval_shape` nothing is made.
             if model_init.model is None and not isinstance(key, Tracer):
                 initialize = self._compile_initializer(initialize, key, params_key)
-            model_arrays = put_shared(model_init.arrays, self._services.mesh)
+            model_arrays = self._services.sharding.put_shared(model_init.arrays)
             arrays = iter(initialize(model_arrays, key, params_key))
         return jax.tree.map(
             lambda leaf: next(arrays) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
@@ -174,7 +167,6 @@ class Program:
                 self._services,
                 self.step,
                 self.layout,
-                self.batch_sharding,
                 steps_per_execution,
                 self._on_compile,
             )
@@ -342,6 +334,43 @@ def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -
         if plugin_state is not None:
             plugin_states[name] = plugin_state
     return copy_arrays(plugin_states)
+
+
+def get_state_shardings(
+    hooks: PluginManager, sharding: ShardingStrategy, spec: TrainState
+) -> list[NamedSharding] | None:
+    """Return a sharding for each array of a train state, in the order of its leaves.
+
+    Args:
+        hooks: the plugins, each of which may say where its own state lies.
+        sharding: says where everything else lies.
+        spec: the state, with `jax.ShapeDtypeStruct`s for arrays.
+
+    Returns:
+        The shardings; None where the state is not sharded.
+
+    Raises:
+        PluginError: the strategy did not return one for each array.
+    """
+    shardings = sharding.shard_state(spec)
+    if shardings is None:
+        return None
+    for hook in hooks.implementations("plugin_state_sharding"):
+        name = hook.plugin.name
+        answer = hook(None, plugin_state=spec.plugin_states.get(name), mesh=sharding.mesh)
+        if answer is not None:
+            plugin_states = {**shardings.plugin_states, name: answer}
+            shardings = shardings.replace(plugin_states=plugin_states)
+    leaves = jax.tree.leaves(shardings)
+    arrays = [leaf for leaf in jax.tree.leaves(spec) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    are_named = all(isinstance(leaf, NamedSharding) for leaf in leaves)
+    if len(leaves) != len(arrays) or not are_named:
+        raise PluginError(
+            f"shard_state of {type(sharding).__name__} must return a NamedSharding for each of the "
+            f"{len(arrays)} arrays of the state and None for its other leaves; it returned "
+            f"{len(leaves)} leaves"
+        )
+    return leaves
 
 
 def with_shardings(spec: TrainState, shardings: list[Any]) -> TrainState:

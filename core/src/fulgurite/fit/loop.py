@@ -29,7 +29,6 @@ from fulgurite.fit.scheduler import (
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import Snapshot
 from fulgurite.media import MEDIA_ACTION
-from fulgurite.placing import replicate
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState
@@ -116,10 +115,10 @@ class Loop:
         self.is_exact = True
         self.resume = resume
         self.run = Run(self)
-        self._sync = engine.sync
+        self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
         self._batches = iter(data_iterator)
-        self._resident = replicate(resident, engine.mesh)
+        self._resident = engine.sharding.replicate(resident)
         self._pending_item: BatchItem | None = None
         self._compiled_step = program.get_compiled_step(steps_per_execution)
         self._flat = program.layout.flatten(state)

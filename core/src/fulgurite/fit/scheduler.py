@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fulgurite.consensus import LOCAL, ProcessSync
 from fulgurite.errors import PluginError
 from fulgurite.fit.actions import STAGES, ActionStage, ScheduledAction
 from fulgurite.fit.records import RecordStream
 from fulgurite.fit.signals import StopRequests
 from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
 from fulgurite.plugins.ordering import sort_topologically
+from fulgurite.sharding import LOCAL, ProcessSync
 from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
 
 EPOCH_END = "epoch_end"

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 class StopRequests:
     """Notes the first of `signals` while it is entered; a second one acts as if nobody had

@@ -11,10 +11,14 @@ from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
-from fulgurite.execution.program import Program, init_plugin_states, with_shardings
+from fulgurite.execution.program import (
+    Program,
+    get_state_shardings,
+    init_plugin_states,
+    with_shardings,
+)
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.snapshot import CheckpointRef, PathLike, Snapshot
-from fulgurite.placing import state_shardings
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.tree.paths import from_keys
@@ -193,7 +197,7 @@ def load_weights(engine: "Engine", model: Any, weights: Place) -> TrainState:
         )
 
     template: TrainState = eqx.filter_eval_shape(init_state, model_init.arrays, jax.random.key(0))
-    shardings = state_shardings(engine.plugins, template, engine.mesh)
+    shardings = get_state_shardings(engine.plugins, engine.sharding, template)
     if shardings is not None:
         template = with_shardings(template, shardings)
     parts = ["step", "key", "module"]

@@ -14,8 +14,8 @@ from fulgurite.errors import DataError, ModelError
 from fulgurite.media import render_if_due
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output, get_method
-from fulgurite.placing import constrain_sharding
 from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import merge_named_values
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
@@ -24,11 +24,19 @@ Step = str | Callable[[Any, Any, Context], Output]
 """The name of a module's method, or a function `step(module, batch, ctx)`."""
 
 
-def forward(hooks: PluginManager, step: Step, module: Any, batch: Any, ctx: Context) -> Output:
+def forward(
+    hooks: PluginManager,
+    sharding: ShardingStrategy,
+    step: Step,
+    module: Any,
+    batch: Any,
+    ctx: Context,
+) -> Output:
     """Run a module's step on a batch, and add up every term of its loss.
 
     Args:
         hooks: the plugins, which may add terms.
+        sharding: where the module and its output lie on the devices.
         step: `training_step` or another step.
         module: the module.
         batch: a batch without its mask.
@@ -39,11 +47,11 @@ def forward(hooks: PluginManager, step: Step, module: Any, batch: Any, ctx: Cont
         `ctx.add_loss`; its `loss` is their sum. No term at all is an error in training.
     """
     ctx = ctx.for_forward()
-    module = constrain_sharding(hooks, "forward_sharding", module=module)
+    module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
     output = _call_step(function, module, batch, ctx, where)
-    output = constrain_sharding(hooks, "output_sharding", output=output)
+    output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
     total = _sum_terms(terms)
     merge_named_values(total, terms, output.metrics)

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jaxtyping import Array, Key
 
-from fulgurite.consensus import ProcessSync
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import RngStreams
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.timing import Timings
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
@@ -46,16 +45,14 @@ class Services:
     Attributes:
         hooks: the plugins, to be asked.
         make_rng_streams: the random streams over a root key.
-        mesh: the devices that everything is placed on; None for one device.
-        sync: how several processes agree.
+        sharding: where arrays lie on the devices, and how several processes agree.
         settings: the engine's settings.
         compute_update: `Engine.train_step`, the part of a step that a subclass may override.
     """
 
     hooks: PluginManager
     make_rng_streams: Callable[[Key[Array, ""]], RngStreams]
-    mesh: jax.sharding.Mesh | None
-    sync: ProcessSync
+    sharding: ShardingStrategy
     settings: Settings
     compute_update: ComputeUpdate
 

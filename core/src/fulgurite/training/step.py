@@ -117,7 +117,7 @@ class TrainStep:
         updated_module = new.module
         new = self._after_update(new, output, ctx)
         # Arrays that are divided among devices would have to be gathered to look at each element.
-        limit = _ELEMENTWISE_LIMIT if self._services.mesh is None else 0
+        limit = _ELEMENTWISE_LIMIT if self._services.sharding.mesh is None else 0
         is_bad, term_index, self.finite_check_names = state.nonfinite.check(
             output, updated_module, new.module, limit
         )

@@ -132,7 +132,7 @@ class Checkpointer(RunPlugin):
 
         step = reference.step
         if step == "latest" and not alone:
-            step = engine.sync.broadcast(
+            step = engine.sharding.sync.broadcast(
                 lambda: restoring.find_newest(root, lambda entry: _check_entry(entry, verify))
             )
         best = None if self.monitor is None else (self.monitor, self.mode)
@@ -204,7 +204,7 @@ class Checkpointer(RunPlugin):
         """Saves; at the end of a run, and where it stops, returns when the checkpoint is
         complete."""
         if run.run_dir is not None:
-            run.engine.sync.broadcast(run.run_dir.assert_locked)
+            run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
         if self._fit.saver is not None:
             self._fit.saver.save(
                 run, wait=run.stop_reason is not None or run.step == run.step_range.stop

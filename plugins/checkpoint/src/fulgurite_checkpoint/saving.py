@@ -151,7 +151,7 @@ class Saver:
             response = Future()
             response.set_exception(error)
         held = (lambda: None) if run.run_dir is None else run.run_dir.assert_locked
-        consensus = run.engine.sync
+        consensus = run.engine.sharding.sync
         job = self._thread.submit(
             _finish, path, texts, response, sinks, commit, self.policy, held, consensus
         )

@@ -7,7 +7,6 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import NonFiniteError
-from fulgurite.placing import replicated_sharding
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, PyTree
 
@@ -50,7 +49,7 @@ def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
         )
 
     places = jax.tree.map(lambda array: array.sharding, arrays)
-    made, fine = jax.jit(finished, out_shardings=(places, replicated_sharding(run.engine.mesh)))(
+    made, fine = jax.jit(finished, out_shardings=(places, run.engine.sharding.replicated))(
         arrays
     )
     if run.engine.on_nonfinite != "ignore" and not fine.all():

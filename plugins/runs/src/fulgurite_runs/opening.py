@@ -63,7 +63,7 @@ def open_run(run: fg.Run) -> Iterator[None]:
     if directory is None or run.run_dir is not None or run.engine.fast_dev_run is not None:
         yield
         return
-    sync = run.engine.sync
+    sync = run.engine.sharding.sync
     with ExitStack() as stack:
         # The first process locks and writes; the others get its number, or its error.
         sync.broadcast(lambda: stack.enter_context(directory.lock()))

@@ -1,6 +1,5 @@
 """Meshes for Fulgurite: data, parameters and optimizer state over devices and processes."""
 
-from fulgurite_sharding.consensus import CoordinatedSync as CoordinatedSync
 from fulgurite_sharding.distributed import initialize_distributed as initialize_distributed
 from fulgurite_sharding.inspection import (
     ReplicaError as ReplicaError,
@@ -16,3 +15,5 @@ from fulgurite_sharding.plugin import (
     TensorParallel as TensorParallel,
 )
 from fulgurite_sharding.rules import Rule as Rule, ShardBySize as ShardBySize
+from fulgurite_sharding.strategy import MeshStrategy as MeshStrategy
+from fulgurite_sharding.sync import CoordinatedSync as CoordinatedSync

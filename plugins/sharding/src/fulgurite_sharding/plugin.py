@@ -4,32 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.tree.paths import Path, from_keys
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from fulgurite.sharding import LOCAL
+from jax.sharding import AxisType, Mesh
 
-from fulgurite_sharding.consensus import CoordinatedSync, check_every
-from fulgurite_sharding.rules import Rule, Rules, ShardBySize, axes_of
+from fulgurite_sharding.rule_strategy import RuleStrategy, get_optimizer_rules
+from fulgurite_sharding.rules import Rule, Rules, ShardBySize
+from fulgurite_sharding.sync import CoordinatedSync, check_every
 
 _RULE = "such as (('**.weight', P('model', None)),)"
 _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
-
-
-class LeafSharding(NamedTuple):
-    """A parameter's shape, how it lies in the state, and how where a step uses it."""
-
-    shape: tuple[int, ...]
-    kept: PartitionSpec
-    used: PartitionSpec
-
-
-Known = dict[Path, LeafSharding]
-"""Parameters by their paths in the module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,87 +118,19 @@ class Sharding:
             tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
         )
 
-    @fg.hookimpl(specname="mesh")
-    def give_mesh(self) -> Mesh:
-        """The mesh, built when the engine is."""
-        return self.devices
-
     @fg.hookimpl
-    def consensus(self) -> fg.ProcessSync | None:
-        """How several processes agree."""
-        return CoordinatedSync(self.agree_every) if jax.process_count() > 1 else None
-
-    @fg.hookimpl
-    def batch_sharding(self, batch: PyTree) -> PyTree[NamedSharding]:
-        """Every array of a batch, divided along its first dimension."""
-        spec = PartitionSpec(tuple(self.batch)) if self.batch else PartitionSpec()
-        return jax.tree.map(
-            lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch
+    def sharding_strategy(self) -> RuleStrategy:
+        """Return the strategy that follows the rules, with the mesh built when the engine is."""
+        sync = CoordinatedSync(self.agree_every) if jax.process_count() > 1 else LOCAL
+        return RuleStrategy(
+            self.devices,
+            sync,
+            batch=self.batch,
+            parameters=self.parameters,
+            optimizer=self.optimizer,
+            rules=self.rules,
+            outputs=self.outputs,
         )
-
-    @fg.hookimpl
-    def state_sharding(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
-        """Parameters by rule and size, optimizer state and slices after their parameters, the rest
-        whole."""
-        known = self._parameters(state.module)
-
-        def place(keys: Any, leaf: Any) -> NamedSharding | None:
-            if not isinstance(leaf, jax.ShapeDtypeStruct):
-                return None
-            part, *rest = from_keys(keys)
-            path = Path(rest)
-            if part == "module":
-                return self._on_mesh(known[path].kept)
-            if part == "opt_state":
-                return self._on_mesh(self._optimizer_spec(path, leaf.shape, known))
-            return self._on_mesh(
-                self._following(path, leaf.shape, known) if part == "plugin_states" else PartitionSpec()
-            )
-
-        shardings = jax.tree_util.tree_map_with_path(place, state)
-        self._optimizer_rules.check_used(_paths(state.opt_state))
-        return shardings
-
-    @fg.hookimpl
-    def forward_sharding(self, module: PyTree) -> PyTree[NamedSharding | None]:
-        """What is divided by size is gathered where it is used. Left to itself, the compiler may
-        gather batches and divide the work by the parts of a parameter instead, which moves
-        activations at every layer."""
-        if self.parameters is None:
-            return None
-        known = self._parameters(module)
-
-        def place(keys: Any, leaf: Any) -> NamedSharding | None:
-            found = known.get(from_keys(keys))
-            return None if found is None or found.kept == found.used else self._on_mesh(found.used)
-
-        return jax.tree_util.tree_map_with_path(place, module)
-
-    @fg.hookimpl
-    def output_sharding(self, output: fg.Output) -> PyTree[NamedSharding | None]:
-        """What the rules for outputs say; in evaluation where it fits, whose last batch may be of
-        any size."""
-        rules = Rules(self.outputs, "Sharding(outputs=)", strict=fg.is_training())
-
-        def place(keys: Any, leaf: Any) -> NamedSharding | None:
-            # Among the media there are functions, and a metric may be a number of Python.
-            spec = (
-                rules.spec(from_keys(keys), leaf.shape, self.devices)
-                if hasattr(leaf, "shape")
-                else None
-            )
-            return None if spec is None else self._on_mesh(spec)
-
-        return jax.tree_util.tree_map_with_path(place, output) if rules else None
-
-    @property
-    def _optimizer_rules(self) -> Rules:
-        rules = (
-            ()
-            if self.optimizer is None or isinstance(self.optimizer, ShardBySize)
-            else self.optimizer
-        )
-        return Rules(rules, "Sharding(optimizer=)")
 
     def _axes_by_use(self) -> dict[str, list[str]]:
         """The axes named by each argument."""
@@ -218,48 +138,10 @@ class Sharding:
         return {
             "batch": list(self.batch),
             **{name: [size.axis] for name, size in sizes.items() if isinstance(size, ShardBySize)},
-            "optimizer (a rule)": sorted(self._optimizer_rules.axes),
+            "optimizer (a rule)": sorted(get_optimizer_rules(self.optimizer).axes),
             "rules": sorted(Rules(self.rules, "Sharding(rules=)").axes),
             "outputs": sorted(Rules(self.outputs, "Sharding(outputs=)").axes),
         }
-
-    def _parameters(self, module: PyTree) -> Known:
-        rules, known = Rules(self.rules, "Sharding(rules=)"), {}
-        for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
-            if not hasattr(leaf, "shape"):
-                continue
-            path = from_keys(keys)
-            spec = rules.spec(path, leaf.shape, self.devices)
-            kept = used = PartitionSpec() if spec is None else spec
-            if self.parameters is not None and (spec is None or axes_of(spec)):
-                kept = self.parameters.extend(used, leaf.shape, self.devices)
-            known[path] = LeafSharding(leaf.shape, kept, used)
-        rules.check_used(list(known))
-        return known
-
-    def _optimizer_spec(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
-        spec = self._optimizer_rules.spec(path, shape, self.devices)
-        if spec is None:
-            spec = self._following(path, shape, known)
-            if isinstance(self.optimizer, ShardBySize):
-                spec = self.optimizer.extend(spec, shape, self.devices)
-        return spec
-
-    def _following(self, path: Path, shape: tuple[int, ...], known: Known) -> PartitionSpec:
-        """The spec of the parameter whose path this one ends with, if they are of one shape; else
-        by size alone."""
-        for start in range(len(path)):
-            found = known.get(Path(path[start:]))
-            if found and found.shape == shape:
-                return found.kept
-        return (
-            self.parameters.extend(PartitionSpec(), shape, self.devices)
-            if self.parameters
-            else PartitionSpec()
-        )
-
-    def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self.devices, spec)
 
 
 class DataParallel(Sharding):
@@ -324,8 +206,3 @@ def _check_mesh_sizes(mesh: Any) -> list[str]:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str) or not isinstance(value, Sequence)
-
-
-def _paths(tree: PyTree) -> list[Path]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [from_keys(keys) for keys, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

@@ -23,11 +23,10 @@ CLOSING = ("close_logger", "on_fit_end", "on_exception")
 
 CHANGES_BY_NATURE = {
     "after_update",
-    "forward_sharding",
     "gradient_transform",
     "loss_terms",
     "configure_optimizers",
-    "output_sharding",
+    "sharding_strategy",
     "transform_batch",
     "make_update_rule",
     "wrap_update_rule",

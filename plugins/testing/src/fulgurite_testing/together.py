@@ -14,8 +14,9 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
+from fulgurite_sharding import MeshStrategy
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fulgurite_testing.bits import arrays
 from fulgurite_testing.tiny import TinyModel, tiny_data, tiny_engine
@@ -24,13 +25,12 @@ SIZE = 2**16
 """Bytes of a message between the processes."""
 
 
-class Together(fg.ProcessSync):
+class CollectiveSync(fg.ProcessSync):
     """Agrees by collectives, one message a process."""
 
     def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
-        return frozenset(
-            wish for one in self.all_gather("requests", sorted(requests)) for wish in one
-        )
+        gathered = self.all_gather("requests", sorted(requests))
+        return frozenset(request for answer in gathered for request in answer)
 
     def broadcast(self, fn: Callable[[], Any]) -> Any:
         return self.all_gather("decided", fn() if jax.process_index() == 0 else None)[0]
@@ -38,34 +38,28 @@ class Together(fg.ProcessSync):
     def all_gather(self, name: str, value: Any) -> list[Any]:
         text = json.dumps(value).encode().ljust(SIZE)
         gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
-        return [json.loads(bytes(one)) for one in np.asarray(gathered)]
+        return [json.loads(bytes(message)) for message in np.asarray(gathered)]
 
 
-class Both:
-    """A mesh over both processes, every array whole on each, batches divided."""
+class DataParallelStrategy(MeshStrategy):
+    """Keeps every array whole on both processes, and divides batches."""
 
-    @fg.hookimpl
-    def mesh(self) -> Mesh:
-        return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-
-    @fg.hookimpl
-    def state_sharding(self, state: fg.TrainState, mesh: Mesh) -> Any:
-        whole = NamedSharding(mesh, PartitionSpec())
+    def get_state_shardings(self, state: fg.TrainState) -> Any:
         return jax.tree.map(
-            lambda leaf: whole if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
+            lambda leaf: self.replicated if isinstance(leaf, jax.ShapeDtypeStruct) else None, state
         )
 
+    def get_batch_shardings(self, batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, PartitionSpec("data")), batch)
+
+
+class BothProcesses:
+    """Trains one model in both processes."""
+
     @fg.hookimpl
-    def batch_sharding(self, batch: Any, mesh: Mesh) -> Any:
-        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec("data")), batch)
-
-
-class Agreeing:
-    """The consensus of `Together`."""
-
-    @fg.hookimpl
-    def consensus(self) -> fg.ProcessSync:
-        return Together()
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        return DataParallelStrategy(mesh, CollectiveSync())
 
 
 def main(port: str, run: str, file: str, function: str, process: str) -> None:
@@ -78,8 +72,7 @@ def main(port: str, run: str, file: str, function: str, process: str) -> None:
         for name in dir(type(plugin))
         if hasattr(getattr(type(plugin), name, None), "fulgurite_impl")
     }
-    beside = [] if "mesh" in marked else [Both()]
-    beside += [] if "consensus" in marked else [Agreeing()]
+    beside = [] if "sharding_strategy" in marked else [BothProcesses()]
     result = tiny_engine(plugin, *beside, run_dir=run).fit(TinyModel, tiny_data())
     if result.failures:
         raise SystemExit(f"failed: {result.failures}")
@@ -107,13 +100,10 @@ def _whole(leaf: Any) -> Any:
     """An array of both processes as NumPy's; each may hold but a part of it."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
-    whole = (
-        leaf
-        if mesh is None
-        else jax.jit(lambda one: one, out_shardings=NamedSharding(mesh, PartitionSpec()))(leaf)
-    )
-    return np.asarray(whole.addressable_data(0))
+    if isinstance(leaf.sharding, NamedSharding):
+        replicated = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        leaf = jax.jit(lambda array: array, out_shardings=replicated)(leaf)
+    return np.asarray(leaf.addressable_data(0))
 
 
 if __name__ == "__main__":

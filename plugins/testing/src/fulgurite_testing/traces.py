@@ -8,7 +8,6 @@ import equinox as eqx
 import jax
 import numpy as np
 from fulgurite.execution.program import Program
-from fulgurite.placing import use_mesh
 from fulgurite.training.state import as_model_init
 from fulgurite.triggers import StepRange
 from jax.core import Tracer
@@ -100,7 +99,7 @@ def _traced(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxp
         step = eqx.filter_make_jaxpr(lambda state, batch, due: program.step(state, batch, due))
         return step(program.state_spec, batch, nothing_due)[0]
 
-    with use_mesh(engine.mesh):
+    with engine.sharding.mesh_context():
         return [trace() for _ in range(times)]
 
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import fulgurite as fg
 import jax
-from fulgurite.consensus import FIT
 from fulgurite.errors import ConfigurationError, ProcessError
+from fulgurite.sharding import FIT
 
 from fulgurite_sharding.distributed import client, reached_sync_point
 

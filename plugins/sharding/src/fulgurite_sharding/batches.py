@@ -1,0 +1,221 @@
+"""How the batches of one structure are divided by a mesh, over devices and over processes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError, PluginError
+from fulgurite.sharding import ProcessShard
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.specs import digest, shape_spec
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSharding:
+    """Where the arrays of a batch go.
+
+    Args:
+        shardings: a sharding for each array of a batch; None leaves batches as they are.
+
+    Raises:
+        PluginError: `shardings` is not of the structure of the batch.
+    """
+
+    shardings: PyTree[NamedSharding] | None
+
+    @staticmethod
+    def build(batch: PyTree, shardings: Any) -> "BatchSharding":
+        """Build one from what a strategy says.
+
+        Args:
+            batch: the batch, or its shapes.
+            shardings: a sharding for each of its arrays, or None.
+        """
+        if shardings is None:
+            return BatchSharding(None)
+        structure = jax.tree.structure(batch)
+        are_named = all(isinstance(leaf, NamedSharding) for leaf in jax.tree.leaves(shardings))
+        if not are_named or jax.tree.structure(shardings) != structure:
+            raise PluginError(
+                "get_batch_shardings of a sharding strategy must return a NamedSharding for each "
+                f"array of a batch {structure}"
+            )
+        return BatchSharding(shardings)
+
+    def add_leading_axis(self) -> "BatchSharding":
+        """Return the sharding of several batches along a new first axis, which is not divided."""
+        return BatchSharding(
+            jax.tree.map(
+                lambda sharding: sharding.update(spec=PartitionSpec(None, *sharding.spec)),
+                self.shardings,
+            )
+        )
+
+    def find_divisibility_error(self, batch: PyTree) -> str | None:
+        """Return what of this process's part of a batch does not divide by its devices, or None."""
+        for path, leaf, sharding in self._iter_leaves(batch):
+            if not _is_local(leaf):
+                continue
+            offsets = _get_process_offsets(sharding, leaf.ndim)[jax.process_index()]
+            for axis, size in enumerate(leaf.shape):
+                num_parts = len({offset[axis] for offset in offsets})
+                if size % num_parts:
+                    return (
+                        f"axis {axis} of {path or 'the array'} {list(leaf.shape)} does not divide "
+                        f"into {num_parts} parts along the mesh's {sharding.spec[axis]!r}"
+                    )
+        return None
+
+    def check(self, batch: PyTree, where: str) -> None:
+        """Raise `DataError` if a batch does not divide by the devices.
+
+        Args:
+            batch: this process's part.
+            where: which batch it is.
+        """
+        misfit = self.find_divisibility_error(batch)
+        if misfit is not None:
+            raise DataError(
+                f"{where}: {misfit}. Choose a batch_size that is a multiple of it, and for what is "
+                "left at the end of an epoch ArrayData(remainder='drop') or 'pad'"
+            )
+
+    def put(self, batch: PyTree) -> PyTree:
+        """Return a batch as arguments of a compiled program."""
+        if self.shardings is None:
+            return batch
+        if jax.process_count() > 1:
+            return self.put_global(batch)
+        # NumPy arrays stay on the host, and the executable divides them: to place them beforehand
+        # is slower.
+        return jax.tree.map(
+            lambda leaf, sharding: (
+                jax.device_put(leaf, sharding) if isinstance(leaf, jax.Array) else leaf
+            ),
+            batch,
+            self.shardings,
+        )
+
+    def put_global(self, batch: PyTree) -> PyTree:
+        """Return a batch as global arrays."""
+        if self.shardings is None:
+            return batch
+        return jax.tree.map(_put_global, batch, self.shardings)
+
+    def get_spec(self, batch: PyTree) -> PyTree:
+        """Return shapes, dtypes and shardings of a batch that `put` gave."""
+        if self.shardings is None:
+            return batch
+        return jax.tree.map(
+            lambda spec, sharding: spec.update(sharding=sharding), shape_spec(batch), self.shardings
+        )
+
+    def fingerprint(self, batch: PyTree) -> dict[str, Any]:
+        """Return what processes must have in common: the shapes of the whole batch, and a digest of
+        the rows that several of them hold, such as two that share a model."""
+        if self.shardings is None:
+            return {}
+        shapes: list[str] = []
+        facts: dict[str, Any] = {}
+        for path, leaf, sharding in self._iter_leaves(batch):
+            shape = list(leaf.shape)
+            if shape and _is_local(leaf):
+                parts = _get_process_offsets(sharding, leaf.ndim)
+                offsets = parts[jax.process_index()]
+                name = f"what is in {path or 'the array'} at {sorted(offsets)} of the mesh"
+                facts[name] = digest(leaf)
+                rows = {offset[0] for part in parts.values() for offset in part}
+                shape[0] = shape[0] * len(rows) // len({offset[0] for offset in offsets})
+            shapes.append(f"{path} {leaf.dtype}{shape}".strip())
+        return {**facts, "the whole batch": ", ".join(shapes)}
+
+    def get_process_shard(self, batch: PyTree) -> ProcessShard:
+        """Return which part of each batch this process reads, and how many parts there are.
+
+        Processes whose devices hold the same examples, such as two that share a model, read the
+        same part.
+
+        Args:
+            batch: a whole batch, or its shapes.
+
+        Raises:
+            ConfigurationError: the parts overlap without being the same.
+        """
+        shardings = jax.tree.leaves(self.shardings)
+        if not shardings:
+            return 0, 1
+        sharding = shardings[0]
+        offsets = _get_process_offsets(sharding, jax.tree.leaves(batch)[0].ndim)
+        rows = {
+            process: frozenset(offset[0] for offset in part) for process, part in offsets.items()
+        }
+        parts = sorted(set(rows.values()), key=min)
+        if sum(map(len, parts)) != len(frozenset().union(*parts)):
+            raise ConfigurationError(
+                f"the mesh {dict(sharding.mesh.shape)} gives processes parts of a batch that "
+                "overlap without being the same; choose axis sizes that divide by the devices of a "
+                "process, or by which they divide"
+            )
+        return parts.index(rows[jax.process_index()]), len(parts)
+
+    def describe(self, batch: PyTree) -> str:
+        """Return where each array of a batch goes, a line each."""
+        lines = []
+        for path, leaf, sharding in self._iter_leaves(batch):
+            name = f"{path or 'the batch'} {leaf.dtype}{list(leaf.shape)}"
+            lines.append(f"{name}: {_describe_sharding(sharding)}")
+        return "\n".join(lines)
+
+    def _iter_leaves(self, batch: PyTree) -> Iterator[tuple[Any, Any, NamedSharding]]:
+        if self.shardings is None:
+            return
+        shardings = jax.tree.leaves(self.shardings)
+        for (path, leaf), sharding in zip(leaves_with_paths(batch), shardings, strict=True):
+            yield path, leaf, sharding
+
+
+def _describe_sharding(sharding: NamedSharding) -> str:
+    axes = []
+    for axis, names in enumerate(sharding.spec):
+        if names is None or names == ():
+            continue
+        names = names if isinstance(names, tuple) else (names,)
+        size = 1
+        for name in names:
+            size *= sharding.mesh.shape[name]
+        axes.append(f"axis {axis} over {', '.join(map(repr, names))} in {size} parts")
+    devices = ", ".join(str(device) for device in sharding.mesh.devices.flat)
+    return f"{'; '.join(axes) or 'whole'}, on each of {devices}"
+
+
+def _is_local(leaf: Any) -> bool:
+    """Whether a leaf is this process's part, instead of a global array."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+@lru_cache(maxsize=256)
+def _get_process_offsets(sharding: NamedSharding, rank: int) -> dict[int, set[tuple[int, ...]]]:
+    """Return where the parts of each process begin, as if each axis were as long as there are
+    devices."""
+    if len(sharding.spec) > rank:
+        raise PluginError(
+            f"get_batch_shardings of a sharding strategy returned {sharding.spec} for an array "
+            f"with {rank} axes"
+        )
+    parts: dict[int, set[tuple[int, ...]]] = {}
+    shape = (sharding.mesh.size,) * rank
+    for device, index in sharding.devices_indices_map(shape).items():
+        offset = tuple(part.start or 0 for part in index)
+        parts.setdefault(device.process_index, set()).add(offset)
+    return parts
+
+
+def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if jax.process_count() == 1 or not _is_local(leaf):
+        return jax.device_put(leaf, sharding)
+    return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))

@@ -1,0 +1,176 @@
+"""The strategy of the plugin `Sharding`: rules over paths, sizes, and what follows the parameters."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import fulgurite as fg
+import jax
+from fulgurite.tree.paths import Path, from_keys
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from fulgurite_sharding.rules import Rule, Rules, ShardBySize, axes_of
+from fulgurite_sharding.strategy import MeshStrategy
+
+
+class ParamSharding(NamedTuple):
+    """A parameter's shape, its spec in the state, and its spec where a step uses it."""
+
+    shape: tuple[int, ...]
+    stored: PartitionSpec
+    used: PartitionSpec
+
+
+ParamShardings = dict[Path, ParamSharding]
+"""Parameters by their paths in the module."""
+
+
+class RuleStrategy(MeshStrategy):
+    """Divides parameters by rules and by size, and what belongs to them likewise.
+
+    Args:
+        mesh: the devices.
+        sync: how several processes agree.
+        batch: the axes that divide the first dimension of every batch array.
+        parameters: how to divide parameters that no rule matches.
+        optimizer: a further division of the optimizer state, or rules over its paths.
+        rules: over the paths of the module.
+        outputs: rules over the paths of what a step returns.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        sync: fg.ProcessSync,
+        *,
+        batch: Sequence[str],
+        parameters: ShardBySize | None,
+        optimizer: ShardBySize | Sequence[Rule] | None,
+        rules: Sequence[Rule],
+        outputs: Sequence[Rule],
+    ) -> None:
+        super().__init__(mesh, sync)
+        self._batch = tuple(batch)
+        self._parameters = parameters
+        self._optimizer_size = optimizer if isinstance(optimizer, ShardBySize) else None
+        self._optimizer_rules = get_optimizer_rules(optimizer)
+        self._rules = rules
+        self._outputs = outputs
+
+    def get_batch_shardings(self, batch: PyTree) -> PyTree[NamedSharding]:
+        """Divide every array of a batch along its first dimension."""
+        spec = PartitionSpec(self._batch) if self._batch else PartitionSpec()
+        return jax.tree.map(
+            lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch
+        )
+
+    def get_state_shardings(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
+        """Divide parameters by rule and size, optimizer state and the states of plugins after their
+        parameters; the rest is whole."""
+        params = self._get_param_shardings(state.module)
+
+        def get_sharding(keys: Any, leaf: Any) -> NamedSharding | None:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                return None
+            part, *rest = from_keys(keys)
+            path = Path(rest)
+            if part == "module":
+                return self._on_mesh(params[path].stored)
+            if part == "opt_state":
+                return self._on_mesh(self._get_optimizer_spec(path, leaf.shape, params))
+            if part == "plugin_states":
+                return self._on_mesh(self._get_following_spec(path, leaf.shape, params))
+            return self._on_mesh(PartitionSpec())
+
+        shardings = jax.tree_util.tree_map_with_path(get_sharding, state)
+        self._optimizer_rules.check_used(_get_array_paths(state.opt_state))
+        return shardings
+
+    def get_param_shardings(self, module: PyTree) -> PyTree[NamedSharding | None] | None:
+        """Gather what is divided by size where it is used.
+
+        Left to itself, the compiler may gather batches and divide the work by the parts of a
+        parameter instead, which moves activations at every layer.
+        """
+        if self._parameters is None:
+            return None
+        params = self._get_param_shardings(module)
+
+        def get_sharding(keys: Any, leaf: Any) -> NamedSharding | None:
+            param = params.get(from_keys(keys))
+            if param is None or param.stored == param.used:
+                return None
+            return self._on_mesh(param.used)
+
+        return jax.tree_util.tree_map_with_path(get_sharding, module)
+
+    def get_output_shardings(self, output: fg.Output) -> PyTree[NamedSharding | None] | None:
+        """Place outputs by their rules; in evaluation where it fits, whose last batch may be of any
+        size."""
+        rules = Rules(self._outputs, "Sharding(outputs=)", strict=fg.is_training())
+        if not rules:
+            return None
+
+        def get_sharding(keys: Any, leaf: Any) -> NamedSharding | None:
+            # Among the media there are functions, and a metric may be a number of Python.
+            if not hasattr(leaf, "shape"):
+                return None
+            spec = rules.spec(from_keys(keys), leaf.shape, self.mesh)
+            return None if spec is None else self._on_mesh(spec)
+
+        return jax.tree_util.tree_map_with_path(get_sharding, output)
+
+    def _get_param_shardings(self, module: PyTree) -> ParamShardings:
+        rules = Rules(self._rules, "Sharding(rules=)")
+        params: ParamShardings = {}
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
+            if not hasattr(leaf, "shape"):
+                continue
+            path = from_keys(keys)
+            spec = rules.spec(path, leaf.shape, self.mesh)
+            used = PartitionSpec() if spec is None else spec
+            stored = used
+            if self._parameters is not None and (spec is None or axes_of(spec)):
+                stored = self._parameters.extend(used, leaf.shape, self.mesh)
+            params[path] = ParamSharding(leaf.shape, stored, used)
+        rules.check_used(list(params))
+        return params
+
+    def _get_optimizer_spec(
+        self, path: Path, shape: tuple[int, ...], params: ParamShardings
+    ) -> PartitionSpec:
+        spec = self._optimizer_rules.spec(path, shape, self.mesh)
+        if spec is not None:
+            return spec
+        spec = self._get_following_spec(path, shape, params)
+        if self._optimizer_size is not None:
+            spec = self._optimizer_size.extend(spec, shape, self.mesh)
+        return spec
+
+    def _get_following_spec(
+        self, path: Path, shape: tuple[int, ...], params: ParamShardings
+    ) -> PartitionSpec:
+        """Return the spec of the parameter whose path this one ends with, if they are of one shape;
+        else one by size alone."""
+        for start in range(len(path)):
+            param = params.get(Path(path[start:]))
+            if param is not None and param.shape == shape:
+                return param.stored
+        if self._parameters is None:
+            return PartitionSpec()
+        return self._parameters.extend(PartitionSpec(), shape, self.mesh)
+
+    def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, spec)
+
+
+def get_optimizer_rules(optimizer: ShardBySize | Sequence[Rule] | None) -> Rules:
+    """Return the rules over the paths of the optimizer state, of which there may be none."""
+    if optimizer is None or isinstance(optimizer, ShardBySize):
+        return Rules((), "Sharding(optimizer=)")
+    return Rules(optimizer, "Sharding(optimizer=)")
+
+
+def _get_array_paths(tree: PyTree) -> list[Path]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [from_keys(keys) for keys, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
