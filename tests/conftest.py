@@ -45,6 +45,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # goes into collections.
 gc.set_threshold(50_000)
 
+# What takes long and fails seldom on its own: `.ci/run` runs it, the test command of the README does
+# not. Each line is the beginning of a test's id.
+FULL = (
+    "tests/integration/",
+    "tests/recovery/",
+    "tests/plugins/checkpoint/test_hostile.py",
+    "tests/plugins/dev/test_new_plugin.py",
+    "tests/plugins/evaluators/test_standalone.py",
+    "tests/plugins/logging/test_runs.py",
+    "tests/plugins/optimizers/test_by_hand.py::test_the_gan_of_digits",
+    "tests/plugins/optimizers/test_constraints.py::test_updates_become_smaller_on_a_plateau",
+    "tests/plugins/sharding/test_eight_devices.py",
+    "tests/plugins/sharding/test_launch.py",
+    "tests/plugins/sharding/test_processes.py",
+    "tests/plugins/tensorboard/test_shown.py",
+    "tests/plugins/testing/test_check.py",
+    "tests/plugins/wandb/",
+)
+
 MEMBERS = ("core", "plugins/*", "contrib/*")
 PACKAGES = [
     path.parent.name for member in MEMBERS for path in ROOT.glob(f"{member}/src/*/__init__.py")
@@ -158,3 +177,10 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `FULL`."""
+    for item in items:
+        if item.nodeid.startswith(FULL):
+            item.add_marker(pytest.mark.full)
