@@ -18,7 +18,7 @@ import matplotlib
 import numpy as np
 from digits import Classifier, digits
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_cli import Experiment
+from fulgurite_cli import Experiment, run
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
 
 matplotlib.use("agg")
@@ -31,8 +31,8 @@ FULGURITE = [
 ]
 
 
-def shifted(images: np.ndarray) -> np.ndarray:
-    """Images (n, 64) of 8 by 8 pixels, one pixel to the right."""
+def shift_right(images: np.ndarray) -> np.ndarray:
+    """Return images (n, 64) of 8 by 8 pixels, moved one pixel to the right."""
     return np.pad(images.reshape(-1, 8, 8), [(0, 0), (0, 0), (1, 0)])[:, :, :8].reshape(-1, 64)
 
 
@@ -41,12 +41,12 @@ def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int
     checkpoint."""
     train, test = digits()
     every = EveryCheckpoint(poll=0.2)
-    moved = test | {"image": shifted(test["image"])}
+    test_shifted = test | {"image": shift_right(test["image"])}
     plugins = [
         "rng",
         Checkpointer(every=250),
         Evaluator("test", fg.ArrayData(test, batch_size=120), every, group="slow"),
-        Evaluator("shifted", fg.ArrayData(moved, batch_size=120), every, group="slow"),
+        Evaluator("shifted", fg.ArrayData(test_shifted, batch_size=120), every, group="slow"),
     ]
     return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=50, plugins=plugins),
@@ -56,7 +56,15 @@ def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int
 
 
 def draw(history: fg.History, run_dir: Path) -> Path:
-    """Draws the accuracy in training, and that found by the second process."""
+    """Draw the accuracy in training, and that of the second process.
+
+    Args:
+        history: of the training.
+        run_dir: where the results are, and where the picture goes.
+
+    Returns:
+        The path of the picture.
+    """
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     if "train/accuracy" in history:
         axes.plot(
@@ -65,9 +73,13 @@ def draw(history: fg.History, run_dir: Path) -> Path:
             color="0.7",
             label="training, with dropout",
         )
-    found = read_results(run_dir)
+    records = read_results(run_dir)
     for name in ("test", "shifted"):
-        points = [(one.step, one.metrics["accuracy"]) for one in found if one.evaluator == name]
+        points = [
+            (record.step, record.metrics["accuracy"])
+            for record in records
+            if record.evaluator == name
+        ]
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}, by the second process")
     axes.set(
         xlabel="step",
@@ -80,7 +92,7 @@ def draw(history: fg.History, run_dir: Path) -> Path:
 
 
 def main() -> None:
-    """Trains and evaluates at the same time, then draws."""
+    """Train and evaluate at the same time, then draw."""
     arguments = (
         sys.argv[1:]
         if "--run" in sys.argv
@@ -89,12 +101,12 @@ def main() -> None:
     run_dir = Path(arguments[arguments.index("--run") + 1])
     with subprocess.Popen(
         [*FULGURITE, "evaluate", __file__, "--run", str(run_dir), "--group", "slow"]
-    ) as evaluating:
+    ) as evaluation:
         try:
             result = run(experiment, arguments)
-            code = evaluating.wait()
+            code = evaluation.wait()
         finally:
-            evaluating.terminate()
+            evaluation.terminate()
     if code:
         sys.exit(code)
     print(draw(result.history, run_dir))

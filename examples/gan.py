@@ -1,7 +1,7 @@
 """A convolutional GAN that draws handwritten digits, with two optimizers in one step.
 
-python examples/gan.py                 # about a minute on two cores; pictures of samples go to the
-folder `samples` python examples/gan.py steps=500       # a first impression
+python examples/gan.py                 # about a minute on two cores; pictures go to `samples`
+python examples/gan.py steps=500       # a first impression
 
 A classifier trained on the real digits judges the samples: how sure it is of its answers, how many
 of the ten classes it finds, and how far the samples are from the real digits, by the Fréchet
@@ -30,42 +30,42 @@ LATENT = 32
 class Generator(eqx.Module):
     """From a latent vector to an image of 8 × 8 pixels, black at -1 and white at 1."""
 
-    enter: eqx.nn.Linear
-    first: eqx.nn.Conv2d
-    second: eqx.nn.Conv2d
-    leave: eqx.nn.Conv2d
+    fc: eqx.nn.Linear
+    conv1: eqx.nn.Conv2d
+    conv2: eqx.nn.Conv2d
+    conv_out: eqx.nn.Conv2d
 
     def __init__(self, width: int, *, key: Key[Array, ""]) -> None:
         keys = jax.random.split(key, 4)
-        self.enter = eqx.nn.Linear(LATENT, 2 * width * 4, key=keys[0])
-        self.first = eqx.nn.Conv2d(2 * width, 2 * width, 3, padding=1, key=keys[1])
-        self.second = eqx.nn.Conv2d(2 * width, width, 3, padding=1, key=keys[2])
-        self.leave = eqx.nn.Conv2d(width, 1, 3, padding=1, key=keys[3])
+        self.fc = eqx.nn.Linear(LATENT, 2 * width * 4, key=keys[0])
+        self.conv1 = eqx.nn.Conv2d(2 * width, 2 * width, 3, padding=1, key=keys[1])
+        self.conv2 = eqx.nn.Conv2d(2 * width, width, 3, padding=1, key=keys[2])
+        self.conv_out = eqx.nn.Conv2d(width, 1, 3, padding=1, key=keys[3])
 
     def __call__(self, z: Float[Array, "latent"]) -> Float[Array, "1 8 8"]:
-        x = jax.nn.leaky_relu(self.enter(z), 0.2).reshape(-1, 2, 2)
-        x = jax.nn.leaky_relu(self.first(doubled(x)), 0.2)
-        x = jax.nn.leaky_relu(self.second(doubled(x)), 0.2)
-        return self.leave(x)
+        x = jax.nn.leaky_relu(self.fc(z), 0.2).reshape(-1, 2, 2)
+        x = jax.nn.leaky_relu(self.conv1(upsample2x(x)), 0.2)
+        x = jax.nn.leaky_relu(self.conv2(upsample2x(x)), 0.2)
+        return self.conv_out(x)
 
 
 class Discriminator(eqx.Module):
     """From an image to a number, positive for real ones."""
 
-    first: eqx.nn.Conv2d
-    second: eqx.nn.Conv2d
-    leave: eqx.nn.Linear
+    conv1: eqx.nn.Conv2d
+    conv2: eqx.nn.Conv2d
+    fc: eqx.nn.Linear
 
     def __init__(self, width: int, *, key: Key[Array, ""]) -> None:
         keys = jax.random.split(key, 3)
-        self.first = eqx.nn.Conv2d(1, width, 4, stride=2, padding=1, key=keys[0])
-        self.second = eqx.nn.Conv2d(width, 2 * width, 4, stride=2, padding=1, key=keys[1])
-        self.leave = eqx.nn.Linear(2 * width * 4, "scalar", key=keys[2])
+        self.conv1 = eqx.nn.Conv2d(1, width, 4, stride=2, padding=1, key=keys[0])
+        self.conv2 = eqx.nn.Conv2d(width, 2 * width, 4, stride=2, padding=1, key=keys[1])
+        self.fc = eqx.nn.Linear(2 * width * 4, "scalar", key=keys[2])
 
     def __call__(self, image: Float[Array, "1 8 8"]) -> Float[Array, ""]:
-        x = jax.nn.leaky_relu(self.first(image), 0.2)
-        x = jax.nn.leaky_relu(self.second(x), 0.2)
-        return self.leave(x.reshape(-1))
+        x = jax.nn.leaky_relu(self.conv1(image), 0.2)
+        x = jax.nn.leaky_relu(self.conv2(x), 0.2)
+        return self.fc(x.reshape(-1))
 
 
 class GAN(fg.Module):
@@ -79,31 +79,31 @@ class GAN(fg.Module):
     penalty: float = eqx.field(static=True)
 
     def __init__(self, width: int, penalty: float, *, key: Key[Array, ""]) -> None:
-        first, second = jax.random.split(key)
-        self.generator = Generator(width, key=first)
-        self.discriminator = Discriminator(width, key=second)
+        key1, key2 = jax.random.split(key)
+        self.generator = Generator(width, key=key1)
+        self.discriminator = Discriminator(width, key=key2)
         self.penalty = penalty
 
     def losses(self, batch: Images, ctx: fg.Context) -> dict:
-        fake = self.drawn(jax.random.normal(ctx.key(), (len(batch), LATENT)))
+        fake = self.generate(jax.random.normal(ctx.key(), (len(batch), LATENT)))
 
         def discriminator() -> Float[Array, ""]:
-            on_real, slopes = jax.vmap(jax.value_and_grad(self.discriminator))(batch)
-            told_apart = (
-                jax.nn.softplus(-on_real).mean()
+            real_logits, grad_real = jax.vmap(jax.value_and_grad(self.discriminator))(batch)
+            bce_loss = (
+                jax.nn.softplus(-real_logits).mean()
                 + jax.nn.softplus(jax.vmap(self.discriminator)(fake)).mean()
             )
-            # Slopes at real images keep the game from going round in circles (Mescheder et al.,
-            # 2018).
-            return told_apart + self.penalty / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
+            # The gradient penalty at real images keeps the game from going round in circles
+            # (Mescheder et al., 2018).
+            return bce_loss + self.penalty / 2 * (grad_real**2).sum(axis=(1, 2, 3)).mean()
 
         def generator() -> Float[Array, ""]:
             return jax.nn.softplus(-jax.vmap(self.discriminator)(fake)).mean()
 
         return {"discriminator": discriminator, "generator": generator}
 
-    def drawn(self, z: Float[Array, "n latent"]) -> Images:
-        """An image for each latent vector."""
+    def generate(self, z: Float[Array, "n latent"]) -> Images:
+        """Return an image for each latent vector."""
         return jax.vmap(self.generator)(z)
 
 
@@ -122,7 +122,9 @@ class Samples:
         from matplotlib.image import imsave
 
         images = np.pad(
-            drawn(run.state.module, 80, seed=0)[:, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1
+            draw_samples(run.state.module, 80, seed=0)[:, 0],
+            ((0, 0), (1, 1), (1, 1)),
+            constant_values=-1,
         )
         rows = images.reshape(8, 10, 10, 10).transpose(0, 2, 1, 3).reshape(80, 100)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -150,25 +152,25 @@ class Report:
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        print({name: round(value, 4) for name, value in judged(result.module).items()})
+        print({name: round(value, 4) for name, value in evaluate_samples(result.module).items()})
 
 
-class Judge(fg.Module):
+class FeatureExtractor(fg.Module):
     """A classifier of digits; `features` are what its last layer sees."""
 
     hidden: eqx.nn.MLP
-    leave: eqx.nn.Linear
+    fc: eqx.nn.Linear
 
     def __init__(self, *, key: Key[Array, ""]) -> None:
-        first, second = jax.random.split(key)
-        self.hidden = eqx.nn.MLP(64, 32, 128, 1, final_activation=jax.nn.relu, key=first)
-        self.leave = eqx.nn.Linear(32, 10, key=second)
+        key1, key2 = jax.random.split(key)
+        self.hidden = eqx.nn.MLP(64, 32, 128, 1, final_activation=jax.nn.relu, key=key1)
+        self.fc = eqx.nn.Linear(32, 10, key=key2)
 
     def features(self, images: Images) -> Float[Array, "n 32"]:
         return jax.vmap(self.hidden)(images.reshape(len(images), 64))
 
     def training_step(self, batch: dict[str, Array], ctx: fg.Context) -> fg.Output:
-        logits = jax.vmap(self.leave)(self.features(batch["image"]))
+        logits = jax.vmap(self.fc)(self.features(batch["image"]))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return fg.Output(
             loss.mean(),
@@ -179,26 +181,28 @@ class Judge(fg.Module):
         return optax.adamw(1e-3)
 
 
-def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
-    """How a classifier of the real digits judges samples.
+def evaluate_samples(gan: GAN, samples: int = 2_000) -> dict[str, float]:
+    """Return how a classifier of the real digits rates samples.
 
     `classes`: how many classes it finds in more than a hundredth of them; `confidence`: the mean
     probability of the class that it chooses; `distance`: the Fréchet distance of its features
     (Heusel et al., 2017) between samples and real digits; `relative`: that distance divided by that
     of an untrained generator.
     """
-    images, labels = digits()
+    images, labels = load_images()
     data = fg.ArrayData(
         {"image": images, "label": labels}, batch_size=64, shuffle=True, remainder="drop"
     )
-    judge = fg.Engine(steps=1_500, autoload=False, log_every=None).fit(Judge, data).module
-    fake = drawn(gan, samples, seed=1)
-    probabilities = jax.nn.softmax(jax.vmap(judge.leave)(judge.features(fake)))
-    untrained = drawn(
-        GAN(gan.discriminator.first.out_channels, 0, key=jax.random.key(1)), samples, seed=1
+    extractor = (
+        fg.Engine(steps=1_500, autoload=False, log_every=None).fit(FeatureExtractor, data).module
     )
-    real = judge.features(jnp.asarray(images))
-    distance, before = (frechet(judge.features(one), real) for one in (fake, untrained))
+    fake = draw_samples(gan, samples, seed=1)
+    probabilities = jax.nn.softmax(jax.vmap(extractor.fc)(extractor.features(fake)))
+    untrained = draw_samples(
+        GAN(gan.discriminator.conv1.out_channels, 0, key=jax.random.key(1)), samples, seed=1
+    )
+    real = extractor.features(jnp.asarray(images))
+    distance, before = (frechet(extractor.features(images), real) for images in (fake, untrained))
     return {
         "classes": int((np.bincount(np.argmax(probabilities, axis=1)) > samples / 100).sum()),
         "confidence": float(jnp.max(probabilities, axis=1).mean()),
@@ -208,29 +212,29 @@ def judged(gan: GAN, samples: int = 2_000) -> dict[str, float]:
 
 
 def frechet(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> float:
-    """|μa - μb|² + tr(Σa + Σb - 2 (Σa Σb)^½)."""
-    features = [np.asarray(one, np.float64) for one in (a, b)]
-    both = [np.cov(one, rowvar=False) for one in features]
-    means = [one.mean(axis=0) for one in features]
+    """Return |μa - μb|² + tr(Σa + Σb - 2 (Σa Σb)^½)."""
+    features = [np.asarray(samples, np.float64) for samples in (a, b)]
+    covs = [np.cov(samples, rowvar=False) for samples in features]
+    means = [samples.mean(axis=0) for samples in features]
     # The trace of the root, by eigenvalues: features that never fire make the matrices singular.
-    root = np.sqrt(np.maximum(np.linalg.eigvals(both[0] @ both[1]).real, 0)).sum()
-    apart = ((means[0] - means[1]) ** 2).sum()
-    return float(apart + np.trace(both[0] + both[1]) - 2 * root)
+    root = np.sqrt(np.maximum(np.linalg.eigvals(covs[0] @ covs[1]).real, 0)).sum()
+    mean_distance = ((means[0] - means[1]) ** 2).sum()
+    return float(mean_distance + np.trace(covs[0] + covs[1]) - 2 * root)
 
 
-def drawn(gan: GAN, samples: int, seed: int) -> Images:
-    """`samples` images, black at -1 and white at 1."""
+def draw_samples(gan: GAN, samples: int, seed: int) -> Images:
+    """Return `samples` images, black at -1 and white at 1."""
     z = jax.random.normal(jax.random.key(seed), (samples, LATENT))
-    return eqx.filter_jit(GAN.drawn)(gan, z)
+    return eqx.filter_jit(GAN.generate)(gan, z)
 
 
-def doubled(x: Float[Array, "c h w"]) -> Float[Array, "c 2*h 2*w"]:
-    """Every pixel four times."""
+def upsample2x(x: Float[Array, "c h w"]) -> Float[Array, "c 2*h 2*w"]:
+    """Return an image of twice the height and width, every pixel four times."""
     return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
 
 
-def digits() -> tuple[Float[np.ndarray, "n 1 8 8"], Int[np.ndarray, " n"]]:
-    """1,797 images, float32 (n, 1, 8, 8) from -1 to 1, and their labels, int32 (n,)."""
+def load_images() -> tuple[Float[np.ndarray, "n 1 8 8"], Int[np.ndarray, " n"]]:
+    """Return 1,797 images, float32 (n, 1, 8, 8) from -1 to 1, and their labels, int32 (n,)."""
     pixels, labels = load_digits(return_X_y=True)
     return (pixels / 8 - 1).astype(np.float32).reshape(-1, 1, 8, 8), labels.astype(np.int32)
 
@@ -253,7 +257,7 @@ def experiment(
     return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=200, plugins=plugins),
         model=partial(GAN, width, penalty),
-        data=fg.ArrayData(digits()[0], batch_size=64, shuffle=True, remainder="drop"),
+        data=fg.ArrayData(load_images()[0], batch_size=64, shuffle=True, remainder="drop"),
     )
 
 

@@ -58,18 +58,18 @@ class Attention(eqx.Module):
 
     def __init__(self, width: int, heads: int, *, key: Key[Array, ""]) -> None:
         self.query, self.key, self.value, self.output = (
-            linear(width, width, one) for one in jax.random.split(key, 4)
+            linear(width, width, k) for k in jax.random.split(key, 4)
         )
         self.rotary, self.heads = eqx.nn.RotaryPositionalEmbedding(width // heads), heads
 
     def __call__(self, x: Hidden) -> Hidden:
-        def by_head(layer: eqx.nn.Linear) -> Float[Array, "time heads part"]:
+        def split_heads(layer: eqx.nn.Linear) -> Float[Array, "time heads part"]:
             return jax.vmap(layer)(x).reshape(len(x), self.heads, -1)
 
-        rotated = jax.vmap(self.rotary, in_axes=1, out_axes=1)
-        query, key = rotated(by_head(self.query)), rotated(by_head(self.key))
-        mixed = jax.nn.dot_product_attention(query, key, by_head(self.value), is_causal=True)
-        return jax.vmap(self.output)(mixed.reshape(x.shape))
+        apply_rope = jax.vmap(self.rotary, in_axes=1, out_axes=1)
+        query, key = apply_rope(split_heads(self.query)), apply_rope(split_heads(self.key))
+        attended = jax.nn.dot_product_attention(query, key, split_heads(self.value), is_causal=True)
+        return jax.vmap(self.output)(attended.reshape(x.shape))
 
 
 class Block(eqx.Module):
@@ -106,7 +106,7 @@ class Transformer(fg.Module):
     ) -> None:
         first, last, *keys = jax.random.split(key, blocks + 2)
         self.embedding = eqx.nn.Embedding(weight=0.02 * jax.random.normal(first, (256, width)))
-        self.blocks = [Block(width, heads, key=one) for one in keys]
+        self.blocks = [Block(width, heads, key=k) for k in keys]
         self.norm, self.head = eqx.nn.RMSNorm(width, use_bias=False), linear(width, 256, last)
         self.lr = lr
 
@@ -141,7 +141,8 @@ class Report:
             bytes_per_device(run.state.opt_state),
         )
         print(
-            f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters and {optimizer:,} of Adam's"
+            f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters "
+            f"and {optimizer:,} of Adam's"
         )
 
     @fg.hookimpl
@@ -152,15 +153,13 @@ class Report:
                 flush=True,
             )
         elif "steps_per_second" in record.values:
-            print(
-                f"step {record.step:5}  tokens per second {self.tokens * record.values['steps_per_second']:,.0f}"
-            )
+            tokens_per_second = self.tokens * record.values["steps_per_second"]
+            print(f"step {record.step:5}  tokens per second {tokens_per_second:,.0f}")
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        print(
-            f"other text: bits per byte {run.engine.evaluate(result, self.test)['bits_per_byte']:.3f}"
-        )
+        metrics = run.engine.evaluate(result, self.test)
+        print(f"other text: bits per byte {metrics['bits_per_byte']:.3f}")
 
 
 def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:

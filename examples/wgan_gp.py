@@ -41,21 +41,21 @@ class WassersteinGAN(fg.Module):
         self.penalty = penalty
 
     def losses(self, batch: Points, ctx: fg.Context) -> dict:
-        latent, mix = jax.random.split(ctx.key())
-        fake = self.drawn(jax.random.normal(latent, (len(batch), LATENT)))
+        latent_key, eps_key = jax.random.split(ctx.key())
+        fake = self.generate(jax.random.normal(latent_key, (len(batch), LATENT)))
 
         def critic() -> fg.Output:
-            apart = jax.vmap(self.critic)(batch).mean() - jax.vmap(self.critic)(fake).mean()
-            share = jax.random.uniform(mix, (len(batch), 1))
-            slopes = jax.vmap(jax.grad(self.critic))(share * batch + (1 - share) * fake)
-            steepness = jnp.sqrt((slopes**2).sum(axis=1) + 1e-12)
-            loss = self.penalty * ((steepness - 1) ** 2).mean() - apart
-            return fg.Output(loss, metrics={"distance": apart})
+            wasserstein = jax.vmap(self.critic)(batch).mean() - jax.vmap(self.critic)(fake).mean()
+            eps = jax.random.uniform(eps_key, (len(batch), 1))
+            grads = jax.vmap(jax.grad(self.critic))(eps * batch + (1 - eps) * fake)
+            grad_norm = jnp.sqrt((grads**2).sum(axis=1) + 1e-12)
+            loss = self.penalty * ((grad_norm - 1) ** 2).mean() - wasserstein
+            return fg.Output(loss, metrics={"distance": wasserstein})
 
         return {"critic": critic, "generator": lambda: -jax.vmap(self.critic)(fake).mean()}
 
-    def drawn(self, z: Float[Array, "n latent"]) -> Points:
-        """A point for each latent vector."""
+    def generate(self, z: Float[Array, "n latent"]) -> Points:
+        """Return a point for each latent vector."""
         return jax.vmap(self.generator)(z)
 
 
@@ -72,21 +72,24 @@ class Report:
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        print(counted(result.module))
+        print(count_modes(result.module))
 
 
-def counted(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
-    """`modes`: how many of the eight have at least 3 % of the samples within four standard
-    deviations; `near`: the share of the samples within that distance of any."""
+def count_modes(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
+    """Return `modes`: how many of the eight have at least 3 % of the samples within four standard
+    deviations; `high_quality`: the fraction of the samples within that distance of any."""
     points = np.asarray(
-        eqx.filter_jit(gan.drawn)(jax.random.normal(jax.random.key(1), (samples, LATENT)))
+        eqx.filter_jit(gan.generate)(jax.random.normal(jax.random.key(1), (samples, LATENT)))
     )
-    near = np.linalg.norm(points[:, None] - CENTRES, axis=2) < 4 * SPREAD
-    return {"modes": int((near.mean(axis=0) > 0.03).sum()), "near": float(near.any(axis=1).mean())}
+    is_near = np.linalg.norm(points[:, None] - CENTRES, axis=2) < 4 * SPREAD
+    return {
+        "modes": int((is_near.mean(axis=0) > 0.03).sum()),
+        "high_quality": float(is_near.any(axis=1).mean()),
+    }
 
 
 def ring(examples: int = 8_000) -> Float[np.ndarray, "n 2"]:
-    """Points float32 around eight centres on the unit circle."""
+    """Return points, float32, around eight centres on the unit circle."""
     rng = np.random.default_rng(0)
     return (CENTRES[rng.integers(0, 8, examples)] + SPREAD * rng.normal(size=(examples, 2))).astype(
         np.float32

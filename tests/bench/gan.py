@@ -94,7 +94,7 @@ def fooled(discriminator: Any, generator: Any, z: Any) -> jax.Array:
 
 def models() -> dict[str, tuple[Any, np.ndarray]]:
     """Each model with its images."""
-    images = gan.digits()[0]
+    images = gan.load_images()[0]
     return {
         "mlp": (Perceptrons(key=jax.random.key(0)), images.reshape(-1, 64)),
         "conv": (gan.GAN(16, 0.0, key=jax.random.key(0)), images),

@@ -124,3 +124,17 @@ def iter_imports(folder: Path) -> Iterator[tuple[Path, int, str]]:
                     yield path, node.lineno, alias.name.partition(".")[0]
             elif isinstance(node, ast.ImportFrom):
                 yield path, node.lineno, (node.module or "").partition(".")[0]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.stem
+)
+def test_requirements_list_every_sibling_that_they_need(path: Path) -> None:
+    """pip takes siblings from the same list; no index has them."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    folders = {member.source.parents[1]: member for member in MEMBERS.values()}
+    listed = [folders[ROOT / line] for line in lines]
+    names = {member.name for member in listed}
+    assert all(member.required & MEMBERS.keys() <= names for member in listed)
+    if path.stem == "all":
+        assert names == MEMBERS.keys()

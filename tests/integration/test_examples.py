@@ -58,7 +58,7 @@ def test_wgan_gp():
     assert len(progress) == 8
     found = ast.literal_eval(last)
     assert found["modes"] == 8
-    assert found["near"] > 0.8
+    assert found["high_quality"] > 0.8
 
 
 def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
