@@ -17,6 +17,7 @@ import optax
 import pytest
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli.command import main
+from fulgurite_runs import RunPlugin
 from trained import ZEROS, Counting, engine
 
 
@@ -156,7 +157,7 @@ def test_a_run_under_way_shows_its_heartbeat(
         [row] = rows(capsys, "runs", tmp_path)
         seen.append((row["state"], row["heartbeat"] < 60, str(os.getpid()) in row["note"]))
 
-    class Looking:
+    class Looking(RunPlugin):
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [fg.ScheduledAction("look", fg.At(2), look)]

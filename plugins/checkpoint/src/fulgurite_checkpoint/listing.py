@@ -201,7 +201,11 @@ def _checkpoint(
         for name, value in values.items()
         if isinstance(value, int | float)
     }
-    marks = ("latest",) * (entry.step == latest) + ("best",) * (entry.step == best)
+    marks = []
+    if entry.step == latest:
+        marks.append("latest")
+    if entry.step == best:
+        marks.append("best")
     return CheckpointRow(
-        entry.step, count, entry.commit and entry.commit.wall, metrics, marks, damage
+        entry.step, count, entry.commit and entry.commit.wall, metrics, tuple(marks), damage
     )

@@ -21,35 +21,47 @@ from fulgurite_checkpoint.format import (
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Keeps the newest `keep` checkpoints (all if None), those whose step is a multiple of
-    `keep_every`, and the best by the metric `best`."""
+    """Which of the complete checkpoints stay.
 
-    keep: int | None
-    keep_every: int | None
-    best: str | None
+    Attributes:
+        max_to_keep: how many of the newest; None for all.
+        keep_period: those whose step is a multiple of this stay too.
+        monitor: the metric `SOURCE/NAME` by which the best stays; None for none.
+        mode: whether the largest (`max`) or the smallest (`min`) is the best.
+    """
+
+    max_to_keep: int | None
+    keep_period: int | None
+    monitor: str | None
     mode: str
 
-    def select_superfluous(self, found: list[Entry]) -> list[Entry]:
-        """Those of the complete checkpoints that need not stay, oldest first."""
-        complete = [entry for entry in found if entry.commit]
-        newest = complete if self.keep is None else complete[-self.keep :]
-        best = find_best(complete, self.best, self.mode) if self.best else None
-        stays = {entry.step for entry in newest} | ({best.step} if best else set())
-        if self.keep_every is not None:
-            stays |= {entry.step for entry in complete if entry.step % self.keep_every == 0}
+    def select_superfluous(self, entries: list[Entry]) -> list[Entry]:
+        """Return the complete checkpoints that need not stay, oldest first."""
+        complete = [entry for entry in entries if entry.commit]
+        newest = complete if self.max_to_keep is None else complete[-self.max_to_keep :]
+        stays = {entry.step for entry in newest}
+        best = find_best(complete, self.monitor, self.mode) if self.monitor else None
+        if best is not None:
+            stays.add(best.step)
+        if self.keep_period is not None:
+            stays |= {entry.step for entry in complete if entry.step % self.keep_period == 0}
         return [entry for entry in complete if entry.step not in stays]
 
     def apply(self, root: Path) -> None:
-        """Removes what need not stay of the run at `root`."""
-        for entry in (
-            () if self.keep is None else self.select_superfluous(list_entries(root))
-        ):  # each commit is read
+        """Remove what need not stay of the run at `root`."""
+        if self.max_to_keep is None:
+            return  # listing would read each commit for nothing
+        for entry in self.select_superfluous(list_entries(root)):
             remove(entry.path)
 
 
 def publish(path: Path, commit: Commit) -> None:
-    """Gives the complete checkpoint in `path` its name, in place of an earlier one of the same
-    step."""
+    """Give the complete checkpoint in `path` its name, in place of an earlier one of the same step.
+
+    Args:
+        path: the folder in which it was written.
+        commit: what its `COMMIT` holds.
+    """
     target = path.with_name(f"step-{commit.step}")
     if is_link(target) or (target.exists() and not target.is_dir()):
         raise CheckpointError(f"{target} is in the way, and no checkpoint of ours: move it away")
@@ -67,8 +79,12 @@ def publish(path: Path, commit: Commit) -> None:
 
 
 def recover(root: Path, step: int) -> None:
-    """Ends what an earlier process of the run at `root` was in the middle of. Only for the run's
-    own process, which goes on from `step`."""
+    """End what an earlier process of a run was in the middle of.
+
+    Args:
+        root: of the run, whose own process alone calls this.
+        step: that the run resumes from.
+    """
     folder = get_checkpoint_folder(root)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if not LEFT.fullmatch(path.name) or is_link(path) or not path.is_dir():
@@ -81,31 +97,38 @@ def recover(root: Path, step: int) -> None:
 
 
 def list_later(root: Path, step: int | None) -> list[Entry]:
-    """What a run that goes on from `step`, or from nothing, leaves behind, the newest first."""
-    found = [entry for entry in reversed(list_entries(root)) if step is None or entry.step > step]
-    return [entry for entry in found if (entry.path / "COMMIT").exists()]
+    """Return the complete checkpoints that a run leaves behind, the newest first.
+
+    Args:
+        root: of the run.
+        step: that the run resumes from; None if from nothing.
+    """
+    later = [entry for entry in reversed(list_entries(root)) if step is None or entry.step > step]
+    return [entry for entry in later if (entry.path / "COMMIT").exists()]
 
 
 def supersede(root: Path, step: int | None) -> Path | None:
-    """Moves what is later than `step`, or everything, out of the way of the run at `root`, the
-    newest first; where to, if there was anything."""
-    if not (later := list_later(root, step)):
+    """Move later checkpoints out of the way of a run, the newest first; return where to, or None
+    if there were none.
+
+    Args:
+        root: of the run.
+        step: that the run resumes from; None if from nothing, so that all move.
+    """
+    later = list_later(root, step)
+    if not later:
         return None
     folder = root / "superseded"
     if is_link(folder):
         raise CheckpointError(
             f"{folder} is a link, of which a run directory has none: put the folder itself there"
         )
-    taken = (
-        [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-        if folder.is_dir()
-        else []
-    )
-    target = folder / str(max(taken, default=0) + 1)
+    children = list(folder.iterdir()) if folder.is_dir() else []
+    numbers = [int(path.name) for path in children if path.name.isdecimal()]
+    target = folder / str(max(numbers, default=0) + 1)
     target.mkdir(parents=True)
-    if not isinstance(
-        target, Path
-    ):  # a remote folder is there with its first file, and nothing moves into none
+    if not isinstance(target, Path):
+        # A remote folder is there with its first file, and nothing moves into none.
         (target / "LEFT").write_text(f"by a run that goes on from step {step}\n")
     for entry in later:
         entry.path.rename(target / entry.path.name)
@@ -113,7 +136,7 @@ def supersede(root: Path, step: int | None) -> Path | None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint: renamed first, so that what is half removed is no checkpoint any
+    """Remove a checkpoint: renamed first, so that what is half removed is no checkpoint any
     more."""
     if STEP.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():
         trash = path.with_name(f"trash-{path.name}")
@@ -123,7 +146,7 @@ def remove(path: Path) -> None:
 
 
 def clear(path: Path) -> None:
-    """Removes a directory in which a checkpoint was being written or removed, if it is there."""
+    """Remove a directory in which a checkpoint was being written or removed, if it is there."""
     if is_link(path) or (path.exists() and not (LEFT.fullmatch(path.name) and path.is_dir())):
         raise CheckpointError(f"{path} is in the way, and nothing of ours: move it away")
     if not isinstance(path, Path):

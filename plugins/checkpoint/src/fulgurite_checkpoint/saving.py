@@ -138,7 +138,7 @@ class Saver:
         texts = (texts if jax.process_index() == 0 else {}) | {
             f"host-{jax.process_index()}.json": _format_host_state(host)
         }
-        best = None if self.policy.best is None else (self.policy.best, self.policy.mode)
+        best = None if self.policy.monitor is None else (self.policy.monitor, self.policy.mode)
         commit = Commit(step, run.attempt, [], [], measured, best, timers, time.time())
         response, sinks = None, {}
         try:
@@ -160,11 +160,11 @@ class Saver:
     def _check_best(self, measured: dict[str, dict[str, Any]]) -> None:
         """Warns once if the metric of the best is not among those that its source has just
         measured."""
-        source, _, name = (self.policy.best or "").partition("/")
+        source, _, name = (self.policy.monitor or "").partition("/")
         there = measured.get(source, {})
         if there and source != "train" and name not in there and not self._told:
             self._told = True
-            gap = f"the best checkpoint is that by {self.policy.best!r}, which {source!r} does not measure"
+            gap = f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does not measure"
             warnings.warn(f"{gap}. {did_you_mean(name, there)}", stacklevel=2)
 
     def _note_failure(self, run: fg.Run, step: int, error: Exception) -> None:
