@@ -231,6 +231,8 @@ class Evaluation:
         for name in parts[0] if parts else ():
             collected = [part[name] for part in parts]
             values |= _compute_collected(name, collected)
+        # Summed up here and not for each batch: each term may weigh examples in its own way, so the
+        # sums of the batches have no weight that fits.
         losses = self._evaluator.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
@@ -377,6 +379,7 @@ class Evaluation:
         first = None
         # Every process knows of a failure in here.
         self._failure_is_shared = True
+        # Processes agree before every batch: nothing else is right for sources of unknown length.
         batches = self._sharding.align_batches(item.batch for item in iterator)
         for index, batch in enumerate(batches):
             self._failure_is_shared = False
@@ -471,6 +474,8 @@ class Evaluation:
         total = output.loss
         terms = output.losses
         metrics = output.metrics
+        # The evaluator's own replace the module's, by kind. A function that takes `mask` makes its
+        # own metric; for a padded batch without it that is an error, because padding would count.
         if self._evaluator.losses is not None:
             total = None
             terms = self._call_functions(self._evaluator.losses, output, batch, ctx)
