@@ -216,7 +216,7 @@ def check_gan(
         name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
     }
     one, streams = (
-        engine(MultiOptimizer(order=order, **phases), seed=4, nonfinite="ignore"),
+        engine(MultiOptimizer(order=order, **phases), seed=4, on_nonfinite="ignore"),
         fg.RngStreams(jax.random.key(4)),
     )
 
