@@ -40,8 +40,6 @@ PENDING_MODULES = {
     "writer",
 }  # fmt: skip
 PENDING_IMPORTS: set[tuple[str, str]] = {
-    ("engine", "encoding"),
-    ("engine", "explain"),
     ("engine", "manifest"),
     ("evaluation", "media"),
     ("fit.loop", "engine"),

@@ -24,49 +24,92 @@ sum. `forward(module, batch, ctx, step)` calls `step(module, batch, ctx)` in the
 
 
 class UpdateRule:
-    """How a batch becomes an update. Pure; traced. The engine adds health, `after_update`, metrics,
-    the step count."""
+    """How a batch becomes an update. Pure; traced.
+
+    The engine adds the check of finiteness, `after_update`, metrics and the step count.
+
+    Example:
+        class Halved(fg.GradientUpdate):
+            def apply_gradients(self, state, grads, output, loss=None):
+                grads = jax.tree.map(lambda grad: grad / 2, grads)
+                return super().apply_gradients(state, grads, output, loss)
+    """
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:
-        """The optimizer state for `module`."""
+        """Return the optimizer state for a module."""
 
     @abstractmethod
     def __call__(
         self, forward: Forward, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
-        """The state with new module, model state and optimizer state, and the step's output with
-        `grads` (as the optimizer receives them) and `updates`."""
+        """Return the state after one update, and the step's output.
+
+        Args:
+            forward: the engine's forward pass.
+            state: its module, model state and optimizer state are replaced.
+            batch: the batch.
+            ctx: the context of the step.
+
+        Returns:
+            The new state, and the output with `grads` (as the optimizer receives them) and
+            `updates`.
+        """
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output
     ) -> tuple[TrainState, Output]:
-        """One update with these gradients, for the `train_step` of an engine; not every rule
-        supports it."""
+        """Return the state after an update with these gradients, and the output.
+
+        For the `train_step` of an engine; not every rule supports it.
+
+        Args:
+            state: the state before.
+            grads: the gradients, a tree like the module.
+            output: of the forward pass.
+        """
         raise ModelError(
-            f"the rule {type(self).__name__} takes its own gradients: call update_rule(self.forward, ...)"
+            f"the rule {type(self).__name__} takes its own gradients: call "
+            "update_rule(self.forward, ...)"
         )
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
-        """True for the arrays of `module` that it may update, by default those of floating-point
-        numbers."""
+        """Return True for the arrays of a module that this ever updates, by default those of
+        floating-point numbers. Displays read it; a rule that wraps another passes it on."""
         return jax.tree.map(is_floating_array, module)
 
     def for_step(self, step: int, span: StepRange) -> "UpdateRule":
-        """The rule that applies from the update after `step` on, for states of the same structure.
-        Asked wherever something was due; a different object than before is compiled again."""
+        """Return the rule that applies from the update after `step` on.
+
+        What is trained may change over time, the structure of the state may not. This is a pure
+        function of both arguments, asked wherever something was due, and another object than before
+        is another executable. So a part that is frozen until a step has its optimizer state from
+        the beginning, a checkpoint of either time fits, and a resumed run needs no note of where it
+        was.
+
+        Args:
+            step: the number of completed updates.
+            span: the steps of the fit.
+        """
         return self
 
     def finalize(self, state: TrainState) -> TrainState:
-        """The state at the end of training, after remaining work, such as applying accumulated
-        gradients. Traced."""
+        """Return the state at the end of training, after remaining work, such as applying
+        accumulated gradients. Traced.
+
+        This is no step, because where training ends may be known only after its last one: the
+        `after_update` of plugins is not called, since there is no output to give them.
+        """
         return state
 
 
 @dataclass(frozen=True)
 class GradientUpdate(UpdateRule):
-    """One gradient of the total loss with respect to the arrays that the phase updates, and one
-    optimizer."""
+    """One gradient of the total loss, and one optimizer.
+
+    Example:
+        fg.GradientUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
+    """
 
     spec: OptimizerSpec
 
@@ -80,38 +123,50 @@ class GradientUpdate(UpdateRule):
     def __call__(
         self, forward: Forward, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
-        taken = compute_gradients(
-            forward, state.module, batch, ctx, self.spec.param_mask(state.module)
-        )
-        return self.apply_gradients(
-            state, *taken, lambda at: forward(eqx.combine(at, state.module), batch, ctx).loss
-        )
+        param_mask = self.spec.param_mask(state.module)
+        grads, output = compute_gradients(forward, state.module, batch, ctx, param_mask)
+
+        def compute_loss(params: PyTree) -> Any:
+            return forward(eqx.combine(params, state.module), batch, ctx).loss
+
+        return self.apply_gradients(state, grads, output, compute_loss)
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output, loss: Any = None
     ) -> tuple[TrainState, Output]:
-        params, grads = (
-            eqx.filter(tree, self.spec.param_mask(state.module)) for tree in (state.module, grads)
-        )
-        before, optimizer = state.opt_state
-        grads, before = self.spec.gradient_transform.update(grads, before, params)
+        param_mask = self.spec.param_mask(state.module)
+        params = eqx.filter(state.module, param_mask)
+        grads = eqx.filter(grads, param_mask)
+        transform_state, optimizer_state = state.opt_state
+        grads, transform_state = self.spec.gradient_transform.update(grads, transform_state, params)
+        # Line searches and the like need the loss, its gradient, and a function to compute it.
         update = optax.with_extra_args_support(self.spec.optimizer).update
-        updates, optimizer = update(
-            grads, optimizer, params, value=output.loss, grad=grads, value_fn=loss
+        updates, optimizer_state = update(
+            grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
         )
-        module = eqx.apply_updates(state.module, updates)
         state = state.replace(
-            module=module, model_state=output.model_state, opt_state=(before, optimizer)
+            module=eqx.apply_updates(state.module, updates),
+            model_state=output.model_state,
+            opt_state=(transform_state, optimizer_state),
         )
         return state, output.replace(grads=grads, updates=updates)
 
 
 def compute_gradients(
-    forward: Forward, module: PyTree, batch: Any, ctx: Context, chosen: PyTree[bool] = None
+    forward: Forward, module: PyTree, batch: Any, ctx: Context, param_mask: PyTree[bool] = None
 ) -> tuple[PyTree, Output]:
-    """The gradient of the total loss with respect to the arrays of `module` where `chosen` is true,
-    by default every floating-point array (None elsewhere), and the forward pass's output."""
-    params, static = eqx.partition(module, eqx.is_inexact_array if chosen is None else chosen)
+    """Return the gradient of the total loss, and the output of the forward pass.
+
+    Args:
+        forward: the engine's forward pass.
+        module: the model.
+        batch: the batch.
+        ctx: the context of the step.
+        param_mask: True for the arrays to differentiate by; the gradient is None elsewhere. By
+            default every floating-point array.
+    """
+    filter_spec = eqx.is_inexact_array if param_mask is None else param_mask
+    params, static = eqx.partition(module, filter_spec)
 
     def total(params: PyTree) -> tuple[Any, Output]:
         output = forward(eqx.combine(params, static), batch, ctx)
