@@ -102,7 +102,7 @@ def test_a_mesh_that_does_not_take_the_devices_is_an_error_of_the_engine() -> No
 
 
 def test_two_shardings_are_an_error() -> None:
-    with pytest.raises(PluginError, match="hook mesh takes one answer"):
+    with pytest.raises(PluginError, match="hook sharding_strategy takes one answer"):
         fg.Engine(steps=1, plugins=[DataParallel(), FSDP()], autoload=False)
 
 
