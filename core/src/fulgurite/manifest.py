@@ -14,7 +14,8 @@ from fulgurite.triggers import Trigger
 
 if TYPE_CHECKING:
     from fulgurite.engine import Engine
-    from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
+    from fulgurite.plugins.manager import PluginManager
+    from fulgurite.plugins.selection import RegisteredPlugin
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)

@@ -13,8 +13,9 @@ from fulgurite.errors import PluginError
 from fulgurite.fit.actions import STAGES, ActionStage, ScheduledAction
 from fulgurite.fit.records import RecordStream
 from fulgurite.fit.signals import StopRequests
-from fulgurite.plugins.manager import PluginManager, RegisteredPlugin
+from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.ordering import sort_topologically
+from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.sharding import LOCAL, ProcessSync
 from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
 from fulgurite.model.module import get_loss_fns, prefix_output
-from fulgurite.training.step import count_examples
+from fulgurite.training.forward import count_examples
 from fulgurite.training.update import Forward
 from fulgurite.tree.paths import leaves_with_paths
 from jax.extend.core import Literal

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import DataError
 from fulgurite.metrics import MetricAccumulator
-from fulgurite.training.step import count_examples
+from fulgurite.training.forward import count_examples
 from jaxtyping import Array, PyTree
 
 from fulgurite_optimizers.metrics import zeros_like_spec

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.metrics import LastValue
-from fulgurite.training.step import count_examples
+from fulgurite.training.forward import count_examples
 from fulgurite.training.update import Forward
 from jaxtyping import Array, Float, Int, PyTree
 
