@@ -116,7 +116,8 @@ def _entry(name: str, module: str, node: Definition) -> str:
         about = ast.get_docstring(method)
         if about or method.name == "of":
             parts.append(
-                f"#### {name}.{method.name}\n\n```python\n{_signature(method.name, method)}\n```\n\n{_text(about)}"
+                "####"
+                f" {name}.{method.name}\n\n```python\n{_signature(method.name, method)}\n```\n\n{_text(about)}"
             )
     return "\n".join(part.rstrip() + "\n" for part in parts)
 

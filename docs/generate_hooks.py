@@ -26,11 +26,20 @@ it needs, by name, and may leave out the others. Hooks are called in the order o
 
 KINDS = {
     "build": "Asked before anything is compiled.",
-    "traced": "Pure functions that become part of the compiled step. They run while it is traced, perhaps several "
-    "times, and cost nothing else afterwards. `ctx` gives each plugin random keys of its own.",
-    "event": "Called on the host, between steps. An exception ends the run, after `on_exception` of every plugin.",
-    "sink": "Receive the records of a run, in step order. If a sink raises, there is one notice, it gets no more "
-    "records, and it is listed in `result.failures`; it ends the run only if it has `required = True`.",
+    "traced": (
+        "Pure functions that become part of the compiled step. They run while it is traced, perhaps"
+        " several times, and cost nothing else afterwards. `ctx` gives each plugin random keys of"
+        " its own."
+    ),
+    "event": (
+        "Called on the host, between steps. An exception ends the run, after `on_exception` of"
+        " every plugin."
+    ),
+    "sink": (
+        "Receive the records of a run, in step order. If a sink raises, there is one notice, it"
+        " gets no more records, and it is listed in `result.failures`; it ends the run only if it"
+        " has `required = True`."
+    ),
     "persistence": "Save and restore a run.",
 }
 

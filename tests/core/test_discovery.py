@@ -258,7 +258,10 @@ CHANGING = {
 
 @pytest.mark.parametrize(("kind", "hook"), CHANGING.items())
 def test_what_is_autoloaded_must_not_change_a_result(install: Install, kind: str, hook: str):
-    source = f"import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def {hook}(self): return None\n"
+    source = (
+        f"import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def {hook}(self): return "
+        "None\n"
+    )
     install("acme-eager", source, ("eager = acme_eager:Eager",), ("eager = acme_eager:Eager",))
     with pytest.raises(PluginError, match=f"plugin 'eager'.*autoloaded.*{kind} hook '{hook}'"):
         fg.Engine()

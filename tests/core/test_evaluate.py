@@ -385,11 +385,9 @@ def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> N
             late = len(batch["x"]) > 1
             kept = {"kept": Kept(jnp.ones(len(batch["x"]), bool), batch["x"])}
             return fg.Output(
-                metrics=kept
-                if late and "k" in batch
-                else {"mean": batch["x"].mean()}
-                if late
-                else {}
+                metrics=(
+                    kept if late and "k" in batch else {"mean": batch["x"].mean()} if late else {}
+                )
             )
 
         def predict_step(self, batch: Any, ctx: fg.Context) -> Any:

@@ -58,9 +58,10 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
         def loss(leaves: Any) -> Any:
             net = eqx.combine(jax.tree.unflatten(treedef, leaves), static)
             logits = jax.vmap(net.mlp)(batch["x"])
-            return optax.softmax_cross_entropy_with_integer_labels(
-                logits, batch["label"]
-            ).mean(), logits
+            return (
+                optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(),
+                logits,
+            )
 
         (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(leaves)
         updates, opt_state = optimizer.update(grads, opt_state)
@@ -604,7 +605,10 @@ def test_fit_takes_a_model_or_a_state() -> None:
 
 def test_the_repr_of_a_result_shows_no_arrays() -> None:
     result = fg.Engine(steps=2, log_every=2).fit(Counting, numbers([1.0, 2.0]))
-    shown = f"FitResult(history=History({', '.join(result.history)}), metrics={result.metrics}, stop_reason=None, failures="
+    shown = (
+        f"FitResult(history=History({', '.join(result.history)}), metrics={result.metrics}, "
+        "stop_reason=None, failures="
+    )
     assert repr(result).startswith(shown)
 
 

@@ -43,7 +43,9 @@ TESTED = {
     "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
     "configure_optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
     "register_evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
-    "gradient_transform": "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer",
+    "gradient_transform": (
+        "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer"
+    ),
     "init_plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
     "register_actions": "test_schedule.py::test_actions_run_by_stage_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
@@ -60,14 +62,18 @@ TESTED = {
     "on_save": "test_resume_seam.py::test_the_checkpointer_tells_of_its_saves",
     "on_restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
     "on_exception": "test_plugins.py::test_on_exception_is_called_for_all_whatever_the_others_do",
-    "open_logger": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
+    "open_logger": (
+        "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+    ),
     "log_scalars": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_media": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_text": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "log_config": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
     "flush_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
     "rewind_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
-    "close_logger": "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last",
+    "close_logger": (
+        "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+    ),
     "get_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
     "set_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
     "save_checkpoint": "test_resume_seam.py::test_a_run_is_saved_when_asked_and_at_its_end",
@@ -594,7 +600,10 @@ def test_a_slice_has_arrays_alone(leaf: Any) -> None:
     one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
     with pytest.raises(
         PluginError,
-        match="plugin 'careless', hook init_plugin_state: average is .*; a plugin's state holds nothing but arrays",
+        match=(
+            "plugin 'careless', hook init_plugin_state: average is .*; a plugin's state holds "
+            "nothing but arrays"
+        ),
     ):
         engine(one, steps=1).fit(Counting(), numbers([0]))
 

@@ -356,7 +356,10 @@ def test_logits_without_a_class_axis_are_an_error():
         (
             jnp.zeros(4),
             1,
-            r"labels float32\[4\]; .* labels are integers of shape \[4\], or one-hot of shape \[4, 3\]",
+            (
+                r"labels float32\[4\]; .* labels are integers of shape \[4\], or one-hot of shape"
+                r" \[4, 3\]"
+            ),
         ),
         (jnp.zeros(4, int), 0, "top_k=0 of 3 classes; choose from 1 to 3"),
         (jnp.zeros(4, int), 4, "top_k=4 of 3 classes"),

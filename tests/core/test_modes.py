@@ -566,8 +566,9 @@ def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
         def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
             due = [ctx.is_due(name) for name in ("act.act", "act:other.act", "log")]
             return module, {
-                "count": plugin_state["count"] * 10 ** jnp.stack(due)
-                + jnp.stack(due) * (ctx.step + 1)
+                "count": (
+                    plugin_state["count"] * 10 ** jnp.stack(due) + jnp.stack(due) * (ctx.step + 1)
+                )
             }
 
     actions = [

@@ -75,7 +75,10 @@ def test_print_then_parse_is_the_identity(path: Path):
 
 
 # Texts as one writes them, made without the printer.
-SEGMENTS = r'\.[A-Za-z_][A-Za-z_0-9]{0,3}|\[(0|-?[1-9][0-9]{0,3})\]|\["(odd key|a\.b|\*|\[0\]|\\"|\\\\|\\n|é-|)"\]'
+SEGMENTS = (
+    r'\.[A-Za-z_][A-Za-z_0-9]{0,3}|\[(0|-?[1-9][0-9]{0,3})\]|\["(odd'
+    r' key|a\.b|\*|\[0\]|\\"|\\\\|\\n|é-|)"\]'
+)
 
 
 @given(
@@ -159,7 +162,10 @@ def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
     [
         (
             "decoder",
-            "no decoder in Net, for the path decoder. There is: encoder, blocks, table, numbers, rate, kind",
+            (
+                "no decoder in Net, for the path decoder. There is: encoder, blocks, table,"
+                " numbers, rate, kind"
+            ),
         ),
         ("blocks[2]", "no [2] in blocks (list), for the path blocks[2]. There is: [0], [1]"),
         ("blocks[-3]", "no [-3] in blocks (list), for the path blocks[-3]. There is: [0], [1]"),
@@ -167,7 +173,10 @@ def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
         ("numbers.x", "no x in numbers (dict), for the path numbers.x. There is: [7]"),
         (
             "encoder.bias[0]",
-            "no [0] in encoder.bias (float32[3]), for the path encoder.bias[0]. There is: nothing below it",
+            (
+                "no [0] in encoder.bias (float32[3]), for the path encoder.bias[0]. There is:"
+                " nothing below it"
+            ),
         ),
         (
             "rate.real",

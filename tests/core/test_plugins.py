@@ -464,7 +464,10 @@ def test_after_says_nothing_of_a_plugin_that_is_not_active() -> None:
 def test_a_missing_requirement_is_an_error_with_a_hint() -> None:
     with pytest.raises(
         PluginError,
-        match=r"'a' requires 'wieghts', but no active plugin has or provides that name. Did you mean 'weights'\?",
+        match=(
+            r"'a' requires 'wieghts', but no active plugin has or provides that name. Did you mean"
+            r" 'weights'\?"
+        ),
     ):
         engine(plugin("a", requires=("wieghts",)), Weights(np.ones(1)))
 

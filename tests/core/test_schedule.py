@@ -457,9 +457,12 @@ class Everything:
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module
-        ), plugin_state
+        return (
+            jax.tree.map(
+                lambda leaf: jnp.clip(leaf, -1, 1) if eqx.is_array(leaf) else leaf, module
+            ),
+            plugin_state,
+        )
 
     @fg.hookimpl
     def step_metrics(self, grads: Any, ctx: fg.Context) -> dict[str, Any]:

@@ -306,7 +306,8 @@ def test_explanation_names_axes_and_devices(reported: dict[str, Any]) -> None:
 
 def test_indivisible_batch_is_an_error(reported: dict[str, Any]) -> None:
     assert reported["indivisible"].startswith(
-        "the batch for step 1: axis 0 of x [14, 4] does not divide into 4 parts along the mesh's 'data'"
+        "the batch for step 1: axis 0 of x [14, 4] does not divide into 4 parts along the mesh's "
+        "'data'"
     )
 
 

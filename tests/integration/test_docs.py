@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = {"api.md", "hooks.md"}  # its blocks are signatures
-HERE = "https://github.com/fulgurite/fulgurite/blob/main/"  # what pages of the site call a file outside of docs/
+HERE = (  # what pages of the site call a file outside of docs/
+    "https://github.com/fulgurite/fulgurite/blob/main/"
+)
 
 
 def blocks(page: Path) -> Iterator[str]:

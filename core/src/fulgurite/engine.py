@@ -90,8 +90,8 @@ class Engine:
         on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
             `skip` (the step is counted and otherwise discarded); or `ignore`.
         max_compilations: the largest number of batch shapes in training; evaluations have no limit.
-        fast_dev_run: a trial of this many steps and as many batches in each evaluation, with nothing
-            written.
+        fast_dev_run: a trial of this many steps and as many batches in each evaluation, with
+            nothing written.
         limit_train_batches: use at most this many batches of each epoch.
         compilation_cache_dir: a directory in which compiled programs are kept for the next process.
     """
@@ -532,8 +532,9 @@ class Engine:
         if not self.plugins.implementations("fit_context"):
             raise ConfigurationError(
                 f"run_dir is {self.run_dir!r}, and no plugin writes there: install "
-                f"fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file logger "
-                f"to the plugins, or leave run_dir out"
+                "fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file "
+                "logger "
+                "to the plugins, or leave run_dir out"
             )
 
     def _make_root_key(self) -> Key[Array, ""]:

@@ -63,7 +63,8 @@ class NonFiniteError(FulguriteError, FloatingPointError):
     def __init__(self, step: int, culprit: str) -> None:
         super().__init__(
             f"step {step}: {culprit} is not finite. Nothing of this step is saved. Look at the "
-            "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave such "
+            "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave "
+            "such "
             "updates out."
         )
         self.step = step

@@ -14,7 +14,7 @@ import fulgurite as fg  # noqa: E402
 import jax  # noqa: E402
 import optax  # noqa: E402
 from fulgurite_checkpoint import Checkpointer  # noqa: E402
-from fulgurite_sharding import MeshStrategy
+from fulgurite_sharding import MeshStrategy  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 from trained import Net, regression  # noqa: E402
 

@@ -187,7 +187,10 @@ def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
     assert told == []
     counting(tmp_path, Told(), "csv", steps=3, resume="auto")
     assert told == [
-        "sink 'csv' was not active when the checkpoint was saved: it may lack earlier records, step 2",
+        (
+            "sink 'csv' was not active when the checkpoint was saved: it may lack earlier records, "
+            "step 2"
+        ),
         "sink 'jsonl' is gone, step 2",
     ]
 
@@ -222,7 +225,10 @@ def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None
     data = np.zeros((6, 1), np.float32)
     fit(0.5, 2, fg.ArrayData(data, 2))
     fit(0.5, 3, fg.ArrayData(data, 2))
-    differ = r"lr was 0.5 and is 0.25.*data was .ArrayData\(batch_size=2.*batch_size=3.*scaled: scale was 0.5 and is 0.25"
+    differ = (
+        r"lr was 0.5 and is 0.25.*data was .ArrayData\(batch_size=2.*batch_size=3.*scaled: scale"
+        r" was 0.5 and is 0.25"
+    )
     with pytest.warns(UserWarning, match=differ) as warned:
         fit(0.25, 4, fg.ArrayData(data, 3))
     assert "steps" not in str(warned[0].message) and "keep was" not in str(warned[0].message)

@@ -33,8 +33,8 @@ def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
     lines = capsys.readouterr().out.splitlines()
     assert f"compilation cache: {tmp_path / 'file'}" in lines
     assert (
-        f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no directory"
-        in lines
+        f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no "
+        f"directory" in lines
     )
 
 
@@ -45,11 +45,13 @@ def test_what_every_engine_fails_by_is_found(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eager\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[fulgurite.plugins]\neager = eager:Eager\n[fulgurite.autoload]\neager = eager:Eager\nlost = eager:Eager\n"
+        "[fulgurite.plugins]\neager = eager:Eager\n[fulgurite.autoload]\neager = eager:Eager\nlost "
+        "= eager:Eager\n"
         "[fulgurite.commands]\nends = eager_ends:all\n"
     )
     (tmp_path / "eager.py").write_text(
-        "import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def loss_terms(self): return {}\n"
+        "import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def loss_terms(self): return "
+        "{}\n"
     )
     (tmp_path / "eager_ends.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -79,12 +81,13 @@ def test_broken_entry_points_versions_and_directories_are_found(
             f"Metadata-Version: 2.1\nName: sick{number}\nVersion: 1.0\n"
             "Requires-Dist: jax<0.1\nRequires-Dist: not-to-be-found\n"
             "Requires-Dist: for-others; sys_platform == 'none'\n"
-            "Provides-Extra: more\nProvides-Extra: none\nRequires-Dist: absent>=2; extra == 'more'\n"
+            "Provides-Extra: more\nProvides-Extra: none\nRequires-Dist: absent>=2; extra == "
+            "'more'\n"
             "Requires-Dist: numpy; extra == 'more'\nRequires-Dist: optax<0.1; extra == 'more'\n"
         )
         (info / "entry_points.txt").write_text(
-            "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\nill%d = sick_module:ill\n"
-            % number
+            "[fulgurite.plugins]\nsick = sick_module:Sick\n[fulgurite.commands]\n"
+            f"ill{number} = sick_module:ill\n"
         )
     (tmp_path / "sick_module.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "file").touch()

@@ -138,9 +138,7 @@ def test_what_remains_is_an_update_as_those_before() -> None:
 
         @fg.hookimpl
         def register_evaluators(self) -> list[fg.Evaluator]:
-            return [
-                fg.Evaluator("test", ONE, custom=lambda state, step, standard: {"same": 1.0})
-            ]
+            return [fg.Evaluator("test", ONE, custom=lambda state, step, standard: {"same": 1.0})]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:

@@ -235,7 +235,10 @@ def check_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
     for preset in (DataParallel, FSDP):
         program = engine(preset())._get_program(source, next(iter(TEXT)), None)
         memory = (
-            program.make_initializer(source).lower(source.arrays, key, key).compile().memory_analysis()
+            program.make_initializer(source)
+            .lower(source.arrays, key, key)
+            .compile()
+            .memory_analysis()
         )
         needed[preset] = memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert needed[FSDP] <= 0.2 * needed[DataParallel], needed
@@ -305,8 +308,10 @@ def check_numbers_do_not_depend_on_the_number_of_devices() -> None:
     """Random keys and data order to the bit, losses and the batch norm's statistics but for
     rounding."""
     results = {
-        count: engine(Sharding(mesh=some(count)), steps=50, log_every=1, seed=3).fit(
-            eqx.nn.make_with_state(Net), regression(shuffle=True)
+        count: (
+            engine(Sharding(mesh=some(count)), steps=50, log_every=1, seed=3).fit(
+                eqx.nn.make_with_state(Net), regression(shuffle=True)
+            )
         )
         for count in (1, 2, 4, 8)
     }

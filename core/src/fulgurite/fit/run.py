@@ -127,7 +127,8 @@ class Run:
         """
         if not self._loop.is_between_steps:
             raise StateError(
-                "run.state is valid only during the call that `run` was given to; copy what you need"
+                "run.state is valid only during the call that `run` was given to; copy what you "
+                "need"
             )
         return self._loop.state()
 
@@ -206,7 +207,8 @@ class Run:
     ) -> None:
         if stream not in get_args(RecordStream):
             raise PluginError(
-                f"run.log_{kind} knows no stream {stream!r}. {did_you_mean(stream, get_args(RecordStream))}"
+                f"run.log_{kind} knows no stream {stream!r}. "
+                f"{did_you_mean(stream, get_args(RecordStream))}"
             )
         values, step, stream = (
             validate_record_values(kind, source, values),

@@ -115,7 +115,10 @@ def plan_step_range(
     elif epochs is not None and epoch_length is not None:
         end = origin + epochs * epoch_length
     if snapshot and end is not None and end < (step := int(snapshot.state.step)):
-        fix = "ask for more, resume from an earlier one, or start afresh: resume='never', or another run directory"
+        fix = (
+            "ask for more, resume from an earlier one, or start afresh: resume='never', or another "
+            "run directory"
+        )
         raise CheckpointError(
             f"the checkpoint of step {step} is past step {end}, where this fit should end: {fix}"
         )

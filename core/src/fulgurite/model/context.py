@@ -104,7 +104,8 @@ class Context:
         """
         if self.losses is None:
             raise ModelError(
-                f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in training_step"
+                f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in "
+                f"training_step"
             )
         if not isinstance(name, str) or not eqx.is_array_like(value):
             raise ModelError(
@@ -115,14 +116,19 @@ class Context:
                 f"the loss term {name!r} was added twice in one step; give the second its own name"
             )
         if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
-            gap = f"ctx.add_loss({name!r}) was given {jnp.shape(value)[0]} values of a padded batch, padding and all"
+            gap = (
+                f"ctx.add_loss({name!r}) was given {jnp.shape(value)[0]} values of a padded batch, "
+                f"padding and all"
+            )
             raise ModelError(
                 f"{gap}: average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()"
             )
         fix = "".join(letter if letter.isalnum() else "_" for letter in name)
         leak = ModelError(
-            f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or with a value made "
-            "there, which cannot leave it this way. Return it from the mapped function and add it outside:\n    "
+            f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, "
+            f"or with a value made "
+            "there, which cannot leave it this way. Return it from the mapped function and add it "
+            "outside:\n    "
             f"hidden, {fix} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
         )
         if self._trace != get_opaque_trace_state(convention="nnx"):

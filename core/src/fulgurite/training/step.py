@@ -183,7 +183,7 @@ class TrainStep:
     def _collect_plugin_metrics(
         self, state: TrainState, output: Output, ctx: Context
     ) -> dict[str, Any]:
-        """Return the metrics of plugins, as `PLUGIN/NAME`; each sees no plugin state but its own."""
+        """Return the metrics of plugins, as `PLUGIN/NAME`; each sees its own plugin state alone."""
         metrics: dict[str, Any] = {}
         for hook in self._hooks.implementations("step_metrics"):
             name = hook.plugin.name

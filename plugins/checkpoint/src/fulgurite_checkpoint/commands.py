@@ -39,10 +39,12 @@ def checkpoints(arguments: list[str]) -> int:
         epilog="\n".join(
             [
                 "more:",
-                "  fulgurite checkpoints show CHECKPOINT             its arrays and what the run is made of",
+                "  fulgurite checkpoints show CHECKPOINT             its arrays and what the run "
+                "is made of",
                 "  fulgurite checkpoints diff A B                    how two checkpoints differ",
                 "  fulgurite checkpoints average RUN --last N --out PATH",
-                "                                                    a checkpoint of the mean weights of N others",
+                "                                                    a checkpoint of the mean "
+                "weights of N others",
                 "",
                 "a CHECKPOINT is RUN/checkpoints/step-N, or RUN for its newest",
             ]
@@ -105,7 +107,9 @@ def _diff(arguments: list[str]) -> int:
 def _average(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "fulgurite checkpoints average",
-        description="Makes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH).",
+        description=(
+            "Makes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH)."
+        ),
     )
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--last", metavar="N", type=int, required=True, help="how many")

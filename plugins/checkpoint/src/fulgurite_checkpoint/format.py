@@ -100,7 +100,8 @@ def resolve_root(path: str | os.PathLike[str]) -> Path:
         return Path(path)
     if not text.startswith("gs://"):
         raise ConfigurationError(
-            f"{text}: checkpoints are kept in local folders and on gs://; Orbax writes to no other remote place. Mount "
+            f"{text}: checkpoints are kept in local folders and on gs://; Orbax writes to no other "
+            f"remote place. Mount "
             "it as a folder, and give that"
         )
     if importlib.util.find_spec("gcsfs") is None:

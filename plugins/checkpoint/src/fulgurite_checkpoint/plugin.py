@@ -83,12 +83,14 @@ class Checkpointer(RunPlugin):
             isinstance(self.monitor, str) and all(self.monitor.partition("/"))
         ):
             raise ConfigurationError(
-                f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as 'test/accuracy'"
+                f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as "
+                f"'test/accuracy'"
             )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigurationError(
-                    f"Checkpointer: {name} is {getattr(self, name)!r}; choose {', '.join(map(repr, choices))}"
+                    f"Checkpointer: {name} is {getattr(self, name)!r}; choose "
+                    f"{', '.join(map(repr, choices))}"
                 )
 
     @fg.hookimpl
@@ -177,7 +179,8 @@ class Checkpointer(RunPlugin):
         root = self._root(run.engine)
         if root is None:
             raise ConfigurationError(
-                "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or Checkpointer(directory=...)"
+                "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
+                "Checkpointer(directory=...)"
             )
         self._check_data(run)
         read, own = self._fit.read, self._fit.own
@@ -187,7 +190,10 @@ class Checkpointer(RunPlugin):
         if not (read and own) and (
             target := self._set_aside(run, None if read else run.step or None)
         ):
-            told = f"{root} held checkpoints that this run does not resume from: they are in {target} now"
+            told = (
+                f"{root} held checkpoints that this run does not resume from: they are in {target} "
+                f"now"
+            )
             warnings.warn(told, stacklevel=2)
         timers = read.commit.timers if read and own else {}
         policy = RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode)
@@ -273,15 +279,20 @@ class Checkpointer(RunPlugin):
             return
         if not run.data_iterator.resumable:
             raise ConfigurationError(
-                "no run could go on in the middle of this data: it is an iterator, which can be gone through once, or "
-                "has get_state() and set_state() and is cut off by Engine(limit_train_batches=). Pass what can be iterated again, without "
+                "no run could go on in the middle of this data: it is an iterator, which can be "
+                "gone through once, or "
+                "has get_state() and set_state() and is cut off by Engine(limit_train_batches=). "
+                "Pass what can be iterated again, without "
                 "a limit, or choose Checkpointer(resume_data='restart') (not exact)"
             )
         if self.resume_data == "exact":
             raise ConfigurationError(
-                "the data has no get_state() and set_state(), so that a resumed run could see other batches than an "
-                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose Checkpointer(resume_data="
-                "'replay') (the batches already seen are read again and skipped) or 'restart' (not exact)"
+                "the data has no get_state() and set_state(), so that a resumed run could see "
+                "other batches than an "
+                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose "
+                "Checkpointer(resume_data="
+                "'replay') (the batches already seen are read again and skipped) or 'restart' (not "
+                "exact)"
             )
 
     def _close(self) -> None:
@@ -302,7 +313,8 @@ def _prepare(root: Path, step: int) -> None:
         recover(root, step)
     except OSError as error:
         raise CheckpointError(
-            f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose another place"
+            f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose "
+            f"another place"
         ) from error
 
 

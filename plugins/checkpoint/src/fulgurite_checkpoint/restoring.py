@@ -66,7 +66,8 @@ def find_newest(root: Path, use: Callable[[Entry], T]) -> T | None:
         return result
     if damaged:
         raise CheckpointError(
-            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Start afresh with fit(resume='never')"
+            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Start afresh with "
+            f"fit(resume='never')"
         )
     return None
 
@@ -84,7 +85,8 @@ def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -
         )
         if metric is None:
             raise CheckpointError(
-                f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
+                f"the best checkpoint of {root} by which metric? Give "
+                f"Checkpointer(monitor='test/loss')"
             )
         if (entry := format.find_best(complete, metric, mode)) is not None:
             return entry
@@ -102,7 +104,8 @@ def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -
                 f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}"
             )
         raise CheckpointError(
-            f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There is: "
+            f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There "
+            f"is: "
             f"{', '.join(have) or 'none'}. Evaluate at the steps that are saved"
         )
     for entry in found:
@@ -118,8 +121,10 @@ def check_processes(kept: Read, feed: BatchIterator) -> None:
     then, now = len(kept.commit.hashes), jax.process_count()
     if then != now and not feed.shared:
         raise CheckpointError(
-            f"{kept.path} was saved by {then} processes, each with its own place in the data, and this run has {now}: "
-            f"start {then} of them, or use fg.ArrayData, whose place does not depend on their number"
+            f"{kept.path} was saved by {then} processes, each with its own place in the data, and "
+            f"this run has {now}: "
+            f"start {then} of them, or use fg.ArrayData, whose place does not depend on their "
+            f"number"
         )
 
 
@@ -215,11 +220,13 @@ def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> Plu
         [one for one in now if one not in {p["name"] for p in kept.manifest["plugins"]}],
     )
     told = [
-        f"plugin {name!r} ({then[name]['distribution']} {then[name]['version']}) was active when it was saved and is "
+        f"plugin {name!r} ({then[name]['distribution']} {then[name]['version']}) was active when "
+        f"it was saved and is "
         f"not now: {_source(then[name])}add it to the plugins"
         for name in gone
     ] + [
-        f"plugin {name!r} ({now[name]['distribution']} {now[name]['version']}) is active now and was not when it was "
+        f"plugin {name!r} ({now[name]['distribution']} {now[name]['version']}) is active now and "
+        f"was not when it was "
         f"saved: leave it out with '-{name}'"
         for name in added
     ]

@@ -164,7 +164,10 @@ class Saver:
         there = measured.get(source, {})
         if there and source != "train" and name not in there and not self._told:
             self._told = True
-            gap = f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does not measure"
+            gap = (
+                f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does "
+                f"not measure"
+            )
             warnings.warn(f"{gap}. {did_you_mean(name, there)}", stacklevel=2)
 
     def _note_failure(self, run: fg.Run, step: int, error: Exception) -> None:
@@ -172,8 +175,10 @@ class Saver:
         reason = _reason(step, error)
         if self._failures == FAILURES:
             raise SaveError(
-                f"{reason}. That was the third failure in a row; the older checkpoints in {self.root} are as "
-                "they were. Make room or choose another directory, and start the run again. What was trained so far is "
+                f"{reason}. That was the third failure in a row; the older checkpoints in "
+                f"{self.root} are as "
+                "they were. Make room or choose another directory, and start the run again. What "
+                "was trained so far is "
                 "in this error's `result`",
                 _result(run, reason),
             ) from error

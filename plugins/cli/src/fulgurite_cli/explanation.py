@@ -9,8 +9,8 @@ import fulgurite.hookspecs
 from fulgurite import Engine, EvenlySpaced, EveryEpoch, EverySeconds, StepRange, Trigger
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError
 from fulgurite.fit.scheduler import BoundAction
-from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.plugins.markers import Combine, find_hookspecs
+from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.triggers import Or
 
 SLOTS = [

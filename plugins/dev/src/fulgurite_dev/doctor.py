@@ -56,7 +56,10 @@ def told() -> Iterator[str]:
     except RuntimeError as error:
         yield f"devices: none ({error})"
     cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    yield f"compilation cache: {cache or 'none; Engine(compilation_cache_dir=DIR) keeps compiled steps'}"
+    yield (
+        "compilation cache:"
+        f" {cache or 'none; Engine(compilation_cache_dir=DIR) keeps compiled steps'}"
+    )
 
 
 def problems(directories: list[Path]) -> Iterator[str]:
@@ -69,9 +72,23 @@ def problems(directories: list[Path]) -> Iterator[str]:
         yield f"jax finds no device: {error}"
     for one in ours():
         yield from unmet(one)
+    yield from _find_plugin_problems()
+    yield from autoloading()
+    yield from _find_command_problems()
+    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    for directory in [Path.cwd(), *directories, *([Path(cache)] if cache else [])]:
+        if why := unwritable(directory):
+            yield f"nothing can be written into {directory}: {why}"
+
+
+def _find_plugin_problems() -> Iterator[str]:
+    """Yield what is wrong with the entry points of plugins."""
     for name, entries in find_installed().items():
         if len(entries) > 1:
-            yield f"the plugin name {name!r} is claimed by {' and '.join(entry.distribution for entry in entries)}"
+            yield (
+                f"the plugin name {name!r} is claimed by"
+                f" {' and '.join(entry.distribution for entry in entries)}"
+            )
         for entry in entries:
             try:
                 entry.load()
@@ -80,19 +97,24 @@ def problems(directories: list[Path]) -> Iterator[str]:
     for name in sorted(
         {entry.name for entry in entry_points(group="fulgurite.autoload")} - find_installed().keys()
     ):
-        yield f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins: it is never loaded"
-    yield from autoloading()
+        yield (
+            f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins:"
+            " it is never loaded"
+        )
+
+
+def _find_command_problems() -> Iterator[str]:
+    """Yield what is wrong with the entry points of commands."""
     for group in GROUPS:
         for entry in entry_points(group=group):
             try:
                 entry.load()
             except (Exception, SystemExit) as error:
                 owner = entry.dist.name if entry.dist else "unknown"
-                yield f"{entry.name!r} of {group} ({owner}) cannot be imported: {type(error).__name__}: {error}"
-    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    for directory in [Path.cwd(), *directories, *([Path(cache)] if cache else [])]:
-        if why := unwritable(directory):
-            yield f"nothing can be written into {directory}: {why}"
+                yield (
+                    f"{entry.name!r} of {group} ({owner}) cannot be imported:"
+                    f" {type(error).__name__}: {error}"
+                )
 
 
 def autoloading() -> Iterator[str]:
@@ -148,7 +170,10 @@ def unmet(one: Distribution) -> Iterator[str]:
     for asked in [*requirements(one), *extras]:
         have = version(asked.name)
         if have is not None and not asked.specifier.contains(have, prereleases=True):
-            yield f"{one.name} {one.version} needs {asked.name}{asked.specifier}, and {have} is installed"
+            yield (
+                f"{one.name} {one.version} needs {asked.name}{asked.specifier}, and {have} is"
+                " installed"
+            )
 
 
 def requirements(one: Distribution, extra: str = "") -> list[Requirement]:

@@ -47,7 +47,8 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         )
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"the name {name!r} must be small letters, digits and hyphens, and begin with a letter, such as "
+            f"the name {name!r} must be small letters, digits and hyphens, and begin with a "
+            f"letter, such as "
             "gradient-noise"
         )
     folder = Path(f"fulgurite-{name}") if folder is None else folder
@@ -56,7 +57,8 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
     module, cls = name.replace("-", "_"), "".join(part.capitalize() for part in name.split("-"))
     if keyword.iskeyword(cls) or cls in USED:
         raise ConfigurationError(
-            f"of the name {name!r} the class {cls} would be made, which means something else: use a longer name"
+            f"of the name {name!r} the class {cls} would be made, which means something else: use "
+            f"a longer name"
         )
     for other in find_installed().get(module, ()):
         raise ConfigurationError(

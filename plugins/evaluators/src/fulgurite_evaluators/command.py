@@ -22,8 +22,10 @@ def main(arguments: Sequence[str]) -> int:
     arguments that cannot be meant."""
     parser = argparse.ArgumentParser(
         "fulgurite evaluate",
-        description="Evaluates a checkpoint of a run (--step), or its checkpoints while it is training (--group). "
-        "The program's arguments are those of the run.",
+        description=(
+            "Evaluates a checkpoint of a run (--step), or its checkpoints while it is training"
+            " (--group). The program's arguments are those of the run."
+        ),
     )
     parser.add_argument(
         "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
@@ -86,8 +88,8 @@ def _wait_for(run: RunDirectory, timeout: float) -> None:
         except CheckpointError as error:
             if time.monotonic() >= deadline:
                 raise CheckpointError(
-                    f"no run began in {run.path} within {timeout:g} s. Check the path, start the training with --run, "
-                    "or wait longer with --timeout"
+                    f"no run began in {run.path} within {timeout:g} s. Check the path, start the"
+                    " training with --run, or wait longer with --timeout"
                 ) from error
         time.sleep(POLL)
 

@@ -56,7 +56,8 @@ class Follower:
         self._idle_timeout, self._tell = idle_timeout, tell
         if group not in (groups := standalone(experiment.engine)):
             raise ConfigurationError(
-                f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A standalone one is "
+                f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A "
+                f"standalone one is "
                 f"Evaluator(..., every=EveryCheckpoint(), group={group!r})"
             )
         self._evaluators = groups[group]
@@ -138,7 +139,8 @@ class Follower:
         idle = self._lock.stat().st_mtime - beat
         if idle > self._idle_timeout:
             raise CheckpointError(
-                f"{self._run.path} is not complete, and its trainer ({who}) has shown no sign of life for {idle:.0f} "
+                f"{self._run.path} is not complete, and its trainer ({who}) has shown no sign of "
+                f"life for {idle:.0f} "
                 "s. Resume the training and start this again; nothing is evaluated twice"
             )
 

@@ -48,8 +48,10 @@ class GradientAccumulation(FinalizeMixin):
         (name, phase), *others = optimizers.items()
         if others or isinstance(phase, Phase):
             raise PluginError(
-                f"GradientAccumulation is a plugin for one optimizer, but there are phases ({', '.join(optimizers)}): add MultiOptimizer() "
-                f"in its place and give it to each of them, Phase(..., accumulate=GradientAccumulation({self.n}))"
+                f"GradientAccumulation is a plugin for one optimizer, but there are phases "
+                f"({', '.join(optimizers)}): add MultiOptimizer() "
+                f"in its place and give it to each of them, Phase(..., "
+                f"accumulate=GradientAccumulation({self.n}))"
             )
         accumulating = Phase(
             phase.optimizer,

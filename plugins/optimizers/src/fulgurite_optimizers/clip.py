@@ -52,5 +52,6 @@ class GradientClip:
         them."""
         if self.optimizer is not None and self.optimizer not in self._asked:
             raise ConfigurationError(
-                f"{self}: there is no such optimizer. {did_you_mean(str(self.optimizer), self._asked)}"
+                f"{self}: there is no such optimizer. "
+                f"{did_you_mean(str(self.optimizer), self._asked)}"
             )

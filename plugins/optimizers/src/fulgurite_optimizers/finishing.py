@@ -49,9 +49,7 @@ def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
         )
 
     places = jax.tree.map(lambda array: array.sharding, arrays)
-    made, fine = jax.jit(finished, out_shardings=(places, run.engine.sharding.replicated))(
-        arrays
-    )
+    made, fine = jax.jit(finished, out_shardings=(places, run.engine.sharding.replicated))(arrays)
     if run.engine.on_nonfinite != "ignore" and not fine.all():
         if run.engine.on_nonfinite == "skip":
             return None

@@ -50,7 +50,8 @@ class Freeze:
         )
         if self.until is not None and not timed:
             raise ConfigurationError(
-                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or epochs, and not by "
+                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or "
+                f"epochs, and not by "
                 "the clock, so that a resumed run does the same"
             )
 
@@ -80,7 +81,8 @@ class Freeze:
             isinstance(part, fg.EveryEpoch | fg.EvenlySpaced | fg.AtEnd) for part in parts
         ):
             raise ConfigurationError(
-                f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs and no end: give a "
+                f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs "
+                f"and no end: give a "
                 "step, or train with engine.fit"
             )
         return self.until.next(0, replace(span, start=0))
@@ -195,7 +197,9 @@ def fill_missing(tree: PyTree, source: PyTree) -> PyTree:
     for (path, leaf), found in zip(leaves_with_paths(tree), leaves, strict=True):
         if jnp.shape(leaf) != jnp.shape(found):
             raise ConfigurationError(
-                f"Freeze(until=...): {path} of the optimizer's state is one array for all parameters, as optax.flatten "
-                "makes it, of which no part can be left alone: take an optimizer that keeps arrays for each"
+                f"Freeze(until=...): {path} of the optimizer's state is one array for all "
+                f"parameters, as optax.flatten "
+                "makes it, of which no part can be left alone: take an optimizer that keeps arrays "
+                "for each"
             )
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -163,15 +163,18 @@ class Gradients:
         self._check_owned(losses)
         if without := [name for name in self._phases if name not in losses]:
             raise ModelError(
-                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. Call the phase like "
+                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. "
+                f"Call the phase like "
                 "the loss, or leave it out"
             )
 
     def _check_owned(self, losses: Any) -> None:
         if without := [name for name in losses if name not in self._phases]:
             raise ModelError(
-                f"the loss {without[0]!r} has no optimizer; there are phases for {', '.join(self._phases)}. Give it "
-                f"one, MultiOptimizer({without[0]}=Phase(...)), or call it by the phase whose loss it is part of, such as "
+                f"the loss {without[0]!r} has no optimizer; there are phases for "
+                f"{', '.join(self._phases)}. Give it "
+                f"one, MultiOptimizer({without[0]}=Phase(...)), or call it by the phase whose loss "
+                f"it is part of, such as "
                 f"'{next(iter(self._phases))}/{without[0]}'"
             )
 
@@ -191,7 +194,8 @@ class Gradients:
         if zero:
             warnings.warn(
                 f"the loss of the phase {name!r} does not depend on {', '.join(zero[:6])}"
-                f"{', ...' if len(zero) > 6 else ''}, which it is to update: their gradient is zero whatever the "
+                f"{', ...' if len(zero) > 6 else ''}, which it is to update: their gradient is "
+                f"zero whatever the "
                 "batch. Select other arrays",
                 stacklevel=2,
             )

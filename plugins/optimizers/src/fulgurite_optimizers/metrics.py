@@ -28,7 +28,8 @@ def merge_disjoint(given: Metrics, own: Metrics) -> Metrics:
     """The metrics of the module and those of its phases, which have names of their own."""
     if twice := sorted(given.keys() & own.keys()):
         raise ModelError(
-            f"{twice[0]!r} is recorded of every phase, so no loss term or metric may be called so; rename it"
+            f"{twice[0]!r} is recorded of every phase, so no loss term or metric may be called so; "
+            f"rename it"
         )
     return given | own
 
@@ -51,7 +52,8 @@ def empty_metrics(metrics: Metrics, phase: str) -> Metrics:
         name for name, one in metrics.items() if isinstance(one, fg.metrics.RunningMetric)
     ]:
         raise ModelError(
-            f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does not run at every "
+            f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does "
+            f"not run at every "
             "step: give a scalar or an fg.metrics.Metric, such as Mean.from_values(value)"
         )
     return {name: jax.tree.map(zeros_like_spec, one).empty() for name, one in metrics.items()}

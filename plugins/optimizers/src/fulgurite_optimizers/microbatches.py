@@ -87,7 +87,8 @@ def split(batch: PyTree, n: int) -> PyTree:
     def apart(leaf: Any) -> Any:
         if not leaf.shape or leaf.shape[0] % n:
             raise DataError(
-                f"a batch with a leaf of shape {list(leaf.shape)} cannot be split into {n} parts: choose a batch size "
+                f"a batch with a leaf of shape {list(leaf.shape)} cannot be split into {n} parts: "
+                f"choose a batch size "
                 f"that is a multiple of {n}, with ArrayData(remainder='drop') or 'pad'"
             )
         return jnp.swapaxes(leaf.reshape(leaf.shape[0] // n, n, *leaf.shape[1:]), 0, 1)

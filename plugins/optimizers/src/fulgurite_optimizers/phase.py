@@ -35,7 +35,8 @@ class Phase(fg.OptimizerSpec):
         super().__post_init__()
         if self.accumulate is not None and not hasattr(self.accumulate, "mode"):
             raise ConfigurationError(
-                f"Phase: accumulate is {self.accumulate!r}; give GradientAccumulation(4), or with 'steps'"
+                f"Phase: accumulate is {self.accumulate!r}; give GradientAccumulation(4), or with "
+                f"'steps'"
             )
         for name, value in (("every", self.every), ("repeat", self.repeat)):
             if type(value) is not int or value < 1:

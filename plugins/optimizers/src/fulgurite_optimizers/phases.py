@@ -64,28 +64,32 @@ class MultiOptimizer(FinalizeMixin):
         made = {name: Phase.from_spec(phase) for name, phase in optimizers.items()}
         if all(phase.every > 1 for phase in made.values()):
             raise ConfigurationError(
-                f"of the phases {', '.join(made)} one must run at every step, with every=1: a step is an update"
+                f"of the phases {', '.join(made)} one must run at every step, with every=1: a step "
+                f"is an update"
             )
         for name, phase in made.items() if self.simultaneous else ():
             if phase.repeat > 1 or (
                 phase.accumulate is not None and phase.accumulate.mode == "microbatch"
             ):
                 raise ConfigurationError(
-                    f"the phase {name!r} repeats or takes microbatches, but simultaneous phases take one gradient of "
+                    f"the phase {name!r} repeats or takes microbatches, but simultaneous phases "
+                    f"take one gradient of "
                     "the whole batch each, at the same parameters: use order='alternating'"
                 )
         chosen = {name: phase.param_mask(module) for name, phase in made.items()}
         for name, arrays in chosen.items():
             if not any(jax.tree.leaves(arrays)):
                 raise ConfigurationError(
-                    f"the phase {name!r} selects no array of floating-point numbers, so it updates nothing; take others"
+                    f"the phase {name!r} selects no array of floating-point numbers, so it updates "
+                    f"nothing; take others"
                 )
         for first, second in combinations(chosen, 2) if not self.overlap else ():
             both = jax.tree.map(lambda a, b: a and b, chosen[first], chosen[second])
             if shared := [path for path, yes in leaves_with_paths(both) if yes]:
                 more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
                 raise ConfigurationError(
-                    f"the phases {first!r} and {second!r} both update {shared[0]}{more}: select other arrays, or say "
+                    f"the phases {first!r} and {second!r} both update {shared[0]}{more}: select "
+                    f"other arrays, or say "
                     "MultiOptimizer(overlap=True)"
                 )
         return PhasedUpdate(made, simultaneous=self.simultaneous)

@@ -56,7 +56,8 @@ class ReduceOnPlateau:
             )
         if not is_exact(as_trigger(self.every)):
             raise ConfigurationError(
-                f"ReduceOnPlateau: every is {self.every!r}; give steps or a trigger that goes by steps or epochs, not "
+                f"ReduceOnPlateau: every is {self.every!r}; give steps or a trigger that goes by "
+                f"steps or epochs, not "
                 "by the clock, so that a resumed run does the same"
             )
         try:

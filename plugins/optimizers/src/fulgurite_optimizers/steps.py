@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, PyTree
 
 
 class StepsState(NamedTuple):
-    """The sum of `num_accumulated` gradients that are not applied yet, and the optimizer's state."""
+    """The sum of `num_accumulated` gradients that are not applied yet, and the inner state."""
 
     num_accumulated: Int[Array, ""]
     grads: PyTree

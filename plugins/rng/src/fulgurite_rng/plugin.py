@@ -31,7 +31,8 @@ class Rng:
         for stream in streams:
             if not isinstance(stream, fg.RngStream):
                 raise ConfigurationError(
-                    f"Rng takes streams, such as Rng(RngStream('noise', train=True)), not {stream!r}"
+                    f"Rng takes streams, such as Rng(RngStream('noise', train=True)), not "
+                    f"{stream!r}"
                 )
         names = [stream.name for stream in streams]
         if twice := [name for name in names if names.count(name) > 1]:

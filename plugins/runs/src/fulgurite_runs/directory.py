@@ -116,7 +116,8 @@ class RunDirectory:
         folder = self.path / name
         if folder.is_symlink():
             raise CheckpointError(
-                f"{folder} is a link, of which a run directory has none: put the folder itself there"
+                f"{folder} is a link, of which a run directory has none: put the folder itself "
+                f"there"
             )
         return folder
 

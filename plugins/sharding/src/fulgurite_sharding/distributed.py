@@ -51,7 +51,8 @@ class Group:
                 if one is None
             ]
             raise ConfigurationError(
-                f"distributed: {' and '.join(missing)} missing. Give coordinator, processes and process, or none of "
+                f"distributed: {' and '.join(missing)} missing. Give coordinator, processes and "
+                "process, or none of "
                 "them where SLURM, MPI or Kubernetes tells JAX what they are"
             )
         host, _, port = (self.coordinator or "HOST:1").rpartition(":")
@@ -61,7 +62,8 @@ class Group:
             )
         if self.processes is not None and not 0 <= (self.process or 0) < self.processes:
             raise ConfigurationError(
-                f"distributed: there is no process {self.process} of {self.processes}; they count from 0"
+                f"distributed: there is no process {self.process} of {self.processes}; they count "
+                "from 0"
             )
         if self.timeout < 1 or self.heartbeat < 1:
             raise ConfigurationError("distributed: timeout and heartbeat are seconds, at least 1")
@@ -85,7 +87,8 @@ class Group:
             process, processes = map(int, numbers.split("/"))
         except ValueError as error:
             raise ConfigurationError(
-                f"{VARIABLE} is {text!r} ({error}); write `auto`, or `HOST:PORT PROCESS/PROCESSES`, such as "
+                f"{VARIABLE} is {text!r} ({error}); write `auto`, or `HOST:PORT "
+                "PROCESS/PROCESSES`, such as "
                 "`10.0.0.1:4000 0/2 timeout=300 heartbeat=100`"
             ) from None
         return cls(coordinator, processes, process, timeout, heartbeat)
@@ -112,7 +115,8 @@ def initialize_distributed(
     Called before anything touches a device. Without arguments the variable FULGURITE_DISTRIBUTED
     counts, and without it
     what JAX detects: SLURM, Open MPI, Kubernetes, cloud TPUs. `fulgurite launch`, and `fulgurite
-    fit` and `fulgurite_cli.run` with that variable, have called it already; a second call does nothing.
+    fit` and `fulgurite_cli.run` with that variable, have called it already; a second call
+    does nothing.
 
     From then on an exception that nobody catches ends the process at once, without functions
     registered by `atexit`, because JAX would wait there for the other processes, which wait for
@@ -133,8 +137,10 @@ def initialize_distributed(
         return
     if _xla_bridge.backends_are_initialized():
         raise ConfigurationError(
-            "jax is in use already, so this process can no longer join others: call distributed() before anything "
-            "that touches a device, at import too (jax.devices(), jnp.zeros(...)). `fulgurite launch PROGRAM`, and "
+            "jax is in use already, so this process can no longer join others: call distributed() "
+            "before anything "
+            "that touches a device, at import too (jax.devices(), jnp.zeros(...)). `fulgurite "
+            "launch PROGRAM`, and "
             f"`fulgurite fit PROGRAM` with {VARIABLE}, connect before the program is imported"
         )
     _connect(group)
@@ -194,14 +200,17 @@ def _connect(group: Group) -> None:
     if thread.is_alive():
         _forget()
         raise ProcessError(
-            f"{who} waited {group.timeout} s for the others {where}, and not all came. Start all of them, with the "
-            "same coordinator and number of processes, and look at the output of those that ended early"
+            f"{who} waited {group.timeout} s for the others {where}, and not all came. Start all "
+            "of them, with the "
+            "same coordinator and number of processes, and look at the output of those that ended "
+            "early"
         )
     if failed:
         _forget()
         if isinstance(failed[0], ValueError) and not group.coordinator:
             raise ConfigurationError(
-                "JAX detects neither SLURM, Open MPI, Kubernetes nor a cloud TPU here: give coordinator, processes and "
+                "JAX detects neither SLURM, Open MPI, Kubernetes nor a cloud TPU here: give "
+                "coordinator, processes and "
                 f"process, set {VARIABLE}, or use `fulgurite launch` on one machine"
             ) from failed[0]
         raise ProcessError(f"{who} could not join the others {where}: {failed[0]}") from failed[0]

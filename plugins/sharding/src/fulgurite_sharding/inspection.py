@@ -124,8 +124,10 @@ def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: flo
     largest = float(np.max(np.where(np.isnan(difference), np.inf, difference)))
     if largest > tolerance:
         raise ReplicaError(
-            f"{path}: the copy on {where} differs from the first one by up to {largest:.3g} (tolerance {tolerance:g}). "
-            "Devices that should hold the same numbers do not: look for random keys or data that differ by process"
+            f"{path}: the copy on {where} differs from the first one by up to {largest:.3g} "
+            f"(tolerance {tolerance:g}). "
+            "Devices that should hold the same numbers do not: look for random keys or data that "
+            "differ by process"
         )
 
 

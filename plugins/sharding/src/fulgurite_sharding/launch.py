@@ -32,9 +32,11 @@ def launch(arguments: list[str]) -> int:
     first."""
     parser = argparse.ArgumentParser(
         "fulgurite launch",
-        description="Runs a program as several processes on this machine, connected before it is imported: with the "
-        "GPUs divided among them, else on the CPU. SIGINT and SIGTERM are handed on; when one process fails, the "
-        "others are ended.",
+        description=(
+            "Runs a program as several processes on this machine, connected before it is imported:"
+            " with the GPUs divided among them, else on the CPU. SIGINT and SIGTERM are handed on;"
+            " when one process fails, the others are ended."
+        ),
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
     parser.add_argument(
@@ -175,7 +177,8 @@ class _Member:
                 try:
                     place[0].write(place[1] + line)
                     place[0].flush()
-                except OSError as error:  # a closed pipe, a full disk: whoever is not read any more would wait for ever
+                except OSError as error:
+                    # A closed pipe, a full disk: whoever is not read any more would wait for ever.
                     places.remove(place)
                     with suppress(OSError):
                         what = "its log" if place[0] is self._log else "what it prints"
@@ -212,17 +215,21 @@ def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: l
                 member.kill()
     for member in members:
         member.kill()  # for its last lines
-    failed = [one for one in ended if one.process.returncode not in (0, *STOPPED)]
-    first = next(iter(failed or [one for one in ended if one.process.returncode]), None)
-    if first is None:
+    return _report(ended)
+
+
+def _report(ended: list[_Member]) -> int:
+    """Say what failed first, if anything did, and return the exit code."""
+    failed = [member for member in ended if member.process.returncode not in (0, *STOPPED)]
+    unsuccessful = failed or [member for member in ended if member.process.returncode]
+    if not unsuccessful:
         return 0
+    first = unsuccessful[0]
     code = first.process.returncode
     if failed:
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         print(f"{first.name} {how}. Its last lines:", file=sys.stderr)
         print("".join(f"    {line}" for line in first.tail), end="", file=sys.stderr)
     return 128 - code if code < 0 else code
@@ -263,8 +270,8 @@ def _devices(processes: int) -> list[dict[str, str]]:
     share, rest = divmod(len(gpus), processes)
     if rest:
         raise ConfigurationError(
-            f"{processes} processes cannot have an equal part of {len(gpus)} GPUs: change --processes or "
-            "CUDA_VISIBLE_DEVICES, or set JAX_PLATFORMS=cpu"
+            f"{processes} processes cannot have an equal part of {len(gpus)} GPUs: change"
+            " --processes or CUDA_VISIBLE_DEVICES, or set JAX_PLATFORMS=cpu"
         )
     parts = [gpus[number * share : (number + 1) * share] for number in range(processes)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]

@@ -101,7 +101,8 @@ class Sharding:
         if isinstance(self.mesh, Mesh):
             if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
                 raise ConfigurationError(
-                    "Sharding: the mesh has axes that are not Auto, under which some Equinox layers fail: make it by "
+                    "Sharding: the mesh has axes that are not Auto, under which some Equinox "
+                    "layers fail: make it by "
                     "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * n)"
                 )
             return self.mesh
@@ -110,8 +111,10 @@ class Sharding:
         sizes = {name: count // taken if size == -1 else size for name, size in sizes.items()}
         if prod(sizes.values()) != count:
             raise ConfigurationError(
-                f"Sharding: a mesh of {dict(self.mesh)} does not take all {count} devices: sizes must multiply to "
-                f"{count}, or to a divisor of it beside one axis of size -1. For some of the devices give a "
+                f"Sharding: a mesh of {dict(self.mesh)} does not take all {count} devices: sizes "
+                f"must multiply to "
+                f"{count}, or to a divisor of it beside one axis of size -1. For some of the "
+                f"devices give a "
                 "jax.sharding.Mesh"
             )
         return jax.make_mesh(
@@ -198,7 +201,8 @@ def _check_mesh_sizes(mesh: Any) -> list[str]:
     )
     if not good:
         raise ConfigurationError(
-            f"Sharding: mesh is {mesh!r}; it must be a jax.sharding.Mesh or sizes by name, such as {{'data': -1, "
+            f"Sharding: mesh is {mesh!r}; it must be a jax.sharding.Mesh or sizes by name, such as "
+            f"{{'data': -1, "
             "'model': 2}, with at most one -1"
         )
     return list(mesh)

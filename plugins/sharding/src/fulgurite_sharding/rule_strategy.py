@@ -1,4 +1,4 @@
-"""The strategy of the plugin `Sharding`: rules over paths, sizes, and what follows the parameters."""
+"""The strategy of the plugin `Sharding`: rules over paths, sizes, and what follows parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -90,7 +90,8 @@ class Rules:
             count = prod(mesh.shape[name] for name in axes_of((names,)))
             if shape[dimension] % count and self._strict:
                 raise ConfigurationError(
-                    f"{where}: dimension {dimension} of {shape[dimension]} does not divide by axis {names!r}, which "
+                    f"{where}: dimension {dimension} of {shape[dimension]} does not divide by axis "
+                    f"{names!r}, which "
                     f"has {count} devices"
                 )
             if shape[dimension] % count:

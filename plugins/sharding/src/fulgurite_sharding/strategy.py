@@ -46,7 +46,7 @@ class MeshStrategy(fg.ShardingStrategy):
         self._build_cached = lru_cache(maxsize=64)(self._build_batch_sharding)
 
     def get_state_shardings(self, state: PyTree) -> PyTree[NamedSharding | None] | None:
-        """Return a sharding for every array of a train state; None to let each lie where it is made.
+        """Return a sharding for every array of a train state; None: each lies where it is made.
 
         Args:
             state: a `TrainState` with `jax.ShapeDtypeStruct`s for arrays.

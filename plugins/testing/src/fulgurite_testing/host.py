@@ -44,8 +44,10 @@ def no_sync(subject: Subject) -> None:
         name for name, after in seen.items() if len(after) > 1 and 2 * sum(after) < len(after)
     ]:
         raise Broken(
-            f"{', '.join(waited)} waits for the device: after each call the newest step was done. Emit device arrays "
-            "by run.emit, which copies them in the background, and read metrics in the phase `decide`, where those of "
+            f"{', '.join(waited)} waits for the device: after each call the newest step was done. "
+            f"Emit device arrays "
+            "by run.emit, which copies them in the background, and read metrics in the phase "
+            "`decide`, where those of "
             "training are of the window before"
         )
 
@@ -55,11 +57,13 @@ def closes(subject: Subject) -> None:
     again = subject.again
     if again.late:
         raise Broken(
-            f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside with a limit"
+            f"{again.late[0]} is not done after {subject.timeout:g} s: wait for what is outside "
+            f"with a limit"
         )
     if again.left:
         raise Broken(
-            f"the run is over and the thread {again.left[0]!r} still runs: end it in close_logger or on_fit_end"
+            f"the run is over and the thread {again.left[0]!r} still runs: end it in close_logger "
+            f"or on_fit_end"
         )
 
 

@@ -35,7 +35,8 @@ class Memory:
                 json.dumps(host, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise StateError(
-                    f"plugin {name!r}, hook get_host_state gives what is no JSON ({error}): numbers, texts, lists and "
+                    f"plugin {name!r}, hook get_host_state gives what is no JSON ({error}): "
+                    f"numbers, texts, lists and "
                     "dicts alone"
                 ) from error
         futures = plugins.call("flush_logger", run.step, step=run.step)

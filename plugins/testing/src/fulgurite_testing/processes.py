@@ -21,7 +21,8 @@ def processes(subject: Subject) -> None:
     made = subject.given
     if not callable(made) or "<" in getattr(made, "__qualname__", "<"):
         raise Broken(
-            "the check `processes` makes the plugin in other processes: give check_plugin a class, or a function at "
+            "the check `processes` makes the plugin in other processes: give check_plugin a class, "
+            "or a function at "
             "the top of a file, without arguments"
         )
     with socket.socket() as free:

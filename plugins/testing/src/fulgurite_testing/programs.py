@@ -24,7 +24,8 @@ def compiled_once() -> Iterator[None]:
         yield
         return
     before = {name: getattr(jax.config, name) for name in KEPT}
-    compilation_cache.reset_cache()  # JAX has noted that there is none, where something was compiled before
+    # JAX has noted that there is none, where something was compiled before.
+    compilation_cache.reset_cache()
     compilation_cache.set_cache_dir(_directory())
     try:
         for name, value in KEPT.items():

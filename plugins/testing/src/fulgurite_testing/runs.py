@@ -50,7 +50,8 @@ def arguments(subject: Subject) -> None:
                 pass
             else:
                 raise Broken(
-                    f"{cls.__name__}(no_such_argument=...) is accepted silently: reject unknown arguments"
+                    f"{cls.__name__}(no_such_argument=...) is accepted silently: reject unknown "
+                    f"arguments"
                 )
     for bad in subject.bad_arguments:
         shown = f"{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in bad.items())})"
@@ -91,7 +92,8 @@ def streams(subject: Subject) -> None:
             keys = [one.key(name, phase, 3) for one in (plain.make_rng_streams(root), mine)]
             if same_bits(*keys):
                 raise Broken(
-                    f"it changes the random stream {name!r} ({stream}): give its own a name of its own"
+                    f"it changes the random stream {name!r} ({stream}): give its own a name of its "
+                    f"own"
                 )
 
 
@@ -106,7 +108,8 @@ def results(subject: Subject) -> None:
     ]
     if difference := about_same(*parts):
         raise Broken(
-            f"a run ends differently with it: {difference}. If that is what it is for, say so: a class attribute "
+            f"a run ends differently with it: {difference}. If that is what it is for, say so: a "
+            f"class attribute "
             "changes_results = True"
         )
 
@@ -116,12 +119,15 @@ def deterministic(subject: Subject) -> None:
     one."""
     if difference := same_bits(_whole(subject.ran), _whole(subject.again.ran)):
         raise Broken(
-            f"two runs of one seed differ: {difference}. The exact stream holds what follows from program, "
-            "configuration, seed and data; clocks and paths are telemetry: run.emit(..., stream='telemetry')"
+            f"two runs of one seed differ: {difference}. The exact stream holds what follows from "
+            f"program, "
+            "configuration, seed and data; clocks and paths are telemetry: run.emit(..., "
+            "stream='telemetry')"
         )
     if difference := same_bits(_whole(subject.ran), _whole(subject.fit(subject.ran.plugin))):
         raise Broken(
-            f"the second fit with one instance is not like the first: {difference}. What it keeps on the host begins "
+            f"the second fit with one instance is not like the first: {difference}. What it keeps "
+            f"on the host begins "
             "anew in on_fit_start, unless run.is_resumed"
         )
 
@@ -155,16 +161,22 @@ def resume(subject: Subject) -> None:
         both = second.result.state, _records([*begun, *second.events.exact()])
         if difference := same_bits(_whole(ran), both):
             raise Broken(
-                f"a run that was saved at step {step} and resumed in a new instance is not the one that went through: "
-                f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What it keeps on the "
-                "host goes through get_host_state and set_host_state, what it keeps on the device through plugin_state"
+                f"a run that was saved at step {step} and resumed in a new instance is not the one "
+                f"that went through: "
+                f"{difference} (records before: {[(one.step, one.source) for one in begun]}). What "
+                f"it keeps on the "
+                "host goes through get_host_state and set_host_state, what it keeps on the device "
+                "through plugin_state"
             )
         now = _files(subject, ran.run)
         if wrong := [name for name in exact if now.get(name) != files[name]]:
             raise Broken(
-                f"{wrong[0]} in the run's directory is not the same after a run was resumed from step {step}: it held "
-                f"{_size(files[wrong[0]])} and holds {_size(now.get(wrong[0], b''))}. Cut it back to where the "
-                "checkpoint was, by durable and rewind; a subclass of fg.FileLogger is given the position. Where a file "
+                f"{wrong[0]} in the run's directory is not the same after a run was resumed from "
+                f"step {step}: it held "
+                f"{_size(files[wrong[0]])} and holds {_size(now.get(wrong[0], b''))}. Cut it back "
+                f"to where the "
+                "checkpoint was, by durable and rewind; a subclass of fg.FileLogger is given the "
+                "position. Where a file "
                 "was cut back the place in it must be its end, or the next position is wrong"
             )
 
@@ -198,7 +210,8 @@ def fuse(subject: Subject) -> None:
     fused = subject.fit(subject.make(), steps_per_execution=8)
     if difference := about_same(_whole(subject.ran), _whole(fused)):
         raise Broken(
-            f"with steps_per_execution=8 the run is not the one with steps_per_execution=1: {difference}"
+            f"with steps_per_execution=8 the run is not the one with steps_per_execution=1: "
+            f"{difference}"
         )
 
 

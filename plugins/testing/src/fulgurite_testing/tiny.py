@@ -4,11 +4,11 @@ from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
-from fulgurite_runs import RunPlugin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_runs import RunPlugin
 
 STEPS = 8
 

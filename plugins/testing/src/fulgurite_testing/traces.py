@@ -35,7 +35,8 @@ def same_trace(subject: Subject) -> None:
         ]
         where = f": {lines[0][0].strip()!r}, then {lines[0][1].strip()!r}" if lines else ""
         raise Broken(
-            f"traced twice, the step is not the same program{where}. A traced hook is a pure function of its "
+            f"traced twice, the step is not the same program{where}. A traced hook is a pure "
+            f"function of its "
             "arguments: keep what changes in plugin_state, take random keys from ctx"
         )
     kept = (
@@ -45,7 +46,8 @@ def same_trace(subject: Subject) -> None:
     )
     if kept:
         raise Broken(
-            f"a traced hook keeps a tracer in self.{kept[0]}: it stands for a value in one trace only. Return it by "
+            f"a traced hook keeps a tracer in self.{kept[0]}: it stands for a value in one trace "
+            f"only. Return it by "
             "step_metrics, or keep it in plugin_state"
         )
 
@@ -55,7 +57,8 @@ def no_effects(subject: Subject) -> None:
     found = _callbacks(_with(subject)[1][0]) if subject.traced else set()
     if found and (found := found - _callbacks(_without(subject))):
         raise Broken(
-            f"the compiled step calls the host at every step ({', '.join(sorted(found))}): emit from a scheduled action"
+            f"the compiled step calls the host at every step ({', '.join(sorted(found))}): emit "
+            f"from a scheduled action"
         )
 
 
@@ -69,7 +72,8 @@ def no_captured_arrays(subject: Subject) -> None:
             known.remove(kind)
         else:
             raise Broken(
-                f"a traced hook captures an array {kind[1]}{list(kind[0])} as a constant of the compiled step: return "
+                f"a traced hook captures an array {kind[1]}{list(kind[0])} as a constant of the "
+                f"compiled step: return "
                 "it from plugin_state, so that it is saved, sharded and donated"
             )
 
