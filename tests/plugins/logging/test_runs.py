@@ -402,7 +402,7 @@ def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path
 def test_the_process_ends_when_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fg.BackgroundWriter, "patience", 0.5)
+    monkeypatch.setattr(fg.BackgroundWriter, "timeout", 0.5)
     gate = threading.Event()
     try:
         with (

@@ -363,7 +363,7 @@ def test_what_an_online_attempt_has_here_is_not_sent_again_offline(
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        fg.BackgroundWriter, "patience", 0.1
+        fg.BackgroundWriter, "timeout", 0.1
     )  # wandb gets what a connection may take besides
     memory, first = Memory(), offline()
     fit(tmp_path, first, memory)
