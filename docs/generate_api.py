@@ -27,7 +27,6 @@ The methods that a plugin implements are in [Hooks](hooks.md).
 CORE = {
     "fulgurite": "fulgurite",
     "fulgurite.metrics": "fulgurite.metrics",
-    "fulgurite.media": "fulgurite.media",
     "fulgurite.tree.paths": "fulgurite.tree.paths",
     "fulgurite.encoding": "fulgurite.encoding",
     "fulgurite.errors": "fulgurite.errors",

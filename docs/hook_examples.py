@@ -214,7 +214,7 @@ class Patience:
 
 
 class Lines:
-    """Writes exact records to a file, each once. (`fg.FileLogger` does this on a thread of its
+    """Writes exact records to a file, each once. (`FileLogger` does this on a thread of its
     own.)"""
 
     def __init__(self, path):

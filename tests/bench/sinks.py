@@ -31,6 +31,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+from fulgurite_logging import FileLogger, LogBackend
 from harness import Spread, arguments, interleaved, ratio, show, write
 from overhead import WORKLOADS, Trained, copied
 
@@ -47,13 +48,13 @@ SINKS: dict[str, list[Any]] = {
 OPENED, STEPS = 100, 4100
 
 
-class Slow(fg.FileLogger):
+class Slow(FileLogger):
     """Writes nothing until it is let go, as a disk would that takes a second for each record."""
 
     plugin_name = "slow"
     release = threading.Event()
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         return _Waiting(self.release)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import NonFiniteError
+from fulgurite_logging.media import Histogram
 from models import Act, Counting, Evaluating, Events, assert_same_bits, numbers
 
 BAD = 4
@@ -183,7 +184,7 @@ class Shown(Root):
     """Shows its batch."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {"batch": fg.media.Histogram.from_values(batch)}
+        media = {"batch": Histogram.from_values(batch)}
         return super().training_step(batch, ctx).replace(media=media)
 
 

@@ -16,6 +16,7 @@ from fulgurite.errors import (
     PluginError,
     StateError,
 )
+from fulgurite_logging import media
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
 
 
@@ -89,7 +90,7 @@ class Required(Failing):
 def test_each_kind_of_record_reaches_its_hook() -> None:
     values: dict[Any, dict[str, Any]] = {
         "scalars": {"a": 1.5},
-        "media": {"image": fg.media.Text("seen")},
+        "media": {"image": media.Text("seen")},
         "text": {"note": "hello"},
         "config": {"lr": 0.1},
     }
@@ -134,7 +135,7 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
         "media",
         "tester",
         {"a": np.zeros((2, 2))},
-        "'a' is of type ndarray; give fg.media",
+        "'a' is of type ndarray; give media",
     ),
     "no JSON": ("config", "tester", {"a": object()}, "object cannot be written as JSON"),
 }

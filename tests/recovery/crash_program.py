@@ -26,7 +26,7 @@ import optax
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator
-from fulgurite_logging import JSONLLogger
+from fulgurite_logging import JSONLLogger, LogBackend
 from fulgurite_rng import Rng
 
 
@@ -257,7 +257,7 @@ class Delayed(JSONLLogger):
         super().__init__()
         self.delay = delay
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         backend = super().backend(run, position)
         write = backend.write
 

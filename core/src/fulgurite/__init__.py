@@ -1,7 +1,7 @@
 """Fulgurite: a small engine that compiles and runs training steps, and plugins for everything
 else."""
 
-from fulgurite import media, metrics
+from fulgurite import metrics
 from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation import Evaluator
@@ -10,12 +10,12 @@ from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.model.context import Context
+from fulgurite.model.media import Media
 from fulgurite.model.mode import is_training, training_mode
 from fulgurite.model.module import Module, OptimizerSpec, Output, Task
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
-from fulgurite.sink import FileLogger
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import GradientUpdate, UpdateRule, compute_gradients
@@ -34,14 +34,12 @@ from fulgurite.triggers import (
     StepRange,
     Trigger,
 )
-from fulgurite.writer import BackgroundWriter, LogBackend
 
 __all__ = [
     "ArrayData",
     "At",
     "AtEnd",
     "AtStart",
-    "BackgroundWriter",
     "CheckpointRef",
     "Context",
     "DataSource",
@@ -52,14 +50,13 @@ __all__ = [
     "EveryEpoch",
     "EverySeconds",
     "Exponential",
-    "FileLogger",
     "FirstSteps",
     "FirstStepsAfterStart",
     "FitResult",
     "GradientUpdate",
     "History",
-    "LogBackend",
     "MaskedBatch",
+    "Media",
     "Module",
     "OptimizerSpec",
     "Output",
@@ -85,7 +82,6 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "is_training",
-    "media",
     "metrics",
     "select",
     "training_mode",

@@ -26,7 +26,6 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
-from fulgurite.media import MEDIA_ACTION, split_media
 from fulgurite.metrics.base import (
     CollectingMetric,
     Metric,
@@ -37,6 +36,7 @@ from fulgurite.metrics.base import (
 from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import as_metric, to_number
 from fulgurite.model.context import Context
+from fulgurite.model.media import MEDIA_ACTION, split_media
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
 from fulgurite.plugins.manager import PluginManager
@@ -527,7 +527,7 @@ def _check_custom_values(name: str, values: Any) -> tuple[dict[str, Any], dict[s
         if np.asarray(value).dtype.kind not in "biufV":
             raise PluginError(
                 f"the metric {key!r} of evaluator {name!r} is {type(value).__name__}: an "
-                "evaluation gives numbers, arrays of them, and fg.media"
+                "evaluation gives numbers, arrays of them, and media"
             )
     return numbers, media
 

@@ -24,6 +24,7 @@ from fulgurite_logging import (
 )
 from fulgurite_logging.console import number
 from fulgurite_logging.environment import masked_arguments
+from fulgurite_logging.media import Histogram
 from fulgurite_runs.json_codec import loads
 from fulgurite_runs.redact import redact_text
 from logged import Act, Line, data
@@ -349,7 +350,7 @@ def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
 
 class Shown(Line):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {"weights": lambda: fg.media.Histogram.from_values(self.weight, 2)}
+        media = {"weights": lambda: Histogram.from_values(self.weight, 2)}
         return super().training_step(batch, ctx).replace(media=media)
 
 

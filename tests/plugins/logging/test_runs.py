@@ -16,7 +16,7 @@ from typing import Any
 import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_logging import CSVLogger, JSONLLogger
+from fulgurite_logging import BackgroundWriter, CSVLogger, JSONLLogger, LogBackend
 from fulgurite_runs.json_codec import loads
 from logged import Act, Growing, Keeper, Line, data, newest
 
@@ -155,7 +155,7 @@ class Gated(JSONLLogger):
         super().__init__()
         self.gate, self.free = gate, free
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         backend = super().backend(run, position)
         write, left = backend.write, iter(range(self.free))
 
@@ -402,7 +402,7 @@ def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path
 def test_the_process_ends_when_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fg.BackgroundWriter, "timeout", 0.5)
+    monkeypatch.setattr(BackgroundWriter, "timeout", 0.5)
     gate = threading.Event()
     try:
         with (

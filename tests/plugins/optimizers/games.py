@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_logging import media
 
 ONE = [np.zeros(1, np.float32)]
 
@@ -155,11 +156,11 @@ class Show:
 def picture(value: Any) -> Any:
     """A figure that is made where it is shown, `draw` and all."""
 
-    def make() -> fg.media.Figure:
+    def make() -> media.Figure:
         def draw(values: Any) -> Any:
             return values
 
-        return fg.media.Figure(draw, value)
+        return media.Figure(draw, value)
 
     return make
 

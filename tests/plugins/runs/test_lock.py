@@ -16,6 +16,7 @@ from typing import Any
 import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError
+from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import RunDirectory, RunPlugin, lock
 from fulgurite_runs.lock import Lock, read_owner
 from models import Act, Counting, numbers
@@ -266,10 +267,10 @@ def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(
         def position(self) -> int:
             return len(written)
 
-    class Numbers(RunPlugin, fg.FileLogger):
+    class Numbers(FileLogger):
         plugin_name = "numbers"
 
-        def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+        def backend(self, run: fg.Run, position: Any) -> LogBackend:
             return Backend()
 
     def take(run: fg.Run) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
 from fulgurite.training.state import as_model_init
+from fulgurite_logging.media import Histogram
 from fulgurite_sharding import (
     FSDP,
     DataParallel,
@@ -502,7 +503,7 @@ def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_w
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             preds = batch["x"] @ self.matrix + self.vector
             metrics = {"constant": 2.0, "rows": jnp.float32(len(preds))}
-            media = {"preds": lambda: fg.media.Histogram.from_values(preds)}
+            media = {"preds": lambda: Histogram.from_values(preds)}
             return fg.Output(preds.mean(), preds={"hidden": preds}, metrics=metrics, media=media)
 
     rules = Sharding(outputs=[("preds.hidden", P("data")), ("**", P())])

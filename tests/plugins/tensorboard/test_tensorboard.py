@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_logging import media
 from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
 from fulgurite_tensorboard.events import started
 from matplotlib import pyplot
@@ -30,16 +31,16 @@ class Line(fg.Module):
         self.weight = jnp.arange(4.0)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {
-            "pictures": lambda: fg.media.Images.from_pixels(
+        shown = {
+            "pictures": lambda: media.Images.from_pixels(
                 jnp.stack([jnp.zeros((2, 3, 3)), jnp.ones((2, 3, 3))])
             ),
-            "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
-            "note": fg.media.Text("a note"),
-            "figure": lambda: fg.media.Figure(drawn, self.weight),
+            "weight": lambda: media.Histogram.from_values(self.weight, bins=2),
+            "note": media.Text("a note"),
+            "figure": lambda: media.Figure(drawn, self.weight),
         }
         loss = ((batch @ self.weight - 1) ** 2).mean()
-        return fg.Output(loss, metrics={"double": 2 * loss}, media=media)
+        return fg.Output(loss, metrics={"double": 2 * loss}, media=shown)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1e-2)
@@ -156,7 +157,7 @@ def test_what_a_plugin_tells(tmp_path: Path):
             run.log_scalars(
                 "../up", {"each": np.array([[1.0, 2.0]]), "count": 3, "nothing": float("nan")}
             )
-            run.log_media("shown", {"picture": fg.media.Image.from_pixels(jnp.ones((2, 3)))})
+            run.log_media("shown", {"picture": media.Image.from_pixels(jnp.ones((2, 3)))})
             run.log_config(
                 "setting",
                 {"configuration": {"lr": 0.1, "name": "a", "deep": True, "sizes": [1, 2]}},
@@ -200,22 +201,22 @@ def by_pyplot(values: Any) -> Figure:
 
 
 def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
-    class Own(fg.media.Text):
+    class Own(media.Text):
         pass
 
-    class Unknown(fg.media.Media):
+    class Unknown(fg.Media):
         pass
 
     values = np.arange(3.0)
-    media = {
-        "broken": fg.media.Figure(lambda values: 1 / 0, values),
-        "none": fg.media.Figure(lambda values: None, values),
+    shown = {
+        "broken": media.Figure(lambda values: 1 / 0, values),
+        "none": media.Figure(lambda values: None, values),
         "unknown": Unknown(),
         "own": Own("so"),
-        "figure": fg.media.Figure(by_pyplot, values),
+        "figure": media.Figure(by_pyplot, values),
     }
     with pytest.warns(UserWarning, match="leaves 'told/") as warned:
-        result = fit(tmp_path, Emitting("media", media), steps=2)
+        result = fit(tmp_path, Emitting("media", shown), steps=2)
     told = sorted(str(one.message) for one in warned)
     assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
     assert "NoneType and no matplotlib" in told[1] and "type Unknown" in told[2]

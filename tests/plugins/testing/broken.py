@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
+from fulgurite_logging import FileLogger
 
 
 @dataclass
@@ -216,7 +217,7 @@ class WritesOn:
 
 
 @dataclass(eq=False)
-class TellsAnOldPlace(fg.FileLogger):
+class TellsAnOldPlace(FileLogger):
     """Cuts its file back, and says that it is as long as before until something is written."""
 
     plugin_name = "old"
@@ -256,7 +257,7 @@ class Locked:
 
 
 @dataclass(eq=False)
-class WritesADatabase(fg.FileLogger):
+class WritesADatabase(FileLogger):
     """Sound, though the bytes of its file tell how often it was opened."""
 
     plugin_name = "database"

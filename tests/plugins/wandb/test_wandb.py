@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite_logging import BackgroundWriter, media
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_wandb import WandbLogger, read_run
 from matplotlib import pyplot
@@ -31,15 +32,15 @@ class Line(fg.Module):
         self.weight = jnp.arange(4.0)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        media = {
-            "pictures": lambda: fg.media.Images.from_pixels(
+        shown = {
+            "pictures": lambda: media.Images.from_pixels(
                 jnp.stack([jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1))])
             ),
-            "picture": lambda: fg.media.Image.from_pixels(jnp.ones((2, 3))),
-            "weight": lambda: fg.media.Histogram.from_values(self.weight, bins=2),
-            "note": fg.media.Text("a note"),
+            "picture": lambda: media.Image.from_pixels(jnp.ones((2, 3))),
+            "weight": lambda: media.Histogram.from_values(self.weight, bins=2),
+            "note": media.Text("a note"),
         }
-        return fg.Output(((batch @ self.weight - 1) ** 2).mean(), media=media)
+        return fg.Output(((batch @ self.weight - 1) ** 2).mean(), media=shown)
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(1e-2)
@@ -141,6 +142,7 @@ PILLOW = """
 import sys, threading, time, traceback
 from importlib.machinery import PathFinder
 import fulgurite as fg, jax, jax.numpy as jnp, numpy as np, optax
+from fulgurite_logging import media
 from fulgurite_wandb import WandbLogger
 
 half = threading.Event()
@@ -166,7 +168,7 @@ class Slow:  # Pillow is half imported until wandb wants it
 class Model(fg.Module):
     weight: jax.Array
     def training_step(self, batch, ctx):
-        return fg.Output(self.weight * 1.0, media={"picture": lambda: fg.media.Image.from_pixels(jnp.ones((2, 3)))})
+        return fg.Output(self.weight * 1.0, media={"picture": lambda: media.Image.from_pixels(jnp.ones((2, 3)))})
     def configure_optimizers(self):
         return optax.sgd(1.0)
 
@@ -196,28 +198,28 @@ def test_pictures_are_shown_while_another_thread_imports_pillow(tmp_path: Path):
 
 
 def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
-    class Own(fg.media.Text):
+    class Own(media.Text):
         pass
 
-    class Unknown(fg.media.Media):
+    class Unknown(fg.Media):
         pass
 
     def by_pyplot(values: Any) -> Any:
         return pyplot.subplots(figsize=(1, 1), dpi=20)[0]
 
     values, counts = np.arange(3.0), np.arange(1025)
-    media = {
-        "broken": fg.media.Figure(lambda values: 1 / 0, values),
+    shown = {
+        "broken": media.Figure(lambda values: 1 / 0, values),
         "unknown": Unknown(),
         "own": Own("so"),
-        "figure": fg.media.Figure(by_pyplot, values),
-        "fine": fg.media.Histogram(counts, np.arange(1026.0)),  # pyright: ignore[reportArgumentType]
+        "figure": media.Figure(by_pyplot, values),
+        "fine": media.Histogram(counts, np.arange(1026.0)),  # pyright: ignore[reportArgumentType]
     }
     with pytest.warns(UserWarning, match="leaves 'told/") as warned:
         result = fit(
             tmp_path,
             offline(),
-            Telling(*[(step, "media", "told", media) for step in (1, 2)]),
+            Telling(*[(step, "media", "told", shown) for step in (1, 2)]),
             steps=2,
         )
     told = sorted(str(one.message) for one in warned)
@@ -235,7 +237,7 @@ def test_what_is_left_of_a_lost_network_can_be_sent_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gate = threading.Event()
-    figure = fg.media.Figure(
+    figure = media.Figure(
         lambda values: gate.wait(60), np.arange(3.0)
     )  # stands for wandb, which waits for a server
     monkeypatch.setattr("fulgurite_wandb.plugin.PATIENCE", 5.0)
@@ -363,7 +365,7 @@ def test_what_an_online_attempt_has_here_is_not_sent_again_offline(
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        fg.BackgroundWriter, "timeout", 0.1
+        BackgroundWriter, "timeout", 0.1
     )  # wandb gets what a connection may take besides
     memory, first = Memory(), offline()
     fit(tmp_path, first, memory)
@@ -480,7 +482,7 @@ class Look:
         print("wandb", given and (given["GOMAXPROCS"], given["GOGC"]))
 
 wandb = {"wandb": {"project": "tests", "mode": "offline"}}
-fg.Engine(steps=2, log_every=1, plugins=[wandb, Look()], run=sys.argv[1], autoload=False).fit(TinyModel, tiny_data())
+fg.Engine(steps=2, log_every=1, plugins=[wandb, Look()], run_dir=sys.argv[1], autoload=False).fit(TinyModel, tiny_data())
 print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
 """
 

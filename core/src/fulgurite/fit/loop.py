@@ -28,7 +28,7 @@ from fulgurite.fit.scheduler import (
 )
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import Snapshot
-from fulgurite.media import MEDIA_ACTION
+from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState

@@ -13,7 +13,7 @@ import numpy as np
 from fulgurite.encoding import dumps, is_real
 from fulgurite.errors import FulguriteError, PathError, PluginError, StateError, did_you_mean
 from fulgurite.masking import redact_text
-from fulgurite.media import Media
+from fulgurite.model.media import Media
 
 if TYPE_CHECKING:
     from fulgurite.fit.run import Run
@@ -66,7 +66,11 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
         if (kind == "scalars" and not _is_number(value)) or (
             kind == "media" and not isinstance(value, Media)
         ):
-            what = "numbers and arrays of them" if kind == "scalars" else "fg.media"
+            what = (
+                "numbers and arrays of them"
+                if kind == "scalars"
+                else "media such as those of fulgurite_logging.media"
+            )
             raise PluginError(
                 f"{where}: {name!r} is of type {type(value).__name__}; give {what} by name"
             )

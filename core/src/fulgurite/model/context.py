@@ -12,7 +12,7 @@ from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
-from fulgurite.media import MEDIA_ACTION
+from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.rng import RngPhase, RngStreams, fold_name
 
 

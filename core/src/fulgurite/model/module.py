@@ -34,7 +34,8 @@ class Output(eqx.Module):
         preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled
             step.
         model_state: the new `eqx.nn.State`, for models that carry one.
-        media: what to show, by name: one of `fg.media`, or a function without arguments that is
+        media: what to show, by name: an `fg.Media`, such as those of
+            `fulgurite_logging.media`, or a function without arguments that is
             evaluated only where the result is shown. After the forward pass, zeros at all other
             steps.
         grads: the gradients as the optimizer receives them; set by the update rule.

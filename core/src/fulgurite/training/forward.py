@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool
 
 from fulgurite.data.sources import MaskedBatch
 from fulgurite.errors import DataError, ModelError
-from fulgurite.media import render_if_due
 from fulgurite.model.context import Context
+from fulgurite.model.media import render_if_due
 from fulgurite.model.module import Output, get_method
 from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy

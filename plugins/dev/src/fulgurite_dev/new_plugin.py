@@ -68,7 +68,10 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         raise ConfigurationError(
             f"fulgurite-{name} is installed and would be replaced: choose another name"
         )
-    values = {"name": name, "module": module, "cls": cls}
+    dependencies = '"fulgurite>=0.1,<0.2"'
+    if kind == "sink":
+        dependencies += ', "fulgurite-logging>=0.1,<0.2"'
+    values = {"name": name, "module": module, "cls": cls, "dependencies": dependencies}
     for source in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(one for one in source.rglob("*") if one.is_file()):
             # A template's own name ends in .txt, so that no tool takes it for what it will become.

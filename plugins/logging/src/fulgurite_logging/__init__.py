@@ -1,9 +1,11 @@
 """Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that
 record more."""
 
+from fulgurite_logging import media as media
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
+from fulgurite_logging.file_logger import FileLogger as FileLogger
 from fulgurite_logging.jsonl import JSONLLogger as JSONLLogger
 from fulgurite_logging.norms import (
     LearningRateMonitor as LearningRateMonitor,
@@ -11,3 +13,7 @@ from fulgurite_logging.norms import (
 )
 from fulgurite_logging.show import MediaLogger as MediaLogger
 from fulgurite_logging.table import CSVLogger as CSVLogger
+from fulgurite_logging.writer import (
+    BackgroundWriter as BackgroundWriter,
+    LogBackend as LogBackend,
+)

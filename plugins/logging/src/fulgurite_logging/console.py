@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import fulgurite as fg
 
+from fulgurite_logging.writer import BackgroundWriter
+
 
 @dataclass(eq=False)
 class ConsoleLogger:
@@ -20,14 +22,14 @@ class ConsoleLogger:
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     required: bool = False
     plugin_name: ClassVar[str] = "console"
-    _writer: fg.BackgroundWriter | None = field(default=None, init=False, repr=False)
+    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @fg.hookimpl
     def open_logger(self, run: fg.Run) -> None:
         """Begins a thread that prints, so that training does not wait for a terminal."""
         shown = sys.stdout is not None  # which it is where the process was started without one
         self._writer = (
-            fg.BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
+            BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
         )
 
     @fg.hookimpl

@@ -6,15 +6,16 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite import encoding
-from fulgurite_runs import RunPlugin
 
+from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, entry
+from fulgurite_logging.writer import LogBackend
 
 EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
 
 
 @dataclass(eq=False)
-class JSONLLogger(RunPlugin, fg.FileLogger):
+class JSONLLogger(FileLogger):
     """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
@@ -25,7 +26,7 @@ class JSONLLogger(RunPlugin, fg.FileLogger):
 
     plugin_name = "jsonl"
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         assert run.run_dir is not None
         return Lines(run.run_dir.path, position)
 

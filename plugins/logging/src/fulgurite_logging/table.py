@@ -11,15 +11,16 @@ from typing import Any
 import fulgurite as fg
 from fulgurite import encoding
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import RunPlugin
 
+from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, entry
+from fulgurite_logging.writer import LogBackend
 
 EXACT, TELEMETRY = "records.csv", "telemetry.csv"
 
 
 @dataclass(eq=False)
-class CSVLogger(RunPlugin, fg.FileLogger):
+class CSVLogger(FileLogger):
     """Writes scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run
@@ -31,7 +32,7 @@ class CSVLogger(RunPlugin, fg.FileLogger):
 
     plugin_name = "csv"
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         assert run.run_dir is not None
         return Tables(run.run_dir.path, position)
 

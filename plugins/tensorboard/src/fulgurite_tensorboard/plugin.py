@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import RunPlugin
+from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs.directory import sync_folder
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _TELEMETRY = "telemetry="
 
 
 @dataclass(eq=False)
-class TensorBoardLogger(RunPlugin, fg.FileLogger):
+class TensorBoardLogger(FileLogger):
     """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`,
     a directory of
     event files for each source: `train`, an evaluator's name. `tensorboard --logdir
@@ -44,7 +44,7 @@ class TensorBoardLogger(RunPlugin, fg.FileLogger):
 
     plugin_name = FOLDER
 
-    def backend(self, run: fg.Run, position: Any) -> fg.LogBackend:
+    def backend(self, run: fg.Run, position: Any) -> LogBackend:
         """What writes the event files."""
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER

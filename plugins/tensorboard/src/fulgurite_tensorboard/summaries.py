@@ -7,6 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import numpy as np
+from fulgurite_logging import media
 from fulgurite_runs.json_codec import dumps
 from tensorboardX import summary
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -23,7 +24,7 @@ def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> A
     for name, value in record.values.items():
         try:
             parts = list(
-                _text(name, fg.media.Text(str(value)))
+                _text(name, media.Text(str(value)))
                 if record.kind == "text"
                 else _shown(name, value)
             )
@@ -41,13 +42,13 @@ def _shown(name: str, value: Any) -> Iterator[Any]:
     """What one value looks like."""
     if isinstance(value, int | float):
         yield _scalar(name, value)
-    elif isinstance(value, fg.media.Media):
+    elif isinstance(value, fg.Media):
         show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
         if show is None:
-            raise TypeError(f"this sink cannot show fg.media.Media of type {type(value).__name__}")
+            raise TypeError(f"this sink cannot show fg.Media of type {type(value).__name__}")
         yield from show(name, value)
     elif isinstance(value, str) or value is None:
-        yield from _text(name, fg.media.Text(str(value)))
+        yield from _text(name, media.Text(str(value)))
     else:
         array = np.asarray(value)
         for index in np.ndindex(array.shape):
@@ -78,17 +79,17 @@ def hyperparameters(record: fg.Record) -> Any:
     return start
 
 
-def _image(name: str, image: fg.media.Image) -> Iterator[Any]:
+def _image(name: str, image: media.Image) -> Iterator[Any]:
     yield summary.image(name, np.asarray(image.pixels), dataformats="HWC")
 
 
-def _images(name: str, images: fg.media.Images) -> Iterator[Any]:
+def _images(name: str, images: media.Images) -> Iterator[Any]:
     several = len(images.pixels) > 1
     for index, pixels in enumerate(np.asarray(images.pixels)):
         yield summary.image(f"{name}/{index}" if several else name, pixels, dataformats="HWC")
 
 
-def _histogram(name: str, histogram: fg.media.Histogram) -> Iterator[Any]:
+def _histogram(name: str, histogram: media.Histogram) -> Iterator[Any]:
     counts, edges = (
         np.asarray(histogram.counts, np.float64),
         np.asarray(histogram.edges, np.float64),
@@ -107,7 +108,7 @@ def _histogram(name: str, histogram: fg.media.Histogram) -> Iterator[Any]:
     )
 
 
-def _text(name: str, text: fg.media.Text) -> Iterator[Any]:
+def _text(name: str, text: media.Text) -> Iterator[Any]:
     yield summary.text(name, _encodable(text.text))
 
 
@@ -117,7 +118,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _figure(name: str, figure: fg.media.Figure) -> Iterator[Any]:
+def _figure(name: str, figure: media.Figure) -> Iterator[Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -134,9 +135,9 @@ def _figure(name: str, figure: fg.media.Figure) -> Iterator[Any]:
 
 
 _MEDIA: dict[type, Callable[[str, Any], Iterator[Any]]] = {
-    fg.media.Image: _image,
-    fg.media.Images: _images,
-    fg.media.Histogram: _histogram,
-    fg.media.Text: _text,
-    fg.media.Figure: _figure,
+    media.Image: _image,
+    media.Images: _images,
+    media.Histogram: _histogram,
+    media.Text: _text,
+    media.Figure: _figure,
 }

@@ -175,7 +175,7 @@ def resume(subject: Subject) -> None:
                 f"step {step}: it held "
                 f"{_size(files[wrong[0]])} and holds {_size(now.get(wrong[0], b''))}. Cut it back "
                 f"to where the "
-                "checkpoint was, by durable and rewind; a subclass of fg.FileLogger is given the "
+                "checkpoint was, by durable and rewind; a subclass of FileLogger is given the "
                 "position. Where a file "
                 "was cut back the place in it must be its end, or the next position is wrong"
             )

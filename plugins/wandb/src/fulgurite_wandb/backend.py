@@ -12,6 +12,7 @@ from typing import Any
 
 import fulgurite as fg
 import numpy as np
+from fulgurite_logging import media
 from fulgurite_runs.json_codec import dumps, loads
 
 from fulgurite_wandb.runfile import last_step
@@ -242,13 +243,13 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     """What wandb is told of one value."""
     if value is None or isinstance(value, int | float):
         return {name: value}
-    if isinstance(value, fg.media.Media):
+    if isinstance(value, fg.Media):
         show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
         if show is None:
-            raise TypeError(f"this sink cannot show fg.media.Media of type {type(value).__name__}")
+            raise TypeError(f"this sink cannot show fg.Media of type {type(value).__name__}")
         return {name: show(value)}
     if isinstance(value, str):
-        return {name: _text(fg.media.Text(value))}
+        return {name: _text(media.Text(value))}
     array = np.asarray(value)
     if array.ndim == 2:
         import wandb
@@ -260,7 +261,7 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _image(image: fg.media.Image) -> Any:
+def _image(image: media.Image) -> Any:
     # wandb takes Pillow as it finds it, were it half imported by the thread of another sink.
     import PIL.Image  # noqa: F401
     import wandb
@@ -269,11 +270,11 @@ def _image(image: fg.media.Image) -> Any:
     return wandb.Image(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _images(images: fg.media.Images) -> Any:
-    return [_image(fg.media.Image(one)) for one in np.asarray(images.pixels)]
+def _images(images: media.Images) -> Any:
+    return [_image(media.Image(one)) for one in np.asarray(images.pixels)]
 
 
-def _histogram(histogram: fg.media.Histogram) -> Any:
+def _histogram(histogram: media.Histogram) -> Any:
     import wandb
 
     counts, edges = np.asarray(histogram.counts), np.asarray(histogram.edges)
@@ -284,13 +285,13 @@ def _histogram(histogram: fg.media.Histogram) -> Any:
     )
 
 
-def _text(text: fg.media.Text) -> Any:
+def _text(text: media.Text) -> Any:
     import wandb
 
     return wandb.Table(columns=["text"], data=[[text.text]])
 
 
-def _figure(figure: fg.media.Figure) -> Any:
+def _figure(figure: media.Figure) -> Any:
     import PIL.Image  # noqa: F401
     import wandb
     from matplotlib.figure import Figure
@@ -306,9 +307,9 @@ def _figure(figure: fg.media.Figure) -> Any:
 
 
 _MEDIA: dict[type, Callable[[Any], Any]] = {
-    fg.media.Image: _image,
-    fg.media.Images: _images,
-    fg.media.Histogram: _histogram,
-    fg.media.Text: _text,
-    fg.media.Figure: _figure,
+    media.Image: _image,
+    media.Images: _images,
+    media.Histogram: _histogram,
+    media.Text: _text,
+    media.Figure: _figure,
 }

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import RunPlugin
 
 from fulgurite_wandb.backend import Backend, Resumed
@@ -55,7 +56,7 @@ class WandbLogger(RunPlugin):
     _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _restored: bool = field(default=False, init=False, repr=False)
     _resumed: bool = field(default=False, init=False, repr=False)
-    _writer: fg.BackgroundWriter | None = field(default=None, init=False, repr=False)
+    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
     _backend: Backend | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class WandbLogger(RunPlugin):
         )
         settings = {"project": self.project, "id": self._id, **self.settings}
         backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
-        self._writer, self._backend = fg.BackgroundWriter(self.plugin_name, backend), backend
+        self._writer, self._backend = BackgroundWriter(self.plugin_name, backend), backend
         self._writer.timeout = self.timeout + PATIENCE
         self._resumed = self._restored = False
 

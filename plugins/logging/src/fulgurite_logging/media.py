@@ -1,13 +1,15 @@
 """What a step or an evaluation can show besides numbers: pictures, histograms, texts and figures.
 
-A step returns them by name in `fg.Output(media=...)`, either made or as a function without
-arguments that makes one:
+A step returns them by name in `fg.Output(media=...)`, as an object or as a function without
+arguments that returns one:
 
-    media={"samples": lambda: fg.media.Images.from_pixels(self.draw(ctx.key()))}
+    from fulgurite_logging import media
+
+    fg.Output(loss, media={"samples": lambda: media.Images.from_pixels(self.draw(ctx.key()))})
 
 Such a function is traced behind `jax.lax.cond`, so its work is done only at the steps that show it:
-those of the scheduled action `media.show`, which `fulgurite-logging` provides, and the first batch
-of each evaluation. Without that action none of it is compiled.
+those of the scheduled action `media.show`, which `MediaLogger` provides, and the first batch of
+each evaluation. Without that action none of it is compiled.
 """
 
 from collections.abc import Callable
@@ -16,17 +18,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped, UInt8
-
+from fulgurite import Media
 from fulgurite.errors import ModelError
-
-MEDIA_ACTION = "media.show"
-"""The scheduled action whose steps show what steps give as media."""
-
-
-class Media(eqx.Module):
-    """Something to be shown. Its arrays are on the device in a step and NumPy arrays in a
-    record."""
+from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt8
 
 
 class Image(Media):
@@ -41,7 +35,7 @@ class Image(Media):
         pictures = Images.from_pixels(pixels).pixels
         if jnp.ndim(pixels) == 4:
             raise ModelError(
-                f"fg.media.Image: {jnp.shape(pixels)} are several pictures; give fg.media.Images.from_pixels(...)"
+                f"media.Image: {jnp.shape(pixels)} are several pictures; give media.Images.from_pixels(...)"
             )
         return Image(pictures[0])
 
@@ -65,12 +59,12 @@ class Images(Media):
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
             shapes = "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
             raise ModelError(
-                f"fg.media.Images: an array of shape {shape} is no picture; give {shapes}"
+                f"media.Images: an array of shape {shape} is no picture; give {shapes}"
             )
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
                 raise ModelError(
-                    f"fg.media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1"
+                    f"media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1"
                 )
             pixels = jnp.round(
                 255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
@@ -92,7 +86,7 @@ class Histogram(Media):
         arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
             raise ModelError(
-                f"fg.media.Histogram: there is no array of numbers in {type(values).__name__}"
+                f"media.Histogram: there is no array of numbers in {type(values).__name__}"
             )
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
         finite = jnp.isfinite(flat)
@@ -121,32 +115,3 @@ class Figure(Media):
 
     draw: Callable[[Any], Any] = eqx.field(static=True)
     values: PyTree[Shaped[Array, "..."]]
-
-
-def split_media(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media]]:
-    """The values by name without media, and the media among them; functions without arguments are
-    called."""
-    made = {name: one() if callable(one) else one for name, one in values.items()}
-    media = {name: one for name, one in made.items() if isinstance(one, Media)}
-    return {name: one for name, one in made.items() if name not in media}, media
-
-
-def render_if_due(
-    given: dict[str, Media | Callable[[], Media]], due: Bool[Array, ""]
-) -> dict[str, Media]:
-    """The media of a step where `due`, else the same structure of zeros; traced."""
-    structures = []
-
-    def make() -> list[Array]:
-        others, made = split_media(given)
-        if wrong := [f"{name!r} is {type(one).__name__}" for name, one in others.items()]:
-            raise ModelError(f"media {wrong[0]}; give fg.media, or a function that does")
-        leaves, structure = jax.tree.flatten(made)
-        structures.append(structure)
-        return [jax.lax.stop_gradient(leaf) for leaf in leaves]
-
-    like = jax.eval_shape(make)
-    leaves = jax.lax.cond(due, make, lambda: [jnp.zeros(leaf.shape, leaf.dtype) for leaf in like])
-    # Each time that it is made a figure may have another `draw`, so that its structure is another
-    # one to jax.
-    return structures[0].unflatten(leaves)

@@ -7,6 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import pytest
+from fulgurite_logging import BackgroundWriter
 
 
 def record(step: int) -> fg.Record:
@@ -60,12 +61,12 @@ def fail_at(at: int) -> Callable[[int], None]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fg.BackgroundWriter, "timeout", 0.2)
+    monkeypatch.setattr(BackgroundWriter, "timeout", 0.2)
 
 
 def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:
     backend = Memory()
-    writer = fg.BackgroundWriter("memory", backend, size=10_000)
+    writer = BackgroundWriter("memory", backend, size=10_000)
     for step in range(2000):
         writer.put(record(step))
     writer.close()
@@ -75,7 +76,7 @@ def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:
 def test_a_position_is_that_of_the_records_before_it() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer, futures = fg.BackgroundWriter("memory", backend), []
+    writer, futures = BackgroundWriter("memory", backend), []
     for step in range(6):
         writer.put(record(step))
         if step % 2:
@@ -90,7 +91,7 @@ def test_a_position_is_that_of_the_records_before_it() -> None:
 def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer = fg.BackgroundWriter("slow", backend, size=3)
+    writer = BackgroundWriter("slow", backend, size=3)
     for step in range(3):
         writer.put(record(step))  # does not wait: nothing is written yet
     assert backend.steps == []
@@ -106,7 +107,7 @@ def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
 
 def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
     backend = Memory(fail_at(2))
-    writer = fg.BackgroundWriter("failing", backend)
+    writer = BackgroundWriter("failing", backend)
     writer.put(record(1))
     writer.put(record(2))
     position = writer.durable().result(60)
@@ -127,19 +128,19 @@ def test_a_failure_to_sync_or_to_close_is_one() -> None:
         def close(self) -> None:
             raise OSError("no close")
 
-    writer = fg.BackgroundWriter("unsynced", Unsynced())
+    writer = BackgroundWriter("unsynced", Unsynced())
     assert writer.durable().result(60) == {"failed": "OSError: no sync", "position": 0}
     with pytest.raises(OSError, match="no sync"):
         writer.close()
     with pytest.raises(OSError, match="no close"):
-        fg.BackgroundWriter("unclosed", Unclosed()).close()
+        BackgroundWriter("unclosed", Unclosed()).close()
 
 
 @pytest.mark.usefixtures("impatient")
 def test_nothing_waits_for_a_backend_that_hangs() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(1, release)
-    writer = fg.BackgroundWriter("hung", backend)
+    writer = BackgroundWriter("hung", backend)
     for step in range(4):
         writer.put(record(step))
     future = writer.durable()
@@ -161,7 +162,7 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
 def test_training_goes_on_without_a_backend_that_hangs() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
-    writer = fg.BackgroundWriter("hung", backend, size=2)
+    writer = BackgroundWriter("hung", backend, size=2)
     try:
         with pytest.warns(UserWarning, match="slower than training"), pytest.raises(TimeoutError):
             for step in range(3):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import ModelError, PluginError
+from fulgurite_logging import media
 from models import Linear, regression
 
 
@@ -33,19 +34,19 @@ class Showing(Linear):
     """Counts on the host how often its media are made when the step runs."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        def histogram() -> fg.media.Histogram:
+        def histogram() -> media.Histogram:
             jax.debug.callback(MADE.append, ctx.step)
-            return fg.media.Histogram.from_values({"weight": self.weight}, bins=4)
+            return media.Histogram.from_values({"weight": self.weight}, bins=4)
 
         output = super().training_step(batch, ctx)
         return output.replace(
-            media={"weight": histogram, "x": fg.media.Images.from_pixels(batch["x"]), "note": NOTE}
+            media={"weight": histogram, "x": media.Images.from_pixels(batch["x"]), "note": NOTE}
         )
 
 
 MADE: list[Any] = []
 GIVEN: list[Any] = []
-NOTE = fg.media.Text("a note")
+NOTE = media.Text("a note")
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -117,7 +118,7 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
 
         @fg.hookimpl
         def register_evaluators(self) -> list[fg.Evaluator]:
-            picture = fg.media.Image.from_pixels(jnp.ones((2, 3)))
+            picture = media.Image.from_pixels(jnp.ones((2, 3)))
             made = {"a": self.extra, "enc": {"picture": picture, "later": lambda: NOTE}}
             return [fg.Evaluator("test", None, custom=lambda state, step, standard: made)]
 
@@ -176,15 +177,15 @@ def test_media_do_not_change_the_training():
 
 
 def test_a_histogram_leaves_out_what_is_not_finite():
-    histogram = fg.media.Histogram.from_values(
+    histogram = media.Histogram.from_values(
         [jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2
     )
     assert histogram.counts.tolist() == [2, 2] and histogram.edges.tolist() == [0, 2, 4]
     tree = {"a": np.array([0, 1]), "f": jnp.tanh, "key": jax.random.key(0), "n": 7}
-    assert fg.media.Histogram.from_values(tree, bins=2).counts.tolist() == [1, 1]
+    assert media.Histogram.from_values(tree, bins=2).counts.tolist() == [1, 1]
     with pytest.raises(ModelError, match="no array of numbers in dict"):
-        fg.media.Histogram.from_values({})
-    empty = fg.media.Histogram.from_values(jnp.array([jnp.nan]), bins=2)
+        media.Histogram.from_values({})
+    empty = media.Histogram.from_values(jnp.array([jnp.nan]), bins=2)
     assert empty.counts.tolist() == [0, 0] and np.isfinite(empty.edges).all()
 
 
@@ -192,7 +193,7 @@ def test_a_histogram_leaves_out_what_is_not_finite():
     "shape, expected", [((2, 3), (1, 2, 3, 1)), ((2, 3, 4), (1, 2, 3, 4)), ((5, 2, 3, 3),) * 2]
 )
 def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...]):
-    pixels = fg.media.Images.from_pixels(jnp.full(shape, 2.0)).pixels
+    pixels = media.Images.from_pixels(jnp.full(shape, 2.0)).pixels
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
 
 
@@ -200,8 +201,8 @@ def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...
 def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fuse: int):
     class Drawing(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            def figure() -> fg.media.Figure:
-                return fg.media.Figure(lambda values: values.tolist(), batch["x"][0])
+            def figure() -> media.Figure:
+                return media.Figure(lambda values: values.tolist(), batch["x"][0])
 
             return super().training_step(batch, ctx).replace(media={"figure": figure})
 
@@ -214,17 +215,17 @@ def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fu
 
 
 def test_one_picture():
-    assert fg.media.Image.from_pixels(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
-    assert fg.media.Image.from_pixels(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
+    assert media.Image.from_pixels(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
+    assert media.Image.from_pixels(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
     with pytest.raises(ModelError, match=r"\(1, 2, 3, 3\) are several pictures"):
-        fg.media.Image.from_pixels(jnp.zeros((1, 2, 3, 3)))
+        media.Image.from_pixels(jnp.zeros((1, 2, 3, 3)))
 
 
 def test_what_is_no_picture_or_no_medium_is_named():
     with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
-        fg.media.Images.from_pixels(jnp.zeros((2, 3, 5)))
+        media.Images.from_pixels(jnp.zeros((2, 3, 5)))
     with pytest.raises(ModelError, match="pixels are int32; give uint8"):
-        fg.media.Images.from_pixels(jnp.zeros((2, 3), jnp.int32))
+        media.Images.from_pixels(jnp.zeros((2, 3), jnp.int32))
 
     class Wrong(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from fulgurite.fit.records import Record
-from fulgurite.masking import redact_text
+from fulgurite import Record
+from fulgurite_runs.redact import redact_text
 
 
 class LogBackend(Protocol):

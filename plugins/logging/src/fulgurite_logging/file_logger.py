@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from fulgurite import Record, Run, hookimpl
 from fulgurite.errors import ConfigurationError
-from fulgurite.fit.records import Record
-from fulgurite.fit.run import Run
-from fulgurite.plugins.markers import hookimpl
-from fulgurite.writer import BackgroundWriter, LogBackend
+from fulgurite_runs import RunPlugin
+
+from fulgurite_logging.writer import BackgroundWriter, LogBackend
 
 
 @dataclass(eq=False)
-class FileLogger:
+class FileLogger(RunPlugin):
     """A sink that writes into the run's directory on its own thread, and resumes where its
     checkpoint was.
 
