@@ -11,6 +11,12 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins.selection import find_installed
 
 KINDS = ("sink", "traced", "evaluator")
+DEPENDENCIES = {
+    "sink": '"fulgurite>=0.1,<0.2", "fulgurite-logging>=0.1,<0.2"',
+    "traced": '"fulgurite>=0.1,<0.2"',
+    "evaluator": '"fulgurite>=0.1,<0.2"',
+}
+"""What the package of each kind depends on, as written into its pyproject.toml."""
 TEMPLATES = Path(__file__).parent / "templates"
 USED = ("Any", "ConfigurationError", "Path", "Rows")
 """Names that the templates use already."""
@@ -68,10 +74,7 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         raise ConfigurationError(
             f"fulgurite-{name} is installed and would be replaced: choose another name"
         )
-    dependencies = '"fulgurite>=0.1,<0.2"'
-    if kind == "sink":
-        dependencies += ', "fulgurite-logging>=0.1,<0.2"'
-    values = {"name": name, "module": module, "cls": cls, "dependencies": dependencies}
+    values = {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
     for source in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(one for one in source.rglob("*") if one.is_file()):
             # A template's own name ends in .txt, so that no tool takes it for what it will become.
