@@ -30,6 +30,7 @@ CORE = {
     "fulgurite.tree.paths": "fulgurite.tree.paths",
     "fulgurite.encoding": "fulgurite.encoding",
     "fulgurite.errors": "fulgurite.errors",
+    "fulgurite_logging.media": "fulgurite_logging.media",
 }
 SECTION = re.compile(r"(Arguments|Attributes|Raises):")
 Definition = ast.ClassDef | ast.FunctionDef

@@ -18,7 +18,7 @@ DEPENDENCIES = {
 }
 """What the package of each kind depends on, as written into its pyproject.toml."""
 TEMPLATES = Path(__file__).parent / "templates"
-USED = ("Any", "ConfigurationError", "Path", "Rows")
+USED = ("Any", "ConfigurationError", "FileLogger", "LogBackend", "Path", "Rows")
 """Names that the templates use already."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 

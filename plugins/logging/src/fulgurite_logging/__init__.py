@@ -1,7 +1,6 @@
 """Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that
 record more."""
 
-from fulgurite_logging import media as media
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
