@@ -236,7 +236,9 @@ def test_what_is_no_picture_or_no_medium_is_named():
         ({"y": NOTE}, "dict"),
     ):
         GIVEN.append(given)
-        with pytest.raises(ModelError, match=f"media 'x' is ({kind}); give fg.media"):
+        with pytest.raises(
+            ModelError, match=f"media 'x' is ({kind}); give a type of fulgurite_logging.media"
+        ):
             fg.Engine(steps=2, plugins=[Show(1)], autoload=False).fit(
                 Wrong, fg.DataSource(regression(20, 4))
             )
