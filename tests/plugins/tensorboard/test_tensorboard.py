@@ -474,7 +474,7 @@ def test_a_flipped_bit_is_seen(tmp_path: Path):
 
 def test_without_a_run_directory_it_says_so():
     engine = fg.Engine(steps=2, plugins=[TensorBoardLogger()], autoload=False)
-    with pytest.raises(ConfigurationError, match="Engine\\(run="):
+    with pytest.raises(ConfigurationError, match="Engine\\(run_dir="):
         engine.fit(Line, fg.DataSource(BATCHES))
 
 
