@@ -372,7 +372,9 @@ def test_media_at_times_at_which_nothing_could_be_shown_are_an_error(every: fg.T
 
 
 def test_everything_goes_into_one_file(tmp_path: Path) -> None:
-    engine("jsonl", "csv", "environment", "compilations", "norms", run=tmp_path).fit(Line, data())
+    engine("jsonl", "csv", "environment", "compilations", "norms", run_dir=tmp_path).fit(
+        Line, data()
+    )
     lines = [loads(line) for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()]
     told = {(one["kind"], one["source"]) for one in lines}
     config = {("config", "environment"), ("config", "parameters"), ("text", "parameters")}

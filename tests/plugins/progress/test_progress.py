@@ -420,7 +420,7 @@ def test_times_by_part():
         ("dispatch", 2.0),
         ("wait", 3.0),
         ("evaluate.test", 4.0),
-        ("saver.save", 5.0),
+        ("saver.save_checkpoint", 5.0),
     ):
         accounts.add(name, seconds)
     accounts.add("wandb.log_scalars", 6.0)
