@@ -1,12 +1,22 @@
 """`fulgurite doctor` tells what is here, and finds what is wrong."""
 
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import fulgurite.plugins.selection as selection
 import jax
 import pytest
 from fulgurite_cli.command import main
+
+
+@pytest.fixture(autouse=True)
+def fresh_entry_points() -> Iterator[None]:
+    """Entry points are read once a process; here they change."""
+    selection.find_installed.cache_clear()
+    yield
+    selection.find_installed.cache_clear()
 
 
 def test_what_is_here_is_told_and_nothing_is_wrong(

@@ -58,7 +58,8 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
     where = f"run.log_{kind}({source!r}, ...)"
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in (source, *values)):
         raise PluginError(
-            f"{where}: the source is a text, and values come by name, as a dictionary; not {values!r}"
+            f"{where}: the source is a text, and values come by name, as a dictionary; not "
+            f"{values!r}"
         )
     if kind in ("text", "config"):
         dumps(values)

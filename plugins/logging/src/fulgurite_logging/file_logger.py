@@ -72,7 +72,10 @@ class FileLogger(RunPlugin):
         on from."""
         failed, self._failed = self._failed, None
         if failed is not None:
-            told = f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are missing. {failed}"
+            told = (
+                f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are "
+                f"missing. {failed}"
+            )
             run.log_text(self.plugin_name, {"notice": told}, stream="telemetry")
 
     @hookimpl

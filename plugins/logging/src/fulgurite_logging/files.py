@@ -62,8 +62,10 @@ class LineFile:
             )
         if size > self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
             raise CheckpointError(
-                f"{self.path} is not the file that the checkpoint knows: it has {self.size} bytes, of which the first "
-                f"{size} should be lines of that run. Put the file back, or resume in another directory"
+                f"{self.path} is not the file that the checkpoint knows: it has {self.size} bytes, "
+                f"of which the first "
+                f"{size} should be lines of that run. Put the file back, or resume in another "
+                f"directory"
             )
         self._cut(size)
 

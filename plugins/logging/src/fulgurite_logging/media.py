@@ -35,7 +35,8 @@ class Image(Media):
         pictures = Images.from_pixels(pixels).pixels
         if jnp.ndim(pixels) == 4:
             raise ModelError(
-                f"media.Image: {jnp.shape(pixels)} are several pictures; give media.Images.from_pixels(...)"
+                f"media.Image: {jnp.shape(pixels)} are several pictures; give "
+                f"media.Images.from_pixels(...)"
             )
         return Image(pictures[0])
 
@@ -57,14 +58,18 @@ class Images(Media):
         if pixels.ndim == 3:
             pixels = pixels[None]
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
-            shapes = "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
+            shapes = (
+                "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 "
+                "or 4 channels"
+            )
             raise ModelError(
                 f"media.Images: an array of shape {shape} is no picture; give {shapes}"
             )
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
                 raise ModelError(
-                    f"media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up to 1"
+                    f"media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up "
+                    f"to 1"
                 )
             pixels = jnp.round(
                 255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))

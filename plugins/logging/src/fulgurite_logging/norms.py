@@ -100,7 +100,8 @@ class LearningRateMonitor:
         if not rates:
             raise ConfigurationError(
                 "learning_rate: no optimizer exposes its learning rate. Write "
-                "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), or leave learning_rate out"
+                "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), or leave learning_rate "
+                "out"
             )
         return rates
 

@@ -34,7 +34,10 @@ def command(arguments: list[str]) -> int:
         "--metric",
         action="append",
         metavar="NAME",
-        help="such as train/loss, or loss for that of every source; may be given several times (default loss)",
+        help=(
+            "such as train/loss, or loss for that of every source; may be given several times "
+            "(default loss)"
+        ),
     )
     parser.add_argument(
         "--out", metavar="FILE", type=Path, required=True, help="a .png, .svg or .pdf file"

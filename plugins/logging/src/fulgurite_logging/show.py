@@ -25,8 +25,10 @@ class MediaLogger:
         for part in trigger.parts if isinstance(trigger, Or) else (trigger,):
             if isinstance(part, fg.AtStart) or not is_exact(part):
                 raise ConfigurationError(
-                    f"Media: at {part} nothing would be shown, because what a step shows is made in the step: give a "
-                    "trigger by steps or epochs that follow from the program alone, such as fg.Every(500)"
+                    f"Media: at {part} nothing would be shown, because what a step shows is made "
+                    f"in the step: give a "
+                    "trigger by steps or epochs that follow from the program alone, such as "
+                    "fg.Every(500)"
                 )
 
     @fg.hookimpl

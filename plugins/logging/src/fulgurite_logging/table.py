@@ -80,7 +80,8 @@ class Table:
         self._columns, self._count = dict.fromkeys(next(rows, [])), sum(1 for _ in rows)
         if [*self._columns][: len(first)] != list(first):
             raise CheckpointError(
-                f"{path} is no table of this plugin: it should begin with {','.join(first)}. Move it"
+                f"{path} is no table of this plugin: it should begin with {','.join(first)}. Move "
+                f"it"
             )
 
     @property
@@ -106,8 +107,10 @@ class Table:
         size, columns, rows = (entry(position, name) for name in ("bytes", "columns", "rows"))
         if not _within(columns, 1, len(self._columns)) or not _within(rows, 0, self._count):
             raise CheckpointError(
-                f"{self.file.path} is not the table that the checkpoint knows: it has {len(self._columns)} columns and "
-                f"{self._count} rows, which should be at least {columns!r} and {rows!r}. Put the file back, or resume "
+                f"{self.file.path} is not the table that the checkpoint knows: it has "
+                f"{len(self._columns)} columns and "
+                f"{self._count} rows, which should be at least {columns!r} and {rows!r}. Put the "
+                f"file back, or resume "
                 "in another directory"
             )
         if columns < len(self._columns):

@@ -54,7 +54,10 @@ def model_summary(
     parameters, size = sum(leaf.size for _, leaf in arrays), sum(_bytes(leaf) for _, leaf in arrays)
     optimizer = sum(_bytes(leaf) for _, leaf in kept)
     plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugin_states) if _is_array(leaf))
-    total = f"{type(state.module).__name__}: {parameters:,} parameters, {_size(size)}; optimizer {_size(optimizer)}"
+    total = (
+        f"{type(state.module).__name__}: {parameters:,} parameters, {_size(size)}; optimizer "
+        f"{_size(optimizer)}"
+    )
     if frozen:
         total += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
     if plugins:

@@ -102,7 +102,8 @@ def cut(path: Path, size: int) -> None:
             file.seek(min(end, there))
         if end != size or there < size:
             raise CheckpointError(
-                f"{path} is not the file that the checkpoint knows: it should hold {size} bytes of whole records and "
+                f"{path} is not the file that the checkpoint knows: it should hold {size} bytes of "
+                f"whole records and "
                 f"has {there}. Put the file back, or resume in another directory"
             )
         if there > size:

@@ -127,7 +127,8 @@ class Backend:
             if self._mode == "offline":
                 raise
             warnings.warn(
-                f"wandb cannot be reached and goes on offline: {error}. Later `wandb sync` sends what is in "
+                f"wandb cannot be reached and goes on offline: {error}. Later `wandb sync` sends "
+                f"what is in "
                 f"{self._folder / 'wandb'}",
                 stacklevel=2,
             )
@@ -154,7 +155,8 @@ class Backend:
         if resumed.records is None or not resumed.size:
             if self._arrived < resumed.step:
                 warnings.warn(
-                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and there is no "
+                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and "
+                    f"there is no "
                     "records.jsonl with the rest: add the plugin 'jsonl' of fulgurite-logging",
                     stacklevel=2,
                 )
