@@ -323,7 +323,7 @@ def test_lengths_that_cannot_be_meant() -> None:
     for seed in (1.5, -1, None, True, 2**63):
         with pytest.raises(ConfigurationError, match=r"seed is .*not negative"):
             fg.Engine(steps=1, seed=seed)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="limit is 2.5"):
+    with pytest.raises(ConfigurationError, match="num_batches is 2.5"):
         fg.Engine().evaluate(Counting(), numbers([0]), num_batches=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not None"):
         fg.Engine(steps=1).fit(Counting)

@@ -625,8 +625,8 @@ def test_a_module_keeps_its_shapes_too() -> None:
 
 def test_after_update_returns_a_pair() -> None:
     with pytest.raises(
-        ModelError,
-        match=r"plugin 'single'.*after_update returns a tuple or None, not Counting",
+        PluginError,
+        match=r"hook after_update returns a tuple or None, not Counting",
     ):
         engine(plugin("single", after_update=lambda self, module: module), steps=1).fit(
             Counting(), numbers([0])

@@ -17,10 +17,13 @@ FILES = sorted(
     for path in folder.rglob("*.py")
 )
 PENDING = {
+    "plugins/logging/src/fulgurite_logging/file_logger.py",
+    "plugins/logging/src/fulgurite_logging/media.py",
+    "plugins/logging/src/fulgurite_logging/writer.py",
     "core/src/fulgurite/fit/records.py",
     "core/src/fulgurite/fit/start.py",
     "core/src/fulgurite/manifest.py",
-    "core/src/fulgurite/media.py",
+    "core/src/fulgurite/model/media.py",
     "core/src/fulgurite/model/context.py",
     "core/src/fulgurite/sink.py",
     "core/src/fulgurite/tree/specs.py",

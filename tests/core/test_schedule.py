@@ -179,7 +179,7 @@ class Asked(fg.Trigger):
 
     asked: list[int] = field(default_factory=list, compare=False)
 
-    def _next_after(self, after: int, span: fg.StepRange) -> int | None:
+    def _next_after(self, after: int, step_range: fg.StepRange) -> int | None:
         self.asked.append(after)
         return 1 if after < 1 else None
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import fulgurite as fg
 import jax
@@ -210,7 +210,7 @@ def report() -> dict[str, Any]:
         ],
         "described": engine.explain_sharding(next(iter(data))),
         "devices": len(jax.devices()),
-        "asked": sharding.strategy.asked,
+        "asked": cast(Any, sharding.strategy).asked,
         "seen": looking.seen,
         "state at the end": {name: parts(result.state) for name, result in results.items()},
         "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},

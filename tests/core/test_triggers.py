@@ -258,7 +258,7 @@ def test_or_flattens_and_shows_its_parts() -> None:
 @pytest.mark.parametrize("step", [3, 2, 3.5, "4"])
 def test_a_rule_that_returns_no_later_step_is_an_error(step) -> None:
     class Stuck(Trigger):
-        def _next_after(self, after: int, span: StepRange) -> int:
+        def _next_after(self, after: int, step_range: StepRange) -> int:
             return step
 
     with pytest.raises(
@@ -269,7 +269,7 @@ def test_a_rule_that_returns_no_later_step_is_an_error(step) -> None:
 
 def test_a_rule_that_depends_on_its_argument_is_an_error() -> None:
     class Later(Trigger):
-        def _next_after(self, after: int, span: StepRange) -> int:
+        def _next_after(self, after: int, step_range: StepRange) -> int:
             return after + 3
 
     with pytest.raises(

@@ -255,7 +255,7 @@ class SingleDevice(ShardingStrategy):
 
     def describe(self, batch: PyTree) -> str:
         # Where an array lies that is not committed to a device is decided when a program uses it.
-        device = jax.config.jax_default_device or jax.local_devices()[0]
+        device = getattr(jax.config, "jax_default_device", None) or jax.local_devices()[0]
         lines = [
             f"{path or 'the batch'} {leaf.dtype}{list(leaf.shape)}: whole on {device}"
             for path, leaf in leaves_with_paths(batch)

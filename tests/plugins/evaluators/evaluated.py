@@ -142,12 +142,9 @@ class Disk:
     def restore_checkpoint(
         self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        directory = (
-            RunDirectory(reference.path)
-            if reference.path is not None
-            else RunDirectory(engine.run_dir.path)
-        )
-        assert directory is not None
+        path = engine.run_dir if reference.path is None else reference.path
+        assert path is not None
+        directory = RunDirectory(path)
         if not (found := directory.list_checkpoints()):
             return None
         # The loss only falls: here the best is the first one.

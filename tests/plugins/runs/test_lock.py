@@ -19,7 +19,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import RunDirectory, RunPlugin, lock
 from fulgurite_runs.lock import Lock, read_owner
-from models import Act, Counting, numbers
+from models import Act, Counting, numbers  # type: ignore[import-not-found]
 
 HOLD = """
 import os, sys, time

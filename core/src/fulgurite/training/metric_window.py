@@ -131,4 +131,4 @@ def merge_named_values(
     values = dict(terms)
     if total is not None:
         values["loss"] = total
-    return values | metrics
+    return {**values, **metrics}

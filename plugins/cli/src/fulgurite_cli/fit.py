@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fulgurite.errors import ConfigurationError, ProcessError
 
@@ -27,12 +27,12 @@ def load_experiment(path: str) -> Callable[..., Experiment]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)
-    experiment: Any = getattr(module, "experiment", None)
+    experiment = getattr(module, "experiment", None)
     if not callable(experiment):
         raise ConfigurationError(
             f"{path} defines no function `experiment` that returns an Experiment of fulgurite_cli"
         )
-    return experiment
+    return cast(Any, experiment)
 
 
 def run_fit(arguments: list[str]) -> int:

@@ -15,8 +15,10 @@ from importlib.metadata import (
 )
 from pathlib import Path
 
+import fulgurite.hookspecs as hookspecs
 from fulgurite.errors import FulguriteError, PluginError
-from fulgurite.plugins.selection import find_installed, resolve_plugins
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.selection import find_installed
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands",)
@@ -122,7 +124,7 @@ def autoloading() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the notices are the same
         try:
-            _, notices = resolve_plugins((), autoload=True)
+            notices = PluginManager(hookspecs=hookspecs).messages
         except FulguriteError as error:
             notices = [
                 f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"

@@ -189,7 +189,7 @@ def _describe_sharding(sharding: NamedSharding) -> str:
         for name in names:
             size *= sharding.mesh.shape[name]
         axes.append(f"axis {axis} over {', '.join(map(repr, names))} in {size} parts")
-    devices = ", ".join(str(device) for device in sharding.mesh.devices.flat)
+    devices = ", ".join(str(device) for device in np.ravel(np.asarray(sharding.mesh.devices)))
     return f"{'; '.join(axes) or 'whole'}, on each of {devices}"
 
 

@@ -35,8 +35,8 @@ class MeshStrategy(fg.ShardingStrategy):
         sync: how several processes agree; several of them need one.
     """
 
-    mesh: Mesh
-    replicated: NamedSharding
+    mesh: Mesh  # pyright: ignore[reportIncompatibleVariableOverride]
+    replicated: NamedSharding  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, mesh: Mesh, sync: fg.ProcessSync = LOCAL) -> None:
         self.mesh = mesh
