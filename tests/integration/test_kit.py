@@ -56,8 +56,11 @@ class Apart(TinyModel):
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulate": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
-    "checkpoints": (lambda: Checkpointer(every=3), {"bad_arguments": [{"every": 3, "keep": 0}]}),
-    "clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"norm": -1.0}]}),
+    "checkpoints": (
+        lambda: Checkpointer(every=3),
+        {"bad_arguments": [{"every": 3, "max_to_keep": 0}]},
+    ),
+    "clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"max_norm": -1.0}]}),
     "compilations": (CompilationMonitor, {}),
     "console": (ConsoleLogger, {}),
     "csv": (CSVLogger, {}),

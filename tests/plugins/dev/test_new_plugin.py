@@ -3,8 +3,10 @@ name."""
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import fulgurite.plugins.selection as selection
 import pytest
 from fulgurite_cli.command import main
 from fulgurite_dev.new_plugin import KINDS
@@ -42,10 +44,11 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     (site / "outer.pth").write_text(
         "\n".join(path for path in sys.path if path.endswith("site-packages"))
     )
-    members = [ROOT / "core", ROOT / "plugins" / "testing"]
+    siblings = ("testing", "runs", "sharding", "logging")
+    members = [ROOT / "core", *(ROOT / "plugins" / name for name in siblings)]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, *members, *made)
-    assert len(list(wheels.iterdir())) == 5
+    assert len(list(wheels.iterdir())) == len(members) + len(KINDS)
     call(*pip, "install", "--no-deps", "--ignore-installed", *wheels.iterdir())
     file, *trained = call(python, "-c", TRAIN, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(site)
@@ -82,6 +85,14 @@ def test_a_bad_name_is_an_error(
     assert why in capsys.readouterr().err
 
 
+@pytest.fixture
+def fresh_entry_points() -> Iterator[None]:
+    """Entry points are read once a process; here they change."""
+    yield
+    selection.find_installed.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_entry_points")
 def test_a_name_that_is_taken_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +108,7 @@ def test_a_name_that_is_taken_is_an_error(
         name = "taken" if distribution == "other" else "mine"
         (info / "entry_points.txt").write_text(f"[fulgurite.plugins]\n{name} = elsewhere:Plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
+    selection.find_installed.cache_clear()
     for name, source in (("taken", "other"), ("mine", "fulgurite-mine")):
         with pytest.raises(SystemExit):
             main(["new-plugin", name, "--folder", str(tmp_path / name)])

@@ -1,4 +1,4 @@
-"""`fulgurite launch` and `distributed()`: real processes on loopback, without a model.
+"""`fulgurite launch` and `initialize_distributed()`: real processes on loopback, without a model.
 
 `PROGRAM` is what they run; its first argument says what is to happen.
 """
@@ -22,7 +22,7 @@ from fulgurite_sharding.launch import launch
 PROGRAM = """
 import json, os, signal, sys, time
 import jax
-from fulgurite_sharding import CoordinatedSync, distributed
+from fulgurite_sharding import CoordinatedSync, initialize_distributed
 
 what = sys.argv[1:]
 mine = jax.process_index()
@@ -32,7 +32,7 @@ def say(**values):
     print(json.dumps(values), flush=True)
 
 if what == ["agree"]:
-    distributed()  # once more, which does nothing
+    initialize_distributed()  # once more, which does nothing
     say(processes=jax.process_count(), devices=jax.device_count(), local=jax.local_device_count())
     say(decided=[agreement.decide(lambda: [mine, number]) for number in range(3)])
     say(gathered=[agreement.gather("name", [mine, number]) for number in range(3)])
@@ -255,7 +255,7 @@ def test_a_process_that_never_arrives(process: int, program: Path) -> None:
 
 
 def test_where_nothing_is_detected() -> None:
-    program = "import fulgurite_sharding; fulgurite_sharding.distributed()"
+    program = "import fulgurite_sharding; fulgurite_sharding.initialize_distributed()"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240
     )
@@ -265,7 +265,7 @@ def test_where_nothing_is_detected() -> None:
 
 SUM = """
 import fulgurite_sharding, jax, jax.numpy as jnp, numpy as np
-fulgurite_sharding.distributed(timeout=60)
+fulgurite_sharding.initialize_distributed(timeout=60)
 spread = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
 parts = jax.make_array_from_process_local_data(spread, np.full(1, 3.0 + jax.process_index()))
 print(jax.process_index(), jax.process_count(), jax.jit(jnp.sum)(parts))
@@ -331,7 +331,9 @@ def test_processes_of_a_cluster_find_each_other(
 
 def test_a_backend_in_use() -> None:
     jax.devices()
-    with pytest.raises(ConfigurationError, match="jax is in use already.*distributed\\(\\) before"):
+    with pytest.raises(
+        ConfigurationError, match="jax is in use already.*initialize_distributed\\(\\) before"
+    ):
         initialize_distributed("127.0.0.1:4000", 2, 0)
 
 
