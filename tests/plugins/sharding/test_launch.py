@@ -34,39 +34,39 @@ def say(**values):
 if what == ["agree"]:
     initialize_distributed()  # once more, which does nothing
     say(processes=jax.process_count(), devices=jax.device_count(), local=jax.local_device_count())
-    say(decided=[agreement.decide(lambda: [mine, number]) for number in range(3)])
-    say(gathered=[agreement.gather("name", [mine, number]) for number in range(3)])
+    say(decided=[agreement.broadcast(lambda: [mine, number]) for number in range(3)])
+    say(gathered=[agreement.all_gather("name", [mine, number]) for number in range(3)])
     try:
-        agreement.decide(lambda: 1 / 0)
+        agreement.broadcast(lambda: 1 / 0)
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
     clock = {"task:save"} if mine == 0 else {"task:other"}
     for step in range(700):  # enough meetings that what they leave behind is tidied up
-        agreement.agree(step, frozenset())
-    say(agreed=sorted(agreement.agree(700, frozenset(clock))))
+        agreement.reduce_requests(step, frozenset())
+    say(agreed=sorted(agreement.reduce_requests(700, frozenset(clock))))
     voted = []
     for step in (710, 720, 730):
         # The one vote of process 1 counts now, or at the next meeting if process 0 was here
         # earlier.
-        voted += agreement.agree(step, frozenset({"stop:enough"} if mine and step == 710 else ()))
-        agreement.gather("voted", None)
+        voted += agreement.reduce_requests(step, frozenset({"stop:enough"} if mine and step == 710 else ()))
+        agreement.all_gather("voted", None)
     say(voted=voted)
     # A vote that comes too late, because process 0 was there before it, is nothing to the next fit.
     if mine == 0:
-        agreement.agree(740, frozenset())
-    agreement.gather("turn", None)
+        agreement.reduce_requests(740, frozenset())
+    agreement.all_gather("turn", None)
     if mine == 1:
-        agreement.agree(740, frozenset({"stop:late"}))
-    agreement.gather("fit", None)
+        agreement.reduce_requests(740, frozenset({"stop:late"}))
+    agreement.all_gather("fit", None)
     other = CoordinatedSync(every=10, timeout=60)  # of another engine, which hears nothing of what the first one said
-    say(next=[sorted(other.agree(step, frozenset())) for step in (0, 10)])
-    say(other=[other.decide(lambda: (1, {2: "new"})), other.gather("name", "new")])
+    say(next=[sorted(other.reduce_requests(step, frozenset())) for step in (0, 10)])
+    say(other=[other.broadcast(lambda: (1, {2: "new"})), other.all_gather("name", "new")])
 elif what[0] == "fail":
     for number in range(30):
         print("line", number, flush=True)
     if mine == 1:
         os.kill(os.getpid(), signal.SIGKILL) if what[1] == "kill" else sys.exit(7) if what[1] == "exit" else 1 / 0
-    agreement.gather("never", None)
+    agreement.all_gather("never", None)
 elif what == ["loud"]:
     for number in range(3000):
         print("x" * 100, flush=True)
