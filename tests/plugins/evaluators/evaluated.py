@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_runs import RunDirectory
+from fulgurite_runs import RunDirectory, RunPlugin
 
 
 class Counting(fg.Module):
@@ -107,7 +107,7 @@ class Act:
 
 
 @dataclass(eq=False)
-class Disk:
+class Disk(RunPlugin):
     """A checkpointer of one file a step, for other processes to read. What it does is noted in
     `NOTES`."""
 
