@@ -120,7 +120,7 @@ class Disk(RunPlugin):
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         assert run.run_dir is not None
-        target, snapshot = run.run_dir.step_directory(run.step), run.snapshot()
+        target, snapshot = run.run_dir.get_step_directory(run.step), run.snapshot()
         if (target / "COMMIT").exists():
             return
         target.mkdir(parents=True, exist_ok=True)
