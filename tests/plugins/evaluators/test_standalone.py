@@ -320,7 +320,8 @@ def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys)
     assert sorted(path for path in trained.rglob("*")) == before
     assert evaluate(trained, "--step", "latest", "size=4") == 2
     assert (
-        "size=4 is not what the run was made with, size=3: leave it out" in capsys.readouterr().err
+        "size=4 differs from what the run was started with, size=3: leave it out"
+        in capsys.readouterr().err
     )
     assert evaluate(trained, "--step", "best", "size=3", "scales=2,5") == 0
 

@@ -137,8 +137,8 @@ def initialize_distributed(
         return
     if _xla_bridge.backends_are_initialized():
         raise ConfigurationError(
-            "jax is in use already, so this process can no longer join others: call initialize_distributed() "
-            "before anything "
+            "jax is in use already, so this process can no longer join others: call "
+            "initialize_distributed() before anything "
             "that touches a device, at import too (jax.devices(), jnp.zeros(...)). `fulgurite "
             "launch PROGRAM`, and "
             f"`fulgurite fit PROGRAM` with {VARIABLE}, connect before the program is imported"

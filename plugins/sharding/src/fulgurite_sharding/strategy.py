@@ -39,9 +39,9 @@ class MeshStrategy(fg.ShardingStrategy):
     replicated: NamedSharding  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, mesh: Mesh, sync: fg.ProcessSync = LOCAL) -> None:
-        self.mesh = mesh
+        self.mesh = mesh  # pyright: ignore[reportIncompatibleVariableOverride]
         self.sync = sync
-        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self.replicated = NamedSharding(mesh, PartitionSpec())  # pyright: ignore
         # A batch of every step asks for its sharding, and there are few shapes.
         self._build_cached = lru_cache(maxsize=64)(self._build_batch_sharding)
 
