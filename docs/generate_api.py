@@ -28,7 +28,6 @@ CORE = {
     "fulgurite": "fulgurite",
     "fulgurite.metrics": "fulgurite.metrics",
     "fulgurite.tree.paths": "fulgurite.tree.paths",
-    "fulgurite.encoding": "fulgurite.encoding",
     "fulgurite.errors": "fulgurite.errors",
     "fulgurite_logging.media": "fulgurite_logging.media",
 }

@@ -147,7 +147,7 @@ class Diary:
     @fg.hookimpl
     def on_fit_start(self, run):
         self.notes.append(f"begins at step {run.step}")
-        run.log_text("diary", {"notice": "begun"}, stream="telemetry")
+        run.log_text("diary", {"message": "begun"}, stream="telemetry")
 
     @fg.hookimpl
     def on_epoch_end(self, run, epoch):

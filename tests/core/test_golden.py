@@ -201,7 +201,7 @@ def test_golden_order_of_a_whole_run(fuse: int) -> None:
     engine = fg.Engine(
         steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False
     )
-    with pytest.warns(UserWarning, match="sink 'sink:failing' failed"):
+    with pytest.warns(UserWarning, match="logger 'sink:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == WHOLE_RUN.splitlines()
     assert list(result.failures) == ["sink:failing"]
@@ -233,7 +233,7 @@ def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
     told: Told = []
     engine = fg.Engine(steps=10, log_every=5, plugins=plugins(told, fails_at=6), autoload=False)
     with (
-        pytest.warns(UserWarning, match="sink 'sink:failing' failed"),
+        pytest.warns(UserWarning, match="logger 'sink:failing' failed"),
         pytest.raises(RuntimeError, match="cannot act"),
     ):
         engine.fit(Counting(), numbers([0], [0], [0], [0]))

@@ -343,7 +343,7 @@ def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: 
         "text",
         "telemetry",
         0,
-        {"notice": notice},
+        {"message": notice},
     )
     windows = [record for record in texts.records if record.source == "train"]
     assert windows and {record.stream for record in windows} == {"telemetry"}

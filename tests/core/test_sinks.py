@@ -102,13 +102,12 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
     sink = Sink()
     engine(sink, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
     assert [hook for hook, _ in sink.taken] == [
-        "log_config",
         "log_scalars",
         "log_media",
         "log_text",
         "log_config",
     ]
-    for record, (kind, value) in zip(sink.records[1:], values.items(), strict=True):
+    for record, (kind, value) in zip(sink.records, values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
         assert list(record.values) == list(value)
 
@@ -124,10 +123,15 @@ def test_a_record_of_an_unknown_stream_is_an_error(kind: Any, stream: Any) -> No
 
 
 NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
-    "no dictionary": ("scalars", "tester", [1], r"values come by name, as a dictionary; not \[1\]"),
+    "no dictionary": (
+        "scalars",
+        "tester",
+        [1],
+        r"values as a dictionary with strings as keys, not \[1\]",
+    ),
     "no name": ("scalars", "tester", {3: 1}, "by name, as a dictionary"),
     "no source": ("scalars", 3, {"a": 1}, "the source is a text"),
-    "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; give numbers"),
+    "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; pass numbers"),
     "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
     "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),
     "no text": ("text", "tester", {"a": object()}, "object cannot be written as JSON"),
@@ -135,7 +139,7 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
         "media",
         "tester",
         {"a": np.zeros((2, 2))},
-        "'a' is of type ndarray; give media",
+        "'a' is of type ndarray; pass media",
     ),
     "no JSON": ("config", "tester", {"a": object()}, "object cannot be written as JSON"),
 }
@@ -195,7 +199,7 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
     sink = Sink()
     result = engine(sink, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
     assert result.history["counts/sums"].tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert [one.values for one in sink.records if one.kind == "config"][1:] == [
+    assert [one.values for one in sink.records if one.kind == "config"] == [
         {"n": step, "of": {"all": step}} for step in (1, 2, 3)
     ]
 
@@ -380,7 +384,7 @@ def test_history_keeps_the_exact_scalars() -> None:
 def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
     failing, sink = Failing(3), Sink()
     with pytest.warns(
-        UserWarning, match="sink 'failing' failed and gets no more records"
+        UserWarning, match="logger 'failing' failed and gets no more records"
     ) as warned:
         result = engine(failing, sink, steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert len(warned) == 1
@@ -393,7 +397,7 @@ def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
     assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
     (told,) = [record for record in sink.records if record.kind == "text"]
     assert (told.stream, told.step) == ("telemetry", 2)
-    assert "disk full, token=*** (plugin" in told.values["notice"]
+    assert "disk full, token=*** (plugin" in told.values["message"]
 
 
 def test_a_sink_that_fails_changes_no_bit() -> None:
@@ -523,7 +527,7 @@ def test_a_trial_opens_no_log() -> None:
 )
 def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[str]) -> None:
     sink = Opened([], OSError("no space"), at)
-    with pytest.warns(UserWarning, match="sink 'opened' failed") as warned:
+    with pytest.warns(UserWarning, match="logger 'opened' failed") as warned:
         result = engine(sink, steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert len(warned) == 1
     assert result.failures["opened"].startswith("OSError: no space (plugin 'opened' (")

@@ -1,6 +1,5 @@
 """The engine: what a user configures, calls and subclasses."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -44,6 +43,7 @@ from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests
+from fulgurite.fit.snapshot import PathLike
 from fulgurite.fit.start import (
     InitFrom,
     Place,
@@ -55,7 +55,6 @@ from fulgurite.fit.start import (
     resolve_checkpoint,
     restore_host_states,
 )
-from fulgurite.manifest import build_manifest
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
@@ -104,14 +103,14 @@ class Engine:
         seed: int = 0,
         plugins: Iterable[Any] = (),
         autoload: bool = True,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: str | PathLike | None = None,
         steps_per_execution: int = 1,
         log_every: int | Trigger | None = 50,
         on_nonfinite: NonFinitePolicy = "raise",
         max_compilations: int = 8,
         fast_dev_run: int | None = None,
         limit_train_batches: int | None = None,
-        compilation_cache_dir: str | os.PathLike[str] | None = None,
+        compilation_cache_dir: str | PathLike | None = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             raise ConfigurationError(
@@ -138,7 +137,7 @@ class Engine:
         self.config: dict[str, Any] | None = None
         self.run_dir = run_dir
         if compilation_cache_dir is not None:
-            jax.config.update("jax_compilation_cache_dir", os.fspath(compilation_cache_dir))
+            jax.config.update("jax_compilation_cache_dir", str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)
@@ -224,9 +223,6 @@ class Engine:
                     first_batch,
                 )
                 del first_batch  # a fit keeps no batch longer than its steps do
-                # Before plugins are given what they kept, which may be in the fields that are their
-                # settings.
-                manifest = build_manifest(self, program.module_text, batches.description, **length)
                 snapshot = None
                 if reference is not None:
                     snapshot = load_snapshot(self, reference, program.state_spec)
@@ -249,15 +245,16 @@ class Engine:
                 batches,
                 state,
                 plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
-                epochs=epochs,
+                requested_length=(length["steps"], length["epochs"]),
                 steps_per_execution=steps_per_execution,
                 resident=get_device_arrays(data),
                 signals=signals,
                 resumed=snapshot,
                 resume=resume,
-                manifest=manifest,
             )
-            # What opens the run's directory compares it with the snapshot, and closes it last.
+            # What opens the run's directory compares it with the snapshot, and closes it last. It
+            # describes the run before host states are restored, which may be in the fields that
+            # are settings of plugins.
             for hook in self.plugins.implementations("fit_context"):
                 context = hook(loop.step, run=loop.run)
                 if context is not None:

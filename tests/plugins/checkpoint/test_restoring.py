@@ -180,7 +180,7 @@ def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
     class Told:
         @fg.hookimpl
         def log_text(self, record: fg.Record) -> None:
-            told.append(record.values["notice"])
+            told.append(record.values["message"])
 
     counting(tmp_path, Told(), "jsonl", steps=1)
     counting(tmp_path, Told(), "jsonl", steps=2, resume="auto")

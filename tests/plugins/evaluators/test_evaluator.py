@@ -396,7 +396,9 @@ def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning
     assert (
         result.failures.keys() == {"evaluate.test"} and "step 4" in result.failures["evaluate.test"]
     )
-    assert [record.step for record in sink.text if "runs no more" in record.values["notice"]] == [4]
+    assert [record.step for record in sink.text if "runs no more" in record.values["message"]] == [
+        4
+    ]
     assert (
         "test" not in keeper.kept[8].metrics and "test" not in result.metrics
     )  # step 2's are not those of step 8

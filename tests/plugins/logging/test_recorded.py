@@ -65,7 +65,9 @@ class Sink:
 
 
 def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
-    notice = Act(fg.At(3), lambda run: run.log_text("act", {"notice": "hello"}, stream="telemetry"))
+    notice = Act(
+        fg.At(3), lambda run: run.log_text("act", {"message": "hello"}, stream="telemetry")
+    )
     result = engine("console", notice).fit(Line, data())
     first, second, third, fourth = capsys.readouterr().out.splitlines()
     loss, error = (result.history[f"train/{name}"] for name in ("loss", "error"))
@@ -225,7 +227,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
         [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)],
     )
     engine(sink, CompilationMonitor(), steps=3).fit(Line, batches)
-    assert [one.values["notice"] for one in sink.of("compilations")] == [
+    assert [one.values["message"] for one in sink.of("compilations")] == [
         "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
         "float32[2]"
     ]

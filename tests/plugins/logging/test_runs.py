@@ -266,7 +266,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, small_disk: list
         "No space left on device" in told["failed"]["jsonl"] and ".jsonl" in told["failed"]["jsonl"]
     )
     assert told["step"] == STEPS and told["whole_lines"]
-    assert done.stderr.count("sink 'jsonl' failed") == 1
+    assert done.stderr.count("logger 'jsonl' failed") == 1
     position = told["positions"]["jsonl"]
     assert (
         "No space left on device" in position["failed"]
@@ -362,7 +362,7 @@ def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:
 def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
     sink = JSONLLogger()
-    with pytest.warns(UserWarning, match=r"sink 'jsonl' failed.*records\.jsonl"):
+    with pytest.warns(UserWarning, match=r"logger 'jsonl' failed.*records\.jsonl"):
         result = engine(tmp_path, sink, CSVLogger(), steps=4).fit(Line, data())
     assert set(result.failures) == {"jsonl"}
     assert sink.flush_logger(4).result(0)["failed"]
@@ -386,9 +386,9 @@ def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path
         Line, data(), resume=fg.CheckpointRef(tmp_path)
     )
     notices = [
-        one["values"]["notice"]
+        one["values"]["message"]
         for one in lines(tmp_path / "telemetry.jsonl")
-        if "notice" in one["values"]
+        if "message" in one["values"]
     ]
     assert len(notices) == 1 and notices[0].startswith(
         "jsonl failed before the checkpoint of step 12: records are "

@@ -83,7 +83,7 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     class Notices:
         @fg.hookimpl
         def log_text(self, record: fg.Record) -> None:
-            notices.append(record.values["notice"])
+            notices.append(record.values["message"])
 
     plugins = [Freeze("first", until=until), compiled, Look(), Notices()]
     data = points(48)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -17,7 +17,7 @@ from fulgurite.execution.compiled_step import StepResults
 from fulgurite.execution.program import Program
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher
-from fulgurite.fit.run import FitResult, Run
+from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
     EPOCH_END,
     BoundAction,
@@ -34,9 +34,6 @@ from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
 from fulgurite.triggers import EveryEpoch, StepRange, is_exact
-
-if TYPE_CHECKING:
-    from fulgurite.engine import Engine
 
 # Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
@@ -65,6 +62,7 @@ class Loop:
         step: the number of updates that were dispatched.
         metrics: the newest metrics by source.
         stop_reason: why training ends before its planned end.
+        requested_length: the steps and epochs to train, one of them None.
         emitter: hands records to the loggers.
         run: what plugins see.
         resumed: the snapshot that the fit goes on from, or None.
@@ -75,37 +73,35 @@ class Loop:
         data_iterator: where batches come from.
         state: to train from; consumed.
         step_range: its start is earlier than `state.step` in a resumed fit.
-        epochs: how many epochs to train; the end then follows from the ends of epochs as far as
-            they are known. None for a number of steps.
+        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+            follows from the ends of epochs as far as they are known.
         steps_per_execution: the largest number of steps in one dispatch.
         resident: the arrays on the device that indexed batches are gathered from.
         signals: the signals that were received.
         resumed: the snapshot that the fit goes on from, or None.
         resume: what `fit(resume=...)` was.
-        manifest: a description of the run, as JSON.
     """
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: EngineView,
         program: Program,
         data_iterator: BatchIterator,
         state: TrainState,
         step_range: StepRange,
         *,
-        epochs: int | None,
+        requested_length: tuple[int | None, int | None],
         steps_per_execution: int,
         resident: Any,
         signals: StopRequests,
         resumed: Snapshot | None,
         resume: Any,
-        manifest: dict[str, Any],
     ) -> None:
         self.engine = engine
         self.program = program
         self.step_range = step_range
         self.step = int(state.step)
-        self.manifest = manifest
+        self.requested_length = requested_length
         self.resumed = resumed
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
@@ -123,7 +119,7 @@ class Loop:
         self._compiled_step = program.get_compiled_step(steps_per_execution)
         self._flat = program.layout.flatten(state)
         self._state: TrainState | None = None
-        self._epochs = epochs
+        self._epochs = requested_length[1]
         self._signals = signals
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()
@@ -188,6 +184,7 @@ class Loop:
             self._pending_actions,
             host_states,
             dict(self.metrics),
+            self.requested_length,
         )
 
     def save(self) -> None:
@@ -257,10 +254,11 @@ class Loop:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
         if self.resumed is not None:
             self._call_event("on_restore", step=self.step)
-        self.emitter.open(self.run)
-        self.run.log_config("fulgurite", self.manifest, stream="telemetry")
+        self.emitter.open(self.step, run=self.run)
+        if self.run.manifest is not None:
+            self.run.log_config("fulgurite", self.run.manifest, stream="telemetry")
         for message in self._messages:
-            self.run.log_text("fulgurite", {"notice": message}, stream="telemetry")
+            self.run.log_text("fulgurite", {"message": message}, stream="telemetry")
         self._call_event("on_fit_start")
         if self.resumed is None:
             self._run_due_actions()

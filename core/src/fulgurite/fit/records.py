@@ -1,23 +1,27 @@
-"""Records, the two streams that they are of, and how they reach the sinks in order."""
+"""Records, the two streams that they are of, and how they reach the loggers in order."""
 
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 
-from fulgurite.encoding import dumps, is_real
-from fulgurite.errors import FulguriteError, PathError, PluginError, StateError, did_you_mean
-from fulgurite.masking import redact_text
+from fulgurite.errors import (
+    ConfigurationError,
+    FulguriteError,
+    PathError,
+    PluginError,
+    StateError,
+    did_you_mean,
+)
 from fulgurite.model.media import Media
-
-if TYPE_CHECKING:
-    from fulgurite.fit.run import Run
-    from fulgurite.plugins.manager import HookImpl, PluginManager
+from fulgurite.plugins.manager import HookImpl, PluginManager
+from fulgurite.redact import redact_text
+from fulgurite.tree.specs import is_array, is_real_dtype
 
 RecordKind = Literal["scalars", "media", "text", "config"]
 RecordStream = Literal["exact", "telemetry"]
@@ -28,14 +32,14 @@ class Record:
     """Something to record.
 
     Attributes:
-        kind: which sink hook receives it.
+        kind: which hook of the loggers receives it.
         source: where it comes from: `train`, an evaluator's name, a plugin's name.
         step: the number of completed updates.
         values: by name. Scalars are Python numbers or, rarely, NumPy arrays.
         stream: `exact` records depend only on program, configuration, seed and data, and appear
             exactly once; `telemetry` is everything else, and appears at least once.
-        attempt: which start of the run made it; telemetry only.
-        wall: seconds since 1970; telemetry only.
+        attempt: the number of the start of the run that made it; telemetry only.
+        wall_time: seconds since 1970; telemetry only.
     """
 
     kind: RecordKind
@@ -48,67 +52,111 @@ class Record:
 
 
 def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any]:
-    """What a plugin emits, as a record keeps it, whatever the plugin does with its own afterwards.
-    What no sink could
-    write down is an error here: there, the sink would be the one that failed, and be left out."""
+    """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
+    arrays afterwards.
+
+    What no logger could write is an error here. Otherwise the logger would be the one that fails,
+    and would be left out.
+
+    Args:
+        kind: the kind of the record.
+        source: where the values come from.
+        values: by name.
+
+    Raises:
+        PluginError: a name, a number or a medium has another type.
+        ConfigurationError: texts or a configuration cannot be written as JSON.
+    """
     if kind not in get_args(RecordKind):
         raise PluginError(
-            f"run knows no records of {kind!r}. {did_you_mean(kind, get_args(RecordKind))}"
+            f"there are no records of kind {kind!r}. {did_you_mean(kind, get_args(RecordKind))}"
         )
     where = f"run.log_{kind}({source!r}, ...)"
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in (source, *values)):
         raise PluginError(
-            f"{where}: the source is a text, and values come by name, as a dictionary; not "
-            f"{values!r}"
+            f"{where}: pass the source as a string, and the values as a dictionary with strings as "
+            f"keys, not {values!r}"
         )
-    if kind in ("text", "config"):
-        dumps(values)
     for name, value in values.items():
-        if (kind == "scalars" and not _is_number(value)) or (
-            kind == "media" and not isinstance(value, Media)
-        ):
-            what = (
-                "numbers and arrays of them"
-                if kind == "scalars"
-                else "media such as those of fulgurite_logging.media"
-            )
+        if kind == "scalars" and not _is_number(value):
             raise PluginError(
-                f"{where}: {name!r} is of type {type(value).__name__}; give {what} by name"
+                f"{where}: {name!r} is of type {type(value).__name__}; pass numbers or arrays of numbers"
             )
+        if kind == "media" and not isinstance(value, Media):
+            raise PluginError(
+                f"{where}: {name!r} is of type {type(value).__name__}; pass media, such as those of "
+                "fulgurite_logging.media"
+            )
+        if kind in ("text", "config"):
+            _check_json_value(value, f"{where}: {name!r}")
     return _copy_host_arrays(values)
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        is_real(value.dtype) if hasattr(value, "dtype") else isinstance(value, bool | int | float)
-    )
+    if hasattr(value, "dtype"):
+        return is_real_dtype(value.dtype)
+    return isinstance(value, bool | int | float)
+
+
+def _check_json_value(value: Any, where: str) -> None:
+    """Raise a `ConfigurationError` unless `value` can be written as JSON, with arrays of real
+    numbers."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return
+    if is_array(value) and is_real_dtype(value.dtype):
+        return
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_json_value(item, where)
+        return
+    if not isinstance(value, dict):
+        raise ConfigurationError(
+            f"{where}: {type(value).__name__} cannot be written as JSON: {value!r}"
+        )
+    for key, item in value.items():
+        # `$` begins the keys by which JSON holds arrays and numbers that are not finite.
+        if not isinstance(key, str) or key.startswith("$"):
+            raise ConfigurationError(
+                f"{where}: {key!r} cannot be a key in JSON: keys are strings that do not begin "
+                "with '$'"
+            )
+        _check_json_value(item, where)
 
 
 def _copy_host_arrays(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copy_host_arrays(one) for name, one in value.items()}
+        return {name: _copy_host_arrays(item) for name, item in value.items()}
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 class History:
-    """The exact scalars of a run, kept in memory: `history["train/loss"]` is an array of values."""
+    """The exact scalars of a run, kept in memory.
+
+    ```python
+    result = engine.fit(model, data)
+    losses = result.history["train/loss"]  # a NumPy array
+    steps = result.history.steps("train/loss")
+    ```
+    """
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def names(self) -> list[str]:
-        """What there is, as `SOURCE/NAME`."""
-        return list(
-            dict.fromkeys(f"{one.source}/{name}" for one in self.records for name in one.values)
-        )
+        """Return the names of all series, as `SOURCE/NAME`."""
+        names = {}
+        for record in self.records:
+            for name in record.values:
+                names[f"{record.source}/{name}"] = None
+        return list(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The values of `SOURCE/NAME` in step order."""
-        return np.asarray([value for _, value in self._series(name)])
+        """Return the values of `SOURCE/NAME` in step order."""
+        return np.asarray([value for _, value in self._find_series(name)])
 
     def steps(self, name: str) -> np.ndarray:
-        """The steps at which `SOURCE/NAME` was logged."""
-        return np.asarray([step for step, _ in self._series(name)], dtype=int)
+        """Return the steps at which `SOURCE/NAME` was logged."""
+        return np.asarray([step for step, _ in self._find_series(name)], dtype=int)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -116,60 +164,79 @@ class History:
     def __repr__(self) -> str:
         return f"History({', '.join(self.names())})"
 
-    def _series(self, name: str) -> list[tuple[int, Any]]:
-        named = (
-            (one.step, f"{one.source}/{key}", value)
-            for one in self.records
-            for key, value in one.values.items()
-        )
-        series = [(step, value) for step, one, value in named if one == name]
+    def _find_series(self, name: str) -> list[tuple[int, Any]]:
+        series = []
+        for record in self.records:
+            for key, value in record.values.items():
+                if f"{record.source}/{key}" == name:
+                    series.append((record.step, value))
         if not series:
             raise PathError(f"nothing was logged as {name!r}. {did_you_mean(name, self.names())}")
         return series
 
 
 class RecordDispatcher:
-    """Takes records in the order in which they come about and hands them to the sinks in that
+    """Takes records in the order in which they come about and passes them to the loggers in that
     order.
 
     A record may wait for values that are still being computed; those behind it wait as well, so
-    that no sink sees a step before an earlier one, and nobody waits for the device.
+    that no logger sees a step before an earlier one, and nobody waits for the device.
 
     Attributes:
-        emitted: how many records came about so far.
-        failed: sinks that failed, by plugin name, and evaluators, as `evaluate.NAME`, with the
-            reason; each is told once and left out from then on.
+        history: the exact scalars.
+        failures: why loggers failed, by plugin name, and evaluators, as `evaluate.NAME`; each is
+            reported once and left out from then on.
+        num_records: how many records came about so far.
+        attempt: the number of this start of the run, from 1.
+
+    Args:
+        plugins: whose loggers get the records.
+        silent: whether no logger gets any, as in a trial.
     """
 
-    def __init__(self, plugins: "PluginManager", silent: bool = False) -> None:
+    def __init__(self, plugins: PluginManager, silent: bool = False) -> None:
         self.history = History()
         self.failures: dict[str, str] = {}
         self.num_records = 0
         self.attempt = 1
         self._plugins = plugins
         self._silent = silent
-        self._closed: set[str] | None = None
+        self._is_closed = False
+        self._closed_loggers: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
-    def open(self, run: "Run") -> None:
-        """Has the sinks open what they write to."""
-        for sink in () if self._silent else self._plugins.implementations("open_logger"):
-            self._call(sink, run.step, run=run)
+    def open(self, step: int, **arguments: Any) -> None:
+        """Have the loggers open what they write to.
+
+        Args:
+            step: at which the fit begins.
+            arguments: of the hook `open_logger`.
+        """
+        for hook in self._find_hooks("open_logger"):
+            self._call(hook, step, **arguments)
 
     def close(self, step: int) -> None:
-        """Has the sinks write out everything. Nothing comes after it."""
-        self._closed = self._closed or set()
-        for sink in () if self._silent else self._plugins.implementations("close_logger"):
-            if sink.plugin.name in self._closed:
-                continue
-            self._closed.add(sink.plugin.name)
-            self._call(sink, step)
+        """Have the loggers write out everything. Nothing comes after it."""
+        self._is_closed = True
+        for hook in self._find_hooks("close_logger"):
+            name = hook.plugin.name
+            if name not in self._closed_loggers:
+                self._closed_loggers.add(name)
+                self._call(hook, step)
 
     def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
-        """Hands on what `finish` makes once `arrays` are computed; None is nothing."""
-        if self._closed is not None:
+        """Pass on a record once the values in it are computed.
+
+        Args:
+            arrays: on the device; they are copied to the host in the background.
+            finish: returns the record, or None for nothing, once `arrays` are computed.
+
+        Raises:
+            StateError: the loggers are closed.
+        """
+        if self._is_closed:
             raise StateError(
-                "the run has ended and its sinks are closed: emit records before `on_fit_end`"
+                "the run has ended and its loggers are closed: log before `on_fit_end`"
             )
         for array in arrays:
             array.copy_to_host_async()
@@ -178,48 +245,66 @@ class RecordDispatcher:
         self.flush(wait=False)
 
     def flush(self, *, wait: bool) -> None:
-        """Hands on everything that waits, or with `wait=False` as far as it is computed."""
-        while self._waiting and (wait or all(array.is_ready() for array in self._waiting[0][0])):
-            arrays, finish = self._waiting.popleft()
+        """Pass on everything that waits.
+
+        Args:
+            wait: whether to wait for what is still being computed; otherwise it stays, with
+                everything behind it.
+        """
+        while self._waiting:
+            arrays, finish = self._waiting[0]
+            if not wait and not all(array.is_ready() for array in arrays):
+                return
+            self._waiting.popleft()
             with self._plugins.timings.time("wait"):
                 jax.block_until_ready(arrays)
-            if (record := finish()) is not None:
+            record = finish()
+            if record is not None:
                 self._dispatch(record)
 
-    def disable(self, name: str, what: str, error: Exception, step: int) -> None:
-        """Notes in `failed` that `name` is left out from now on, and tells it once, as `what` and
-        the reason."""
-        notes = "; ".join(getattr(error, "__notes__", []))
-        told = redact_text(
-            f"{error}" + (f" ({notes})" if notes else "")
-        )  # a KeyError names no secret
-        self.failures[name] = f"{type(error).__name__}: {told}"
-        notice = f"{what}: {self.failures[name]}"
-        warnings.warn(notice, stacklevel=2)
-        self._dispatch(Record("text", "fulgurite", step, {"notice": notice}, "telemetry"))
+    def disable(self, name: str, summary: str, error: Exception, step: int) -> None:
+        """Note in `failures` that something is left out from now on, and warn of it once.
+
+        Args:
+            name: under which the failure is noted.
+            summary: what failed, in words.
+            error: why.
+            step: at which it failed.
+        """
+        reason = str(error)
+        notes = getattr(error, "__notes__", [])
+        if notes:
+            reason += f" ({'; '.join(notes)})"
+        # With the type, because the text of a KeyError is only the key.
+        self.failures[name] = f"{type(error).__name__}: {redact_text(reason)}"
+        message = f"{summary}: {self.failures[name]}"
+        warnings.warn(message, stacklevel=2)
+        self._dispatch(Record("text", "fulgurite", step, {"message": message}, "telemetry"))
+
+    def _find_hooks(self, name: str) -> list[HookImpl]:
+        return [] if self._silent else list(self._plugins.implementations(name))
 
     def _dispatch(self, record: Record) -> None:
         if record.stream == "telemetry":
             record = replace(record, attempt=self.attempt, wall_time=time.time())
         elif record.kind == "scalars":
             self.history.records.append(record)
-        for sink in () if self._silent else self._plugins.implementations(f"log_{record.kind}"):
-            if sink.plugin.name not in self.failures and sink.plugin.name not in (
-                self._closed or ()
-            ):
-                self._call(sink, record.step, record=record)
+        for hook in self._find_hooks(f"log_{record.kind}"):
+            name = hook.plugin.name
+            if name not in self.failures and name not in self._closed_loggers:
+                self._call(hook, record.step, record=record)
 
-    def _call(self, sink: "HookImpl", step: int, **arguments: Any) -> None:
-        """Calls a sink; its failure is told once and does not end the run, unless the sink is
-        required or refuses to begin."""
-        name = sink.plugin.name
+    def _call(self, hook: HookImpl, step: int, **arguments: Any) -> None:
+        """Call a logger; its failure is reported once and does not end the run, unless the logger
+        is required or refuses to begin."""
+        name = hook.plugin.name
         try:
-            with self._plugins.timings.time(f"{name}.{sink.hook}"):
-                sink(step, **arguments)
+            with self._plugins.timings.time(f"{name}.{hook.hook}"):
+                hook(step, **arguments)
         except Exception as error:
-            refused = sink.hook == "open_logger" and isinstance(error, FulguriteError)
-            if refused or getattr(sink.plugin.plugin, "required", False):
+            refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)
+            if refuses or getattr(hook.plugin.plugin, "required", False):
                 raise
             if name in self.failures:
                 return
-            self.disable(name, f"sink {name!r} failed and gets no more records", error, step)
+            self.disable(name, f"logger {name!r} failed and gets no more records", error, step)

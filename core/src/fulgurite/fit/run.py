@@ -1,22 +1,99 @@
 """What plugins see of a run, what they can ask of it, and what is left of it in the end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, Protocol, get_args
 
 import equinox as eqx
 import jax
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import PluginError, StateError, did_you_mean
+from fulgurite.evaluation import Evaluator, Interrupt, Show
+from fulgurite.execution.program import Program
 from fulgurite.fit.actions import StopTraining
-from fulgurite.fit.records import History, Record, RecordKind, RecordStream, validate_record_values
-from fulgurite.fit.snapshot import Snapshot
+from fulgurite.fit.records import (
+    History,
+    Record,
+    RecordDispatcher,
+    RecordKind,
+    RecordStream,
+    validate_record_values,
+)
+from fulgurite.fit.scheduler import BoundAction
+from fulgurite.fit.snapshot import PathLike, Snapshot
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.timing import Timings
+from fulgurite.training.nonfinite import NonFinitePolicy
+from fulgurite.training.state import TrainState
 from fulgurite.triggers import StepRange
 
-if TYPE_CHECKING:
-    from fulgurite.fit.loop import Loop
-    from fulgurite.training.state import TrainState
+
+class EngineView(Protocol):
+    """What a fit and its plugins use of the engine; `Engine` describes the members.
+
+    A protocol, because the engine is above everything that it is made of.
+    """
+
+    steps: int | None
+    epochs: int | None
+    seed: int
+    steps_per_execution: int
+    limit_train_batches: int | None
+    on_nonfinite: NonFinitePolicy
+    max_compilations: int
+    fast_dev_run: int | None
+    config: dict[str, Any] | None
+    run_dir: str | PathLike | None
+    plugins: PluginManager
+    sharding: ShardingStrategy
+    actions: list[BoundAction]
+    due_names: tuple[str, ...]
+    evaluators: dict[str, Evaluator]
+
+    @property
+    def evaluate(self) -> Callable[..., dict[str, Any]]: ...
+
+    @property
+    def predict(self) -> Callable[..., Any]: ...
+
+    def run_evaluator(
+        self, name: str, state: TrainState, interrupted: Interrupt, show: Show | None = None
+    ) -> dict[str, Any]: ...
+
+
+class LoopView(Protocol):
+    """What a `Run` shows of the loop; `Loop` describes the members."""
+
+    engine: EngineView
+    program: Program
+    data_iterator: BatchIterator
+    emitter: RecordDispatcher
+    metrics: dict[str, dict[str, Any]]
+    step: int
+    step_range: StepRange
+    requested_length: tuple[int | None, int | None]
+    resumed: Snapshot | None
+    resume: Any
+    stop_reason: str | None
+    is_between_steps: bool
+    is_exact: bool
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def state(self) -> TrainState: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def save(self) -> None: ...
+
+    def evaluate(self, name: str) -> dict[str, Any]: ...
+
+    def emit_media(self) -> None: ...
+
+    def request_stop(self, reason: str) -> None: ...
 
 
 @dataclass
@@ -30,17 +107,17 @@ class FitResult:
         state: to continue training: `engine.fit(data=data, state=result.state)`.
         history: the exact scalars of the run.
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
-        accounts: where the wall time went.
-        stopped: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`, or
-            a plugin's reason.
-        failed: sinks that failed, by plugin name, and evaluators that were not required, as
-            `evaluate.NAME`, with the reason.
-        notices: what the run had to say.
+        timings: where the wall time went.
+        stop_reason: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`,
+            or the reason of a plugin.
+        failures: why loggers failed, by plugin name, and evaluators that the run can do without, by
+            `evaluate.NAME`.
+        messages: what the run had to say, such as which plugins were found installed.
     """
 
     module: Any = field(repr=False)
     model_state: eqx.nn.State | None = field(repr=False)
-    state: "TrainState" = field(repr=False)
+    state: TrainState = field(repr=False)
     history: History
     metrics: dict[str, dict[str, Any]]
     timings: Timings = field(repr=False)
@@ -54,26 +131,31 @@ class Run:
 
     Attributes:
         engine: the engine of this run.
-        rule: how a batch becomes an update.
-        accounts: where the wall time went so far.
-        run_dir: the run's directory, as the plugin that opened it in `fit_context` gives it; None
-            without one.
+        update_rule: how a batch becomes an update.
+        timings: where the wall time went so far.
         resume: what `fit(resume=...)` was.
-        manifest: a description of this run, as JSON: see `fulgurite.manifest`.
+        requested_length: the steps and epochs that the fit was asked for, one of them None.
+        module_text: the module as text, in which everything that is no array shows by its value.
+        run_dir: the directory of the run, as the plugin that opened it in `fit_context` set it;
+            None without one.
+        manifest: the description of the run, as JSON, as a plugin set it in `fit_context`; None
+            without one. Loggers get it as the first record of kind `config`.
     """
 
-    def __init__(self, loop: "Loop") -> None:
+    def __init__(self, loop: LoopView) -> None:
         self._loop = loop
         self.engine: Final = loop.engine
         self.update_rule: Final = loop.program.update_rule
         self.timings: Final = loop.engine.plugins.timings
-        self.run_dir: Any = None
         self.resume: Final = loop.resume
-        self.manifest: Final = loop.manifest
+        self.requested_length: Final = loop.requested_length
+        self.module_text: Final = loop.program.module_text
+        self.run_dir: Any = None
+        self.manifest: Any = None
 
     @property
     def attempt(self) -> int:
-        """Which start of the run this is, from 1."""
+        """The number of this start of the run, from 1."""
         return self._loop.emitter.attempt
 
     def set_run_dir(self, run_dir: Any, attempt: int) -> None:
@@ -81,10 +163,14 @@ class Run:
 
         Args:
             run_dir: becomes `run.run_dir`.
-            attempt: which start of the run this is, from 1.
+            attempt: the number of this start of the run, from 1.
         """
         self.run_dir = run_dir
         self._loop.emitter.attempt = attempt
+
+    def set_manifest(self, manifest: dict[str, Any]) -> None:
+        """Set the description of the run, a JSON value by name; for a plugin in `fit_context`."""
+        self.manifest = manifest
 
     @property
     def is_complete(self) -> bool:
@@ -114,11 +200,11 @@ class Run:
 
     @property
     def step_range(self) -> StepRange:
-        """Origin, end (as far as it is known) and epoch ends of this fit."""
+        """Start, stop (as far as it is known) and epoch ends of this fit."""
         return self._loop.step_range
 
     @property
-    def state(self) -> "TrainState":
+    def state(self) -> TrainState:
         """The state after `step` updates. The next step consumes its arrays: copy any that you
         keep.
 
@@ -210,38 +296,38 @@ class Run:
                 f"run.log_{kind} knows no stream {stream!r}. "
                 f"{did_you_mean(stream, get_args(RecordStream))}"
             )
-        values, step, stream = (
-            validate_record_values(kind, source, values),
-            self.step,
-            stream if self._loop.is_exact else "telemetry",
-        )
+        values = validate_record_values(kind, source, values)
+        step = self.step
+        if not self._loop.is_exact:
+            stream = "telemetry"
         arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
-        self._loop.emitter.enqueue(
-            arrays,
-            lambda: Record(
-                kind, source, step, jax.device_get(values) if arrays else values, stream
-            ),
-        )
+
+        def finish() -> Record:
+            return Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
+
+        self._loop.emitter.enqueue(arrays, finish)
 
     def emit_media(self) -> None:
-        """Emits the media of the newest step; the action of the scheduled `media.show`."""
+        """Emit the media of the newest step; the scheduled action `media.show` calls it."""
         self._loop.emit_media()
 
     def request_stop(self, reason: str) -> None:
-        """Asks to stop training before its planned end, as a signal does, once all processes have
-        agreed: for a reason that only this process sees, such as a file. A decision based on
-            metrics returns `StopTraining` instead."""
+        """Ask to stop training before its planned end, as a signal does, once all processes agree.
+
+        It is for a reason that only this process sees, such as a file. A decision based on metrics
+        returns `StopTraining` instead.
+        """
         self._loop.request_stop(StopTraining(reason).reason)
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Runs the evaluation `name` on the current state, emits its metrics and returns them."""
+        """Run the evaluation `name` on the current state; log and return its metrics."""
         return self._loop.evaluate(name)
 
     def save(self) -> None:
-        """Asks the checkpointer to save: at once in the phase `save`, before it at the end of the
-        step's actions."""
+        """Ask the checkpointer to save: at once in the stage `save`; in an earlier stage, at the
+        end of the step's actions."""
         self._loop.save()
 
     def snapshot(self) -> Snapshot:
-        """Everything needed to continue from here."""
+        """Return everything needed to continue from here."""
         return self._loop.snapshot()

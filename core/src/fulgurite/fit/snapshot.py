@@ -1,14 +1,12 @@
 """References to checkpoints, and what a checkpoint holds."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
-
-if TYPE_CHECKING:
-    from fulgurite.training.state import TrainState
 
 
 @runtime_checkable
@@ -71,7 +69,7 @@ class Snapshot:
         num_attempts: how many attempts the run itself had when this was read, if that is known.
     """
 
-    state: "TrainState"
+    state: TrainState
     step_range: StepRange
     data_position: Any
     pending_actions: tuple[str, ...] = ()

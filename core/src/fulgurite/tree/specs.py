@@ -18,6 +18,11 @@ def is_array(leaf: Any) -> bool:
     return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
 
 
+def is_real_dtype(dtype: Any) -> bool:
+    """Return whether a dtype is of booleans or of numbers that are not complex."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
+
+
 def shape_spec(tree: Any) -> Any:
     """Return the tree with a `jax.ShapeDtypeStruct` for each array.
 

@@ -7,7 +7,7 @@ RUN/checkpoints/
                             the metric of the best, timers, and SHA-256 of the `hashes-P.json` and
                             of itself
         hashes-P.json       size and CRC-32 of every file that process P wrote, by name
-        manifest.json       what the run is made of (`fulgurite.manifest`)
+        manifest.json       what the run is made of (`fulgurite_runs.manifest`)
         index.json          shape and dtype of the arrays by path; span, pending actions and newest
         metrics of the run host-P.json         of process P: the place in its data, the host states
         of its plugins arrays/             an Orbax checkpoint of a flat dictionary: path -> array

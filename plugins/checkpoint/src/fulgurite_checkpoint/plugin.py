@@ -9,6 +9,7 @@ from typing import Literal
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
+from fulgurite.fit.run import EngineView
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
 
@@ -106,7 +107,7 @@ class Checkpointer(RunPlugin):
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: EngineView
     ) -> fg.Snapshot | None:
         """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
         directory = get_run_directory(engine)
@@ -252,7 +253,7 @@ class Checkpointer(RunPlugin):
                 f"nothing is saved after {type(exception).__name__}: {error}", stacklevel=2
             )
 
-    def _root(self, engine: fg.Engine) -> Path | None:
+    def _root(self, engine: EngineView) -> Path | None:
         if self.directory is not None:
             root = resolve_root(self.directory)
             return (
@@ -328,7 +329,7 @@ def _note_sinks(run: fg.Run, kept: Read) -> None:
             else "is gone"
         )
         run.log_text(
-            "checkpoints", {"notice": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry"
+            "checkpoints", {"message": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry"
         )
 
 

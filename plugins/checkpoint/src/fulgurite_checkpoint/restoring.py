@@ -12,9 +12,10 @@ import fulgurite as fg
 import jax
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, PathError
-from fulgurite.manifest import build_manifest
+from fulgurite.fit.run import EngineView
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit, Damaged, Entry, Verify
@@ -165,10 +166,10 @@ def read_checkpoint(entry: Entry, verify: Verify) -> Read:
 
 
 def restore_whole(
-    kept: Read, like: fg.TrainState, engine: fg.Engine, verify: Verify, missing: str
+    kept: Read, like: fg.TrainState, engine: EngineView, verify: Verify, missing: str
 ) -> fg.Snapshot:
     """The snapshot in a checkpoint, for an engine whose states are like `like`."""
-    slices = check_plugins(kept, build_manifest(engine, "")["plugins"], missing)
+    slices = check_plugins(kept, describe_plugins(engine.plugins), missing)
     wanted = {
         name: leaf
         for name, leaf in arrays.flatten_state(like).items()

@@ -185,7 +185,7 @@ class Saver:
         warnings.warn(
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
-        run.log_text("checkpoints", {"notice": reason}, stream="telemetry")
+        run.log_text("checkpoints", {"message": reason}, stream="telemetry")
 
 
 def _reason(step: int, error: BaseException) -> str:

@@ -41,7 +41,9 @@ class CompilationMonitor:
                 else "for another program of the same batches"
             )
             run.log_text(
-                "compilations", {"notice": f"{name} was compiled again, {what}"}, stream="telemetry"
+                "compilations",
+                {"message": f"{name} was compiled again, {what}"},
+                stream="telemetry",
             )
 
 

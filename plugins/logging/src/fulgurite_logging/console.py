@@ -57,8 +57,8 @@ class _Backend:
     def write(self, record: fg.Record) -> None:
         values = {name: value for name, value in record.values.items() if name not in self._hide}
         if record.kind == "text":
-            if "notice" in values:
-                print(f"step {record.step:>7}  note: {values['notice']}", flush=True)
+            if "message" in values:
+                print(f"step {record.step:>7}  note: {values['message']}", flush=True)
         elif record.stream == "exact":
             rate = self._rates.get(record.source)
             shown = [f"{name} {number(value)}" for name, value in values.items()]

@@ -13,9 +13,9 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+from fulgurite.redact import MASK, NAME, redact_text
 from fulgurite.tree.paths import leaves_with_paths, parse
 from fulgurite.tree.specs import shape_summary, total_size
-from fulgurite_runs.redact import MASK, NAME, redact_text
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

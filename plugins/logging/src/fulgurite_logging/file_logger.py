@@ -76,7 +76,7 @@ class FileLogger(RunPlugin):
                 f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are "
                 f"missing. {failed}"
             )
-            run.log_text(self.plugin_name, {"notice": told}, stream="telemetry")
+            run.log_text(self.plugin_name, {"message": told}, stream="telemetry")
 
     @hookimpl
     def log_scalars(self, record: Record) -> None:

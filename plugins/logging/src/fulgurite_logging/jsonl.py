@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite import encoding
+from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, entry
@@ -62,7 +62,7 @@ class Lines:
         if record.stream == "telemetry":
             line |= {"attempt": record.attempt, "wall": record.wall_time}
         file = self._exact if record.stream == "exact" else self._telemetry
-        file.append(encoding.dumps(line, sort_keys=True) + "\n")
+        file.append(json_codec.dumps(line, sort_keys=True) + "\n")
 
     def sync(self) -> None:
         self._exact.sync()

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fulgurite import encoding
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite_runs import json_codec
 
 from fulgurite_logging.jsonl import EXACT
 
@@ -148,7 +148,7 @@ def _lines(path: Path, what: str, members: dict[str, type]) -> Iterator[dict[str
                     return
                 raise ConfigurationError(f"{path}, line {number}: longer than {LONGEST_LINE} bytes")
             try:
-                one = encoding.loads(line)
+                one = json_codec.loads(line)
                 if not all(type(one[name]) is kind for name, kind in members.items()):
                     raise ValueError(f"it lacks {', '.join(members)}")
             except (ValueError, TypeError, LookupError, RecursionError) as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite import encoding
 from fulgurite.errors import CheckpointError
+from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, entry
@@ -168,7 +168,7 @@ def _cell(value: Any) -> str:
         return "" if value is None else _flat(str(value))
     if isinstance(value, int | float):
         return repr(value)
-    return encoding.dumps(value)
+    return json_codec.dumps(value)
 
 
 def _flat(text: str) -> str:

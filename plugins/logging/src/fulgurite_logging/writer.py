@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fulgurite import Record
-from fulgurite_runs.redact import redact_text
+from fulgurite.redact import redact_text
 
 
 class LogBackend(Protocol):

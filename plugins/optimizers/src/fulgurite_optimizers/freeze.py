@@ -71,7 +71,7 @@ class Freeze:
         """Says that the step is about to be compiled again."""
         if self.unfreeze_step(run.step_range) == run.step:
             notice = f"{self._text} is trained from step {run.step} on: the step is compiled again"
-            run.log_text("freeze", {"notice": notice}, stream="telemetry")
+            run.log_text("freeze", {"message": notice}, stream="telemetry")
 
     def unfreeze_step(self, span: fg.StepRange) -> int | None:
         """The step after which everything is trained, as far as it is known."""

@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
+from fulgurite.tree.specs import is_real_dtype
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
@@ -37,15 +37,10 @@ def loads(text: str | bytes) -> Any:
     return json.loads(text, object_hook=_decode_object)
 
 
-def is_real(dtype: Any) -> bool:
-    """Return whether `dtype` is of booleans or of numbers that are not complex."""
-    return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
-
-
 def _encode(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real(value.dtype):
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real_dtype(value.dtype):
         return _encode_array(np.asarray(value))
     if value is None or isinstance(value, bool | int | str):
         return value

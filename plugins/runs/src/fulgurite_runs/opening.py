@@ -7,15 +7,18 @@ from weakref import WeakKeyDictionary
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
+from fulgurite.fit.run import EngineView
 
 from fulgurite_runs.directory import RunDirectory
 from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.manifest import build_manifest
 
-_DIRECTORIES: "WeakKeyDictionary[fg.Engine, tuple[Any, RunDirectory]]" = WeakKeyDictionary()
+_DIRECTORIES: "WeakKeyDictionary[EngineView, tuple[Any, RunDirectory]]" = WeakKeyDictionary()
 
 
 class RunPlugin:
-    """A plugin that writes into the run directory, which is open for the whole fit.
+    """A plugin that writes into the run directory, which is open for the whole fit, or that needs
+    the description of the run, `run.manifest`.
 
     ```python
     class Notes(RunPlugin):
@@ -32,7 +35,7 @@ class RunPlugin:
         return open_run(run)
 
 
-def get_run_directory(engine: fg.Engine) -> RunDirectory | None:
+def get_run_directory(engine: EngineView) -> RunDirectory | None:
     """Return the run directory of an engine, or None if it has none.
 
     A relative path is resolved at the first call, at the latest when the first fit begins, and
@@ -49,18 +52,22 @@ def get_run_directory(engine: fg.Engine) -> RunDirectory | None:
 
 @contextmanager
 def open_run(run: fg.Run) -> Iterator[None]:
-    """Lock the run directory and start an attempt there; at the end of a fit that reached its
-    planned end, mark the run as complete.
+    """Describe the run in `run.manifest`, lock its directory and start an attempt there; at the
+    end of a fit that reached its planned end, mark the run as complete.
 
-    Nothing happens where the directory is open already, in a run without one, and in a
-    `fast_dev_run`.
+    Nothing happens where another plugin has done it. A run without a directory, and a
+    `fast_dev_run`, are only described.
 
     Raises:
         CheckpointError: another process writes there, it cannot be written, it holds checkpoints
             that the fit does not resume from, or another fit began since the checkpoint was read.
     """
+    if run.manifest is not None:
+        yield
+        return
+    run.set_manifest(build_manifest(run))
     directory = get_run_directory(run.engine)
-    if directory is None or run.run_dir is not None or run.engine.fast_dev_run is not None:
+    if directory is None or run.engine.fast_dev_run is not None:
         yield
         return
     sync = run.engine.sharding.sync

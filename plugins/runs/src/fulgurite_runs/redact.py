@@ -1,24 +1,12 @@
-"""Secrets are not written down: their values are replaced by `***`."""
+"""JSON values without secrets."""
 
 import re
 from typing import Any
 
+from fulgurite.redact import MASK, redact_text
 from fulgurite.triggers import Trigger
 
-MASK = "***"
-NAME = r"[\w.-]*(?:key|token|secret|password)[\w.-]*"
-"""Pattern of names that are called like a secret, to be matched in any case."""
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    rf"({NAME}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&\"']+)", re.IGNORECASE
-)
-_USER = re.compile(r"(\w://)[^/\s]*@")
-
-
-def redact_text(text: str) -> str:
-    """Return the text with `***` for user and password in a URL, and for what is assigned to a
-    name that holds `key`, `token`, `secret` or `password`: `token=abc`, `{"api_key": "abc"}`."""
-    return _ASSIGNED.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text))
 
 
 def redact(value: Any, name: str = "") -> Any:

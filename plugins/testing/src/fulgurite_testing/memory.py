@@ -46,7 +46,7 @@ class Memory:
             "pending": list(snapshot.pending_actions),
             "host": snapshot.host_states,
             "metrics": jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, snapshot.metrics)),
-            "asked": [run.manifest["settings"][name] for name in ("steps", "epochs")],
+            "asked": run.requested_length,
             "positions": {plugin.name: future.result() for plugin, future in futures},
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))

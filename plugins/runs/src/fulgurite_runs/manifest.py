@@ -1,0 +1,116 @@
+"""What a run is made of, as JSON: written at each of its starts and with every checkpoint."""
+
+import dataclasses
+import platform
+import re
+from functools import cache
+from importlib.metadata import distributions
+from typing import Any
+
+import fulgurite as fg
+import jax
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.selection import RegisteredPlugin
+from fulgurite.triggers import Trigger
+
+from fulgurite_runs.redact import redact
+
+PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
+SETTINGS = ("seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
+"""The settings of an engine, besides the length of the fit, that change its numbers."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def build_manifest(run: fg.Run) -> dict[str, Any]:
+    """Return the description of a run.
+
+    It has the keys `configuration` (the arguments of the program, None where there are none),
+    `settings`, `plugins` (all of them, in order), `versions`, `devices` and `model` (the lines that
+    Equinox prints of the module, in which everything that is no array shows by its value). Secrets
+    are replaced by `***`.
+
+    Args:
+        run: the run; plugins have not received their host states yet, which may be in the fields
+            that are their settings.
+    """
+    engine = run.engine
+    steps, epochs = run.requested_length
+    settings = {name: getattr(engine, name) for name in SETTINGS}
+    devices = jax.devices()
+    mesh = engine.sharding.mesh
+    return {
+        "configuration": None if engine.config is None else redact(engine.config),
+        "settings": {
+            "steps": steps,
+            "epochs": epochs,
+            **settings,
+            "data": run.data_iterator.description,
+        },
+        "plugins": describe_plugins(engine.plugins),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _find_version(name) for name in PACKAGES},
+        },
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "processes": jax.process_count(),
+            "mesh": None if mesh is None else dict(mesh.shape),
+        },
+        "model": _ADDRESS.sub("", run.module_text).splitlines(),
+    }
+
+
+def describe_plugins(plugins: PluginManager) -> list[dict[str, Any]]:
+    """Return the plugins of an engine in order, as a manifest holds them.
+
+    Each has its `name`, the `distribution` and `version` that it comes from, its `settings` (the
+    fields of a dataclass, as far as JSON can hold them), and whether it is `decisive`: a run that
+    resumes without it computes other numbers.
+    """
+    return [_describe_plugin(plugins, plugin) for plugin in plugins.plugins.values()]
+
+
+def _describe_plugin(plugins: PluginManager, plugin: RegisteredPlugin) -> dict[str, Any]:
+    distribution, _, version = plugin.distribution.partition(" ")
+    fields = ()
+    if dataclasses.is_dataclass(plugin.plugin):
+        fields = dataclasses.fields(plugin.plugin)
+    values = {
+        field.name: getattr(plugin.plugin, field.name, None) for field in fields if field.init
+    }
+    settings = {name: value for name, value in values.items() if _is_plain(value)}
+    return {
+        "name": plugin.name,
+        "distribution": distribution,
+        "version": version,
+        "decisive": _is_decisive(plugins, plugin),
+        "settings": redact(settings),
+    }
+
+
+def _is_decisive(plugins: PluginManager, plugin: RegisteredPlugin) -> bool:
+    hooks = plugins.get_hooks_of(plugin)
+    # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
+    # state for it. Where arrays lie changes numbers by rounding alone.
+    neutral = {"register_actions", "sharding_strategy", "plugin_state_sharding"}
+    kinds = {plugins.hooks[name].kind for name in hooks - neutral}
+    if kinds & {"build", "traced"}:
+        return True
+    # The host state of a logger, such as the id of a run elsewhere, decides nothing.
+    has_host_state = bool(hooks & {"get_host_state", "set_host_state"})
+    return has_host_state and "sink" not in kinds
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Trigger)
+
+
+@cache
+def _find_version(name: str) -> str | None:
+    matches = distributions(name=name)
+    first = next(iter(matches), None)
+    return None if first is None else first.version
