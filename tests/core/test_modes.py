@@ -379,7 +379,7 @@ def test_a_step_without_any_loss_is_an_error() -> None:
         ),
         (
             lambda module, batch, ctx: ctx.add_loss(3, module.weight),
-            r"add_loss\(3, .*give a name and an array",
+            r"add_loss\(3, .*pass a name and an array",
         ),
         (
             lambda module, batch, ctx: fg.Output(module.weight, metrics={"each": batch}),
@@ -498,7 +498,7 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
 
     careful = False
     with pytest.raises(
-        ModelError, match=r"'each'\) was given 2 values of a padded batch.*Mean\.from_values"
+        ModelError, match=r"'each'\) got 2 values of a padded batch.*Mean\.from_values"
     ):
         fg.Engine(steps=2).fit(step_of(body), batches)
     careful = True
@@ -588,7 +588,7 @@ def test_is_due_of_an_unknown_action_is_an_error() -> None:
         return fg.Output(module.weight)
 
     with pytest.raises(
-        PluginError, match=r"nothing scheduled is called 'lag'\. Did you mean 'log'"
+        PluginError, match=r"no scheduled action is called 'lag'\. Did you mean 'log'"
     ):
         fg.Engine(steps=1).fit(step_of(body), numbers([0]))
 

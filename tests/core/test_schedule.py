@@ -404,7 +404,7 @@ def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
 
 def test_asking_for_what_nobody_scheduled_is_an_error() -> None:
     with pytest.raises(
-        PluginError, match=r"nothing scheduled is called 'act\.atc'. Did you mean 'act\.act'\?"
+        PluginError, match=r"no scheduled action is called 'act\.atc'. Did you mean 'act\.act'\?"
     ):
         engine(Watching("act.atc", "x"), Act(1, lambda run: None), steps=1).fit(
             Counting(), numbers([0])

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
+from fulgurite.redact import redact_text
 from fulgurite_logging import (
     CompilationMonitor,
     EnvironmentLogger,
@@ -26,7 +27,6 @@ from fulgurite_logging.console import number
 from fulgurite_logging.environment import masked_arguments
 from fulgurite_logging.media import Histogram
 from fulgurite_runs.json_codec import loads
-from fulgurite_runs.redact import redact_text
 from logged import Act, Line, data
 
 

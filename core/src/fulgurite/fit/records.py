@@ -80,12 +80,13 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
     for name, value in values.items():
         if kind == "scalars" and not _is_number(value):
             raise PluginError(
-                f"{where}: {name!r} is of type {type(value).__name__}; pass numbers or arrays of numbers"
+                f"{where}: {name!r} is of type {type(value).__name__}; pass numbers or arrays of "
+                "numbers"
             )
         if kind == "media" and not isinstance(value, Media):
             raise PluginError(
-                f"{where}: {name!r} is of type {type(value).__name__}; pass media, such as those of "
-                "fulgurite_logging.media"
+                f"{where}: {name!r} is of type {type(value).__name__}; pass media, such as those "
+                "of fulgurite_logging.media"
             )
         if kind in ("text", "config"):
             _check_json_value(value, f"{where}: {name!r}")

@@ -1,5 +1,4 @@
-"""What a step receives besides its batch: keys, mask, model state, and a place for further
-losses."""
+"""What a step receives besides its batch: random keys, mask, model state, further losses."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -18,21 +17,30 @@ from fulgurite.rng import RngPhase, RngStreams, fold_name
 
 @dataclass(eq=False, repr=False)
 class Context:
-    """Made by the engine while a step is traced; valid only there.
+    """What a step receives besides its batch; made by the engine, valid while the step is traced.
+
+    ```python
+    class Net(fg.Module):
+        def training_step(self, batch, ctx):
+            logits = self.mlp(batch["image"], key=ctx.key("dropout"))
+            ctx.add_loss("l2", 1e-4 * squared_norm(self.mlp))
+            return fg.Output(loss=cross_entropy(logits, batch["label"]))
+    ```
 
     Attributes:
-        streams: the engine's streams, over the root key.
+        streams: the engine's random streams, over the root key.
         step: int32 scalar, the number of updates completed before this one. Traced.
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
-        scope: what is folded into its keys besides stream, step and phase.
-        flags: what `due` returns, by name.
-        key_step: the step that is folded into its keys, if any.
-        at: the number of the step being traced, for notes on errors.
+        rng_path: names and indices that are folded into its keys, besides stream, step and phase.
+        due_flags: what `is_due` returns, by name.
+        rng_step: the step that is folded into its keys, if any.
         losses: what `add_loss` collected; None outside of the forward pass.
-        slices: the plugins' slices of the state before the step, by name; empty in evaluation.
-        own: the slice of the plugin that receives this context; None for others and in evaluation.
+        step_number: the number of the step that is traced, for notes on errors.
+        plugin_states: the states of plugins before the step, by name; empty in evaluation.
+        plugin_state: the state of the plugin that receives this context; None for others and in
+            evaluation.
     """
 
     streams: RngStreams
@@ -53,11 +61,14 @@ class Context:
     )
 
     def key(self, stream: str = "default") -> Key[Array, ""]:
-        """The key of `stream` at this step. Every call returns the same key: split it to draw more
-        than once.
+        """Return the key of a random stream at this step.
 
-        In evaluation every stream gives a key, specific to that evaluation and batch, so a
-        `training_step` can be evaluated unchanged; layers in inference mode ignore it.
+        Every call returns the same key: split it to draw more than once. In evaluation every stream
+        has a key, specific to that evaluation and batch, so a `training_step` can be evaluated
+        unchanged; layers in inference mode ignore it.
+
+        Args:
+            stream: the name of the stream.
         """
         phase: RngPhase = "train" if self.training else "eval"
         key = self.streams.key(stream, phase, self.rng_step)
@@ -70,90 +81,107 @@ class Context:
         return key
 
     def keys(self, stream: str, n: int) -> Key[Array, " n"]:
-        """`n` keys of `stream` at this step, for example one per example."""
+        """Return `n` keys of a random stream at this step, for example one per example.
+
+        Args:
+            stream: the name of the stream.
+            n: how many.
+        """
         return jax.random.split(self.key(stream), n)
 
     def is_due(self, name: str) -> Bool[Array, ""]:
-        """Whether the scheduled action `PLUGIN.NAME` runs after this update, or for `"log"`,
-        whether the window is
-        closed: a traced bool. Put work that is needed only then behind `jax.lax.cond` on it.
+        """Return whether a scheduled action runs after this update: a traced bool.
 
-        False if only a clock or a request to stop makes the action due, because that becomes known
-        later.
+        Put work that is needed only then behind `jax.lax.cond` on it. It is False if only a clock
+        or a request to stop makes the action due, because that becomes known later.
+
+        Args:
+            name: of the action, `PLUGIN.NAME`; `log` for whether the metric window is closed.
         """
         if name not in self.due_flags:
             raise PluginError(
-                f"nothing scheduled is called {name!r}. {did_you_mean(name, self.due_flags)}"
+                f"no scheduled action is called {name!r}. {did_you_mean(name, self.due_flags)}"
             )
         return self.due_flags[name]
 
     @property
     def media_due(self) -> Bool[Array, ""] | None:
-        """Whether the media of this step are shown, a bool as from `due`; None if they never
-        are."""
+        """Whether the media of this step are shown, a traced bool as of `is_due`; None if they
+        never are."""
         return self.due_flags.get(MEDIA_ACTION)
 
     def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
-        """Adds a term to the loss from anywhere in the step; an array is averaged. An array of one
-        value per example of
-        a padded batch is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves
-            the padding out.
+        """Add a term to the loss from anywhere in the step.
 
-        A value made inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit` cannot
-        leave it this way: return it from there and add it outside.
+        A value computed inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit`
+        cannot leave it this way: return it from there and add it outside.
+
+        Args:
+            name: of the term, as it is logged.
+            value: a scalar, or an array, which is averaged. One value per example of a padded batch
+                is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the
+                padding out.
+
+        Raises:
+            ModelError: the term has no such name or value, was added already, or is added outside
+                of the forward pass.
         """
         if self.losses is None:
             raise ModelError(
                 f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in "
-                f"training_step"
+                "training_step"
             )
         if not isinstance(name, str) or not eqx.is_array_like(value):
             raise ModelError(
-                f"ctx.add_loss({name!r}, {value!r}): give a name and an array or number"
+                f"ctx.add_loss({name!r}, {value!r}): pass a name and an array or number"
             )
         if name in self.losses:
             raise ModelError(
                 f"the loss term {name!r} was added twice in one step; give the second its own name"
             )
         if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
-            gap = (
-                f"ctx.add_loss({name!r}) was given {jnp.shape(value)[0]} values of a padded batch, "
-                f"padding and all"
-            )
             raise ModelError(
-                f"{gap}: average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()"
+                f"ctx.add_loss({name!r}) got {jnp.shape(value)[0]} values of a padded batch, "
+                "including the padding: average them, as by "
+                "fg.metrics.Mean.from_values(value, ctx.mask).compute()"
             )
-        fix = "".join(letter if letter.isalnum() else "_" for letter in name)
-        leak = ModelError(
-            f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, "
-            f"or with a value made "
-            "there, which cannot leave it this way. Return it from the mapped function and add it "
-            "outside:\n    "
-            f"hidden, {fix} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {fix})"
-        )
         if self._trace != get_opaque_trace_state(convention="nnx"):
-            raise leak
+            raise _make_leak_error(name)
         try:
             self.losses[name] = jnp.mean(value)
         except jax.errors.UnexpectedTracerError as error:
-            raise leak from error
+            raise _make_leak_error(name) from error
 
     def fork(self, name: str, index: Int[ArrayLike, ""] | None = None, **changes: Any) -> "Context":
-        """A context for another forward pass in the step, or for number `index` of several, with
-        its own keys and terms; `changes` replace `training`, `model_state` or `mask`."""
+        """Return a context for another forward pass in the step, with its own keys and terms.
+
+        Args:
+            name: of the pass; it is folded into the keys.
+            index: the number of the pass, if there are several of this name.
+            changes: replace `training`, `model_state` or `mask`.
+        """
         return replace(self, rng_path=(*self.rng_path, (name, index)), losses=None, **changes)
 
     def for_forward(self) -> "Context":
-        """The same context at the current place in the trace, ready to collect loss terms."""
-        # A model state can be set once; the train state keeps the one it has.
-        return replace(
-            self, losses={}, model_state=jax.tree.map(lambda leaf: leaf, self.model_state)
-        )
+        """Return this context for the present level of tracing, ready to collect loss terms."""
+        # An `eqx.nn.State` can be updated once; the train state keeps the one that it has.
+        model_state = jax.tree.map(lambda leaf: leaf, self.model_state)
+        return replace(self, losses={}, model_state=model_state)
 
     def for_plugin(self, name: str) -> "Context":
-        """The same context with the plugin's own keys and slice."""
+        """Return this context with the keys and the state of a plugin."""
         return replace(
             self,
             rng_path=(*self.rng_path, (f"plugin:{name}", None)),
             plugin_state=self.plugin_states.get(name),
         )
+
+
+def _make_leak_error(name: str) -> ModelError:
+    variable = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return ModelError(
+        f"ctx.add_loss({name!r}) was called inside vmap, scan, checkpoint, cond, grad or jit, or "
+        "with a value computed there, which cannot leave it this way. Return it from the mapped "
+        "function and add it outside:\n    "
+        f"hidden, {variable} = jax.vmap(f)(x)\n    ctx.add_loss({name!r}, {variable})"
+    )
