@@ -270,29 +270,24 @@ class InMemory:
 
     @fg.hookimpl
     def save_checkpoint(self, run):
-        plugins, settings = run.engine.plugins, run.manifest["settings"]
+        plugins = run.engine.plugins
         plugins.call("on_save", run.step, run=run, step=run.step)
         positions = {
             sink.name: done.result()
             for sink, done in plugins.call("flush_logger", run.step, step=run.step)
         }
-        self.kept = (
-            _copied(run.snapshot()),
-            (settings["steps"], settings["epochs"]),
-            json.dumps(positions),
-        )
+        self.kept = _copied(run.snapshot()), json.dumps(positions)
 
     @fg.hookimpl
-    def restore_checkpoint(self, reference, template, engine):
+    def restore_checkpoint(self, resume, template, engine):
         if self.kept is None:
             return None
-        snapshot, length, _ = self.kept
-        # If another length is requested now, the run becomes longer or shorter.
-        return replace(_copied(snapshot), requested_length=length)
+        snapshot, _ = self.kept
+        return _copied(snapshot)
 
     @fg.hookimpl
     def on_restore(self, run, step):
-        positions = json.loads(self.kept[2])
+        positions = json.loads(self.kept[1])
         for sink in run.engine.plugins.implementations("rewind_logger"):
             sink(step, position=positions[sink.plugin.name])
 

@@ -34,7 +34,7 @@ LAYERS = """
 """.split()
 
 # Imports that still go upwards. Only ever fewer.
-PENDING_IMPORTS: set[tuple[str, str]] = {("fit.start", "engine")}
+PENDING_IMPORTS: set[tuple[str, str]] = set()
 
 IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tempfile"}
 # Selection reads environment variables and entry points.

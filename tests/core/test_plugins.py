@@ -518,7 +518,7 @@ EXCLUSIVE = {
     "make_update_rule": lambda self, optimizers: fg.GradientUpdate(next(iter(optimizers.values()))),
     "configure_optimizers": lambda self: {"default": fg.OptimizerSpec(optax.sgd(1.0))},
     "save_checkpoint": lambda self, run: None,
-    "restore_checkpoint": lambda self, reference: None,
+    "restore_checkpoint": lambda self, resume: None,
 }
 
 

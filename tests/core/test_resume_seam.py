@@ -79,18 +79,24 @@ class Memory:
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
+        self, resume: fg.CheckpointRef, template: fg.TrainState
     ) -> fg.Snapshot | None:
-        if reference.optional and not self.kept:
+        if resume.optional and not self.kept:
             return None
-        step = reference.step if isinstance(reference.step, int) else max(self.kept)
+        step = resume.step if isinstance(resume.step, int) else max(self.kept)
         kept, rest = self.kept[step], json.loads(self.kept[step].rest)
         state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _placed(kept.arrays, path, leaf), template
         )
         span = fg.StepRange.from_json(rest["span"])
         return fg.Snapshot(
-            state, span, rest["position"], tuple(rest["pending"]), rest["host"], rest["metrics"]
+            state,
+            span,
+            rest["position"],
+            tuple(rest["pending"]),
+            rest["host"],
+            rest["metrics"],
+            run_dir=resume.path,
         )
 
     @fg.hookimpl
@@ -764,7 +770,7 @@ def test_what_plugins_keep_on_the_host_is_restored() -> None:
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
     with pytest.raises(
-        PluginError, match="nothing can restore memory: install fulgurite-checkpoint"
+        PluginError, match="no plugin can restore memory: install fulgurite-checkpoint"
     ):
         engine(steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 
@@ -777,7 +783,7 @@ def test_an_optional_checkpoint_may_be_missing() -> None:
     )
     assert float(result.module.weight) == -2
     assert events.told[0] == "start at 0"
-    with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in memory"):
+    with pytest.raises(CheckpointError, match="found no checkpoint for memory"):
         engine(Nothing()).evaluate(Counting(), numbers([0]), weights=optional)
 
 
@@ -812,9 +818,9 @@ def test_a_checkpoint_of_other_plugins_is_an_error() -> None:
     class Forgetful(Memory):
         @fg.hookimpl
         def restore_checkpoint(
-            self, reference: fg.CheckpointRef, template: fg.TrainState
+            self, resume: fg.CheckpointRef, template: fg.TrainState
         ) -> fg.Snapshot | None:
-            snapshot = memory.restore_checkpoint(reference, template)
+            snapshot = memory.restore_checkpoint(resume, template)
             assert snapshot is not None
             return replace(snapshot, state=snapshot.state.replace(plugin_states={}))
 

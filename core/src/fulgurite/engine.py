@@ -43,16 +43,13 @@ from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests
-from fulgurite.fit.snapshot import PathLike
+from fulgurite.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite.fit.start import (
-    InitFrom,
-    Place,
-    Resume,
+    check_starting_point,
     fill_missing_state,
     load_snapshot,
     load_weights,
     plan_step_range,
-    resolve_checkpoint,
     restore_host_states,
 )
 from fulgurite.model.context import Context
@@ -203,7 +200,7 @@ class Engine:
         start_step = 0 if state is None else _get_start_step(model, state)
         model_init = as_model_init(model if state is None else (state.module, state.model_state))
         self._check_run_dir()
-        reference = resolve_checkpoint(resume, state, init_from)
+        check_starting_point(resume, state, init_from)
         with StopRequests(self.sharding.sync.signals) as signals, ExitStack() as stack:
             batches = stack.enter_context(self._iterate(data, start_step))
             with self.plugins.timings.time("start"):
@@ -223,9 +220,7 @@ class Engine:
                     first_batch,
                 )
                 del first_batch  # a fit keeps no batch longer than its steps do
-                snapshot = None
-                if reference is not None:
-                    snapshot = load_snapshot(self, reference, program.state_spec)
+                snapshot = load_snapshot(self, resume, program.state_spec)
                 if snapshot is not None:
                     state = snapshot.state
                     start_step = snapshot.step_range.start
@@ -422,7 +417,7 @@ class Engine:
             subject, spec.data, self._min_with_dev_run(num_batches), callback
         )
 
-    def load_weights(self, model: Any, weights: Place) -> TrainState:
+    def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
         """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state.
         Needs no data."""
         return load_weights(self, model, weights)

@@ -16,8 +16,8 @@ from jaxtyping import Array, Key, PyTree
 from fulgurite.evaluation import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
-from fulgurite.fit.run import FitResult, Run
-from fulgurite.fit.snapshot import CheckpointRef, Snapshot
+from fulgurite.fit.run import EngineView, FitResult, Run
+from fulgurite.fit.snapshot import CheckpointSource, Snapshot
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, Output
@@ -449,15 +449,17 @@ def save_checkpoint(run: Run) -> None:
     "By a fit with `resume=`, and by `init_from=` and `weights=`.",
 )
 def restore_checkpoint(
-    reference: CheckpointRef, template: TrainState, engine: Any
+    resume: CheckpointSource | int, template: TrainState, engine: EngineView
 ) -> Snapshot | None:
-    """Return a snapshot; write nothing.
+    """Return a snapshot; write nothing. None says that there is no checkpoint, which only "auto"
+    and an optional `CheckpointRef` allow.
 
     Args:
-        reference: which checkpoint, and which part of it. Where it is optional and there is none,
-            the answer is None.
+        resume: what `fit(resume=...)` was: "auto", "latest", "best", a step, the path of a run or
+            of a checkpoint, or a `CheckpointRef`. For `init_from=` and `weights=` it is always a
+            `CheckpointRef`, whose `map` says which part to read.
         template: a state of `jax.ShapeDtypeStruct`s, with the shardings that the arrays should get.
-            What `reference.map` leaves out stays as in it, and so do the states of plugins that
-            were not active when the checkpoint was saved.
-        engine: the engine that asks for it.
+            What a `map` leaves out stays as in it, and so do the states of plugins that were not
+            active when the checkpoint was saved.
+        engine: the engine that trains or evaluates.
     """

@@ -292,9 +292,9 @@ class Reader:
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+        self, resume: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        return Checkpointer(1).restore_checkpoint(reference, template, engine)
+        return Checkpointer(1).restore_checkpoint(resume, template, engine)
 
 
 def test_case_30_a_part_of_another_model(old: Any) -> None:

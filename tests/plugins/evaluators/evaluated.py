@@ -69,7 +69,7 @@ class Keeper:
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
+        self, resume: fg.CheckpointRef, template: fg.TrainState
     ) -> fg.Snapshot | None:
         return _copied(self.kept[max(self.kept)]) if self.kept else None
 
@@ -140,15 +140,17 @@ class Disk(RunPlugin):
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
+        self, resume: fg.CheckpointRef | str, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        path = engine.run_dir if reference.path is None else reference.path
+        if isinstance(resume, str):  # the command line resumes with "auto"
+            resume = fg.CheckpointRef(None)
+        path = engine.run_dir if resume.path is None else resume.path
         assert path is not None
         directory = RunDirectory(path)
         if not (found := directory.list_checkpoints()):
             return None
         # The loss only falls: here the best is the first one.
-        step = {"latest": found[-1][0], "best": found[0][0]}.get(reference.step, reference.step)  # type: ignore[call-overload]
+        step = {"latest": found[-1][0], "best": found[0][0]}.get(resume.step, resume.step)  # type: ignore[call-overload]
         path = directory.get_step_directory(step)
         note(directory.path, f"restores {step}")
         gate(directory.path, f"restore-{step}")

@@ -333,5 +333,5 @@ def test_missing_checkpoint_is_an_error(trained: Path, tmp_path: Path, capsys) -
         == f"error: there is no run in {tmp_path / 'nothing'}: check the path\n"
     )
     experiment = build_experiment(load_experiment(PROGRAM), [f"run={trained}"])
-    with pytest.raises(CheckpointError, match="there is no checkpoint 'latest' in"):
+    with pytest.raises(CheckpointError, match="found no checkpoint for"):
         experiment.engine.evaluate(experiment.model, [], weights=fg.CheckpointRef(tmp_path))

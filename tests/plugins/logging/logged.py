@@ -101,12 +101,12 @@ class Keeper:
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
+        self, resume: fg.CheckpointRef, template: fg.TrainState
     ) -> fg.Snapshot | None:
-        assert reference.path is not None
-        if (step := newest(Path(reference.path))) is None:
+        assert resume.path is not None
+        if (step := newest(Path(resume.path))) is None:
             return None
-        folder = Path(reference.path) / "kept"
+        folder = Path(resume.path) / "kept"
         rest, arrays = (
             json.loads((folder / f"{step}.json").read_text()),
             np.load(folder / f"{step}.npz"),

@@ -305,10 +305,8 @@ class Memory:
         self.kept[run.step] = (state, snapshot.step_range, snapshot.data_position, positions)
 
     @fg.hookimpl
-    def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
-    ) -> fg.Snapshot:
-        state, span, position, _ = self.kept[int(reference.step)]
+    def restore_checkpoint(self, resume: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
+        state, span, position, _ = self.kept[int(resume.step)]
         return fg.Snapshot(
             jax.tree.map(
                 lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state

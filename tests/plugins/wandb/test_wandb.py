@@ -297,9 +297,7 @@ class Memory:
         }
 
     @fg.hookimpl
-    def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
-    ) -> fg.Snapshot:
+    def restore_checkpoint(self, resume: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
         return self.kept
 
     @fg.hookimpl

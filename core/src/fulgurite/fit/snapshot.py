@@ -20,8 +20,14 @@ class PathLike(Protocol):
 class CheckpointRef:
     """A reference to a checkpoint, which the active checkpointer resolves.
 
+    ```python
+    best = fg.CheckpointRef("runs/digits", step="best")
+    encoder = fg.CheckpointRef("runs/digits", map={"module.encoder": "module.backbone"})
+    ```
+
     Attributes:
-        path: of the run directory; None is the run itself, wherever its checkpointer keeps them.
+        path: of the run directory, or of a checkpoint in it; None is the run itself, wherever its
+            checkpointer keeps them.
         step: a step, the newest one, or the best by the checkpointer's metric.
         optional: whether it is fine that there is none.
         map: to read only a part: paths of the new state, each with the path in the checkpoint that
@@ -49,6 +55,14 @@ class CheckpointRef:
             )
         for path in (*(self.map or ()), *(self.map or {}).values()):
             parse(path)
+
+
+CheckpointSource = CheckpointRef | str | PathLike
+"""A reference to a checkpoint, or the path of a run or of a checkpoint."""
+InitFrom = CheckpointSource | None
+"""What `Engine.fit(init_from=...)` takes."""
+Resume = CheckpointSource | int | None
+"""What `Engine.fit(resume=...)` takes: besides, a step, "auto", "latest", "best" and "never"."""
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,21 @@ import json
 import os
 from typing import Any
 
+import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.fit.start import as_checkpoint_ref
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.listing import format_number, format_size, strip_control_characters
+from fulgurite_checkpoint.references import resolve_step_path
 from fulgurite_checkpoint.restoring import Read
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Read:
     """The checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is whole; its small
     files, verified."""
-    reference = as_checkpoint_ref(path)
+    reference = resolve_step_path(fg.CheckpointRef(path))
     root = format.resolve_root(reference.path or "")
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")

@@ -15,6 +15,7 @@ from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, resolve_root
+from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import Read
 from fulgurite_checkpoint.retention import RetentionPolicy, list_later, recover, supersede
 from fulgurite_checkpoint.saving import Saver
@@ -107,50 +108,78 @@ class Checkpointer(RunPlugin):
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState, engine: EngineView
+        self,
+        resume: fg.CheckpointRef | str | os.PathLike[str] | int,
+        template: fg.TrainState,
+        engine: EngineView,
     ) -> fg.Snapshot | None:
-        """Reads a checkpoint: whole, or what `reference.map` names. Writes nothing."""
+        """Read a checkpoint, whole or what the map of a reference names. Write nothing.
+
+        Args:
+            resume: which one: a value of `fit(resume=...)`.
+            template: a state of shapes, like the one that is needed.
+            engine: the engine that trains or evaluates.
+        """
+        reference = as_checkpoint_ref(resume)
         directory = get_run_directory(engine)
-        own = reference.path is None or (directory is not None and directory.is_at(reference.path))
+        is_same_run = reference.path is None or (
+            directory is not None and directory.is_at(reference.path)
+        )
         num_attempts = None if directory is None else directory.num_attempts
-        root = self._root(engine) if own else resolve_root(reference.path or "")
+        root = self._root(engine) if is_same_run else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:
                 return None
             raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
-
-        # Of several processes the first one decides, which has looked at every byte.
-        alone, first = jax.process_count() == 1, jax.process_index() == 0
-        verify = self.verify if alone or first or self.verify == "none" else "size"
-
-        def use(entry: Entry) -> tuple[Read, fg.Snapshot]:
-            kept = restoring.read_checkpoint(entry, verify)
-            if reference.map is not None:
-                return kept, restoring.restore_part(kept, template, reference, verify)
-            return kept, restoring.restore_whole(
-                kept, template, engine, verify, self.on_missing_plugin
+        restored = self._find_and_read(reference, root, template, engine)
+        if restored is None:
+            if reference.optional:
+                return None
+            raise CheckpointError(
+                f"there is no checkpoint {reference.step!r} in {root}: check the path"
             )
+        checkpoint, snapshot = restored
+        snapshot = replace(snapshot, run_dir=reference.path)
+        if reference.map is None:
+            self._fit.read = checkpoint
+            self._fit.own = is_same_run
+            later = is_same_run and bool(list_later(root, checkpoint.commit.step))
+            snapshot = replace(snapshot, is_latest=not later, num_attempts=num_attempts)
+        return replace(snapshot, data_position=None) if self.resume_data == "restart" else snapshot
+
+    def _find_and_read(
+        self, reference: fg.CheckpointRef, root: Path, template: fg.TrainState, engine: EngineView
+    ) -> tuple[Read, fg.Snapshot] | None:
+        """Return the checkpoint of the run at `root` that a reference means, and its snapshot; None
+        if there is none at all."""
+        # Of several processes the first one decides, which has looked at every byte.
+        is_alone = jax.process_count() == 1
+        decides = is_alone or jax.process_index() == 0 or self.verify == "none"
+        verify = self.verify if decides else "size"
+
+        def read(entry: Entry) -> tuple[Read, fg.Snapshot]:
+            checkpoint = restoring.read_checkpoint(entry, verify)
+            if reference.map is not None:
+                snapshot = restoring.restore_part(checkpoint, template, reference, verify)
+            else:
+                snapshot = restoring.restore_whole(
+                    checkpoint, template, engine, verify, self.on_missing_plugin
+                )
+            return checkpoint, snapshot
 
         step = reference.step
-        if step == "latest" and not alone:
+        if step == "latest" and is_alone:
+            return restoring.find_newest(root, read)
+        if step == "latest":
             step = engine.sharding.sync.broadcast(
                 lambda: restoring.find_newest(root, lambda entry: _check_entry(entry, verify))
             )
+            if step is None:
+                return None
         best = None if self.monitor is None else (self.monitor, self.mode)
-        if step == "latest":
-            found = restoring.find_newest(root, use)
-        else:
-            found = None if step is None else use(restoring.find_checkpoint(root, step, best))
-        if found is None:
-            return None
-        kept, snapshot = found
-        if reference.map is None:
-            self._fit.read, self._fit.own = kept, own
-            later = own and bool(list_later(root, kept.commit.step))
-            snapshot = replace(snapshot, is_latest=not later, num_attempts=num_attempts)
-        return replace(snapshot, data_position=None) if self.resume_data == "restart" else snapshot
+        return read(restoring.find_checkpoint(root, step, best))
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:

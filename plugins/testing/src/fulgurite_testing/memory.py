@@ -56,14 +56,18 @@ class Memory:
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, reference: fg.CheckpointRef, template: fg.TrainState
+        self, resume: fg.CheckpointRef | str | int, template: fg.TrainState
     ) -> fg.Snapshot | None:
-        """The snapshot of the newest step, or of the one that is asked for."""
+        """Return the snapshot of the newest step, or of the step that `resume` names.
+
+        Args:
+            resume: a step, "latest", "auto", or a reference; its path is not looked at.
+            template: a state of shapes.
+        """
         if not self.kept:
             return None
-        held, text = self.kept[
-            reference.step if isinstance(reference.step, int) else max(self.kept)
-        ]
+        step = resume.step if isinstance(resume, fg.CheckpointRef) else resume
+        held, text = self.kept[step if isinstance(step, int) else max(self.kept)]
         rest = json.loads(text)
         state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _placed(held, path, leaf), template
