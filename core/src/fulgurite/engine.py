@@ -169,7 +169,7 @@ class Engine:
         resume: Resume = None,
         init_from: InitFrom = None,
     ) -> FitResult:
-        """Trains, and returns the result.
+        """Train, and return the result.
 
         Args:
             model: a module, a pair of a module and an `eqx.nn.State`, or a callable called as
@@ -375,7 +375,8 @@ class Engine:
         losses: Functions | None = None,
         weights: InitFrom = None,
     ) -> dict[str, Any]:
-        """The metrics of a model over one epoch of `data`, exact over batches of unequal size.
+        """Return the metrics of a model over one epoch of `data`, exact over batches of unequal
+        size.
 
         Args:
             model: a module, a pair of a module and its state, a train state, or a result of `fit`;
@@ -404,11 +405,12 @@ class Engine:
         weights: InitFrom = None,
         callback: Callable[[PyTree[np.ndarray]], None] | None = None,
     ) -> PyTree[np.ndarray]:
-        """What the module's `predict_step` returns for every example of `data`, in order and
-        without padding.
+        """Return what the module's `predict_step` returns for every example of `data`, in order
+        and without padding.
 
-        With `callback` the predictions are passed to it batch by batch instead, and not kept. The
-        other arguments are those of `evaluate`.
+        Args:
+            model, data, num_batches, weights: as of `evaluate`.
+            callback: called with the predictions of each batch, which are not kept then.
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
@@ -437,8 +439,12 @@ class Engine:
         )
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
-        """The module that a plugin derives from a state under the name `name`, such as averaged
-        weights."""
+        """Return the module that a plugin derives from a state, such as averaged weights.
+
+        Args:
+            state: the train state.
+            name: under which a plugin gives it in `module_views`.
+        """
         return get_module_view(self.plugins, state, name)
 
     def explain_sharding(self, batch: PyTree) -> str:
@@ -451,7 +457,7 @@ class Engine:
         return self.sharding.describe(batch)
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
-        """The random streams over a root key."""
+        """Return the random streams over a root key."""
         return RngStreams(key, self._rng_streams.values())
 
     def _build_services(self) -> Services:

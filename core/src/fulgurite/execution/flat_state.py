@@ -115,7 +115,7 @@ class LeafPlan(NamedTuple):
     """How one leaf of a train state travels.
 
     Attributes:
-        leaf_index: the leaf's place in the flattened state.
+        leaf_index: the index of the leaf in the flattened state.
         spec: its shape and dtype.
         is_packed: whether it travels in the packed vectors.
         sharding: where it lies; None where it may be anywhere.
@@ -275,10 +275,12 @@ def _find_subtrees(state: TrainState, packed_plans: list[LeafPlan]) -> dict[str,
     subtrees = {}
     for name in TrainState.packed_fields:
         field_indices = _find_field_indices(state, name)
-        places = [
-            place for place, plan in enumerate(packed_plans) if plan.leaf_index in field_indices
+        positions = [
+            position
+            for position, plan in enumerate(packed_plans)
+            if plan.leaf_index in field_indices
         ]
-        subtrees[name] = Subtree(jax.tree.structure(getattr(state, name)), tuple(places))
+        subtrees[name] = Subtree(jax.tree.structure(getattr(state, name)), tuple(positions))
     return subtrees
 
 
@@ -295,7 +297,7 @@ def _concatenate(vectors: list[Array]) -> Array:
     """Return one vector.
 
     XLA on CPU runs a kernel for each operand of a long concatenation, and only one for up to 16
-    numbers that are chosen by their place.
+    numbers that are chosen by their index.
     """
     parts: list[Array] = []
     for is_single, run in groupby(vectors, lambda vector: vector.size == 1):
