@@ -101,6 +101,7 @@ class Layer(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layer", "shape", "small"),
     [
@@ -129,7 +130,7 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(
     assert found == [small]
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fuse: int) -> None:
     results = []
     for every, log in ((2, 3), (5, 1), (3, 12)):
@@ -191,6 +192,7 @@ def test_a_fit_that_goes_on_compiles_nothing_anew(model: Any) -> None:
     assert len(events.compiled) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fuse", [1, 2])
 def test_no_tracer_is_kept(fuse: int) -> None:
     """One would keep the whole trace alive."""
@@ -343,6 +345,7 @@ def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.full
 def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_else() -> None:
     scale = 1.0
 
@@ -362,6 +365,7 @@ def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_el
     assert engine.fit(Scaled, data).metrics == fg.Engine(steps=1).fit(Scaled, data).metrics != first
 
 
+@pytest.mark.full
 def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
     """A model with a function that is written in a loop is another kind each time, as are other
     shapes of batches."""
@@ -393,6 +397,7 @@ def test_a_changed_structure_names_the_step() -> None:
         engine.step(state, {**labelled, "more": x})
 
 
+@pytest.mark.full
 def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}

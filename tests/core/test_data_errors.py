@@ -158,6 +158,7 @@ def test_the_same_in_the_step_loop() -> None:
         engine.step(state, ("text", 2.0))
 
 
+@pytest.mark.full
 def test_a_source_that_reuses_its_buffers_needs_copy() -> None:
     class Reusing:
         def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
@@ -180,6 +181,7 @@ def test_a_source_that_reuses_its_buffers_needs_copy() -> None:
             assert found.module.weight.tolist() == expected.module.weight.tolist()
 
 
+@pytest.mark.full
 def test_a_source_may_yield_arrays_of_the_device() -> None:
     host = fg.Engine(steps=4).fit(Linear, regression(16, 8))
     batches = [

@@ -261,6 +261,7 @@ def test_metric_functions_passed_to_evaluate() -> None:
     np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_metric_functions_passed_to_evaluate_are_not_kept() -> None:
     """A function that is written in a loop is another one each time; what is compiled for it is
     kept a while."""
@@ -496,6 +497,7 @@ def test_evaluate_accepts_everything_that_holds_a_module() -> None:
     assert engine.evaluate(Classifier(key=jax.random.key(9)), data) != expected
 
 
+@pytest.mark.full
 def test_evaluation_of_other_weights_keeps_no_reference_to_them() -> None:
     engine, data = fg.Engine(), numbers([0])
     for value in (1.0, 2.0):

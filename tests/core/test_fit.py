@@ -146,6 +146,7 @@ class Convolution(fg.Module):
         return optax.adam(1e-2)
 
 
+@pytest.mark.full
 def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -> None:
     generator = np.random.default_rng(0)
     arrays = {
@@ -162,6 +163,7 @@ def test_fused_convolutions_agree_to_rounding_and_do_not_depend_on_the_split() -
     assert_close(trained(plain.state), trained(fused.state), 1e-5)
 
 
+@pytest.mark.full
 def test_batches_gathered_on_the_device_give_the_same_bits() -> None:
     host, device = (
         fg.Engine(steps=9).fit(Classifier, classes(shuffle=True, on_device=on))
@@ -688,6 +690,7 @@ def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
 # --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_no_host_hook_waits_for_the_device() -> None:
     """Every step takes long: had anything waited for the newest one, all arrays would be computed
     by then."""

@@ -128,6 +128,7 @@ def test_the_reference_is_up_to_date() -> None:
         assert f"\n### {hook}\n\n```python\ndef {hook}(self" in written
 
 
+@pytest.mark.full
 def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("hook_examples", DOCS / "hook_examples.py")
     assert spec and spec.loader
@@ -282,6 +283,7 @@ def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
     assert float(state.module.weight) == -(2 * 3 + 2)
 
 
+@pytest.mark.full
 def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
     """An executable knows its rule by identity, so that no later rule may get the place of an
     earlier one in memory."""
@@ -421,6 +423,7 @@ def test_gradient_transforms_are_chained_before_the_optimizer(
     assert asked == ["default", "default"]
 
 
+@pytest.mark.full
 def test_gradient_transforms_have_keys_of_their_own() -> None:
     """The noise of one is that of optax with its key: another one for each plugin and seed, the
     same in each run."""
@@ -664,6 +667,7 @@ class Blurred(Linear):
         return super().training_step({"x": batch["x"] + noise, "y": batch["y"]}, ctx)
 
 
+@pytest.mark.full
 def test_adding_a_plugin_changes_no_other_random_number() -> None:
     settings = {"steps": 4, "seed": 3, "log_every": 1}
     alone = engine(**settings).fit(Blurred, regression())

@@ -73,6 +73,7 @@ def trained() -> fg.FitResult:
     return fg.Engine(steps=STEPS).fit(Deep(key=jax.random.key(0)), data())
 
 
+@pytest.mark.full
 def test_the_result_is_that_of_a_loop_by_hand(trained: fg.FitResult) -> None:
     assert_close(trained.module, by_hand(Deep(key=jax.random.key(0))), 1e-4)
 
@@ -86,6 +87,7 @@ def test_single_steps_give_the_same_bits(trained: fg.FitResult) -> None:
     assert_same_bits(state.opt_state, trained.state.opt_state)
 
 
+@pytest.mark.full
 def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.FitResult) -> None:
     fused = fg.Engine(steps=STEPS, steps_per_execution=4, log_every=3).fit(
         Deep(key=jax.random.key(0)), data()

@@ -176,6 +176,7 @@ def test_media_do_not_change_the_training():
     np.testing.assert_array_equal(shown.module.weight, plain.module.weight)
 
 
+@pytest.mark.full
 def test_a_histogram_leaves_out_what_is_not_finite():
     histogram = media.Histogram.from_values(
         [jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2

@@ -555,7 +555,7 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
 # ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
     class Telling:
         @fg.hookimpl

@@ -100,7 +100,7 @@ class Late(Saver):
                 self.refused.append(error)
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("model", "culprit"),
     [
@@ -133,7 +133,7 @@ class Weights:
         return eqx.tree_at(lambda module: module.weight, module, made), plugin_state
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
     saver, good = Saver(), numbers([1.0, 2.0])
     breaking = Weights(lambda weight, step: jnp.where(step == BAD, jnp.nan, weight))
@@ -155,7 +155,15 @@ def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
     assert (caught.value.step, caught.value.culprit) == (BAD, "the update of weight")
 
 
-@pytest.mark.parametrize(("fuse", "log"), [(1, 6), (8, 6), (1, 5), (8, 2)])
+@pytest.mark.parametrize(
+    ("fuse", "log"),
+    [
+        (1, 6),
+        (8, 6),
+        pytest.param(1, 5, marks=pytest.mark.full),
+        pytest.param(8, 2, marks=pytest.mark.full),
+    ],
+)
 def test_case_20_the_error_names_the_step_even_if_found_later(fuse: int, log: int) -> None:
     saved: list[int] = []
     plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
@@ -205,7 +213,7 @@ class Showing:
         self.steps.append(record.step)
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_case_20_nothing_of_the_step_or_after_it_is_shown(fuse: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
     with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
@@ -242,6 +250,7 @@ def test_a_step_loop_finds_a_bad_step_when_it_reads_metrics() -> None:
         engine.fit(data=batches(), state=state)
 
 
+@pytest.mark.full
 def test_one_element_of_an_array_of_any_shape_is_found() -> None:
     shapes = [(), (3,), (256,), (257,), (1, 300), (300, 1), (17, 19), (4, 5, 20), (2, 3, 4, 15)]
 
@@ -328,7 +337,7 @@ class Slice:
         return module, {"updates": plugin_state["updates"] + 1}
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
     bad = numbers([0, 2])[0]
     good = numbers([1, 2], [2, 3], [3, 1])

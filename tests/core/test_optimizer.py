@@ -53,7 +53,11 @@ def by(optimizer: optax.GradientTransformation) -> type[Linear]:
     return Model
 
 
-@pytest.mark.parametrize("optimizer", [optax.polyak_sgd(), optax.lbfgs()], ids=["polyak", "lbfgs"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.polyak_sgd(), pytest.param(optax.lbfgs(), marks=pytest.mark.full)],
+    ids=["polyak", "lbfgs"],
+)
 def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
     def loss(weight: jax.Array) -> jax.Array:
         return ((X @ weight - BATCH["y"]) ** 2).mean()

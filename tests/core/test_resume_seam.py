@@ -272,15 +272,15 @@ def uninterrupted() -> Callable[[int], tuple[list[str], fg.FitResult]]:
     return run
 
 
-KILLS = {
-    "exception": (crash, 1),
-    "stop": (stop, 1),
-    "signal": (lambda run: interrupt(), 1),
-    "fused": (crash, 8),
-}
+INTERRUPTIONS = [
+    pytest.param(crash, 1, id="exception"),
+    pytest.param(stop, 1, id="stop", marks=pytest.mark.full),
+    pytest.param(lambda run: interrupt(), 1, id="signal", marks=pytest.mark.full),
+    pytest.param(crash, 8, id="fused", marks=pytest.mark.full),
+]
 
 
-@pytest.mark.parametrize(("how", "fuse"), KILLS.values(), ids=KILLS)
+@pytest.mark.parametrize(("how", "fuse"), INTERRUPTIONS)
 def test_a_resumed_run_ends_with_the_same_bits(
     uninterrupted: Any, how: Callable[[fg.Run], Any], fuse: int
 ) -> None:
@@ -334,6 +334,7 @@ def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactl
     assert resumed.history.steps("train/loss").tolist() == [6, 9, 10]
 
 
+@pytest.mark.full
 def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     """Its span and the order of its data depend on the step at which it began."""
     data, settings = regression(60, 8, shuffle=True), {"steps": 7, "log_every": None}
@@ -547,7 +548,7 @@ def whole() -> tuple[list[str], fg.FitResult]:
     return file.lines, result
 
 
-@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.full), 3])
 def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(
     whole: Any, batch: int
 ) -> None:

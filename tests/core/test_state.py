@@ -170,7 +170,10 @@ def on_host(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
     return state.replace(module=module, plugin_states={"copying": module})
 
 
-@pytest.mark.parametrize(("change", "size"), [(view_in_place, 2), (on_host, 2), (on_host, 120)])
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [(view_in_place, 2), (on_host, 2), pytest.param(on_host, 120, marks=pytest.mark.full)],
+)
 def test_a_state_may_hold_an_array_twice_and_arrays_of_the_host(change: Any, size: int) -> None:
     """In `ReplaceState`, `fit` and `step`; 120 vectors travel end to end."""
     replace = Act(fg.At(2), lambda run: fg.ReplaceState(change(run.engine, run.state)))

@@ -68,6 +68,7 @@ def restore() -> Callable[..., float]:
     return read
 
 
+@pytest.mark.full
 def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Path) -> None:
     assert restore(saved) == -2
     newest = saved / "checkpoints" / "step-2"

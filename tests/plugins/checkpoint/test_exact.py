@@ -61,6 +61,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert RunDirectory(tmp_path).is_complete
 
 
+@pytest.mark.full
 def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
     whole = training(tmp_path / "whole", steps_per_execution=4).fit(NET, regression())
     with pytest.raises(Killed):
@@ -106,9 +107,9 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
     "answer",
     [
         lambda: future(error=OSError("disk full")),
-        lambda: 1 / 0,
-        lambda: None,
-        lambda: future(object()),
+        pytest.param(lambda: 1 / 0, marks=pytest.mark.full),
+        pytest.param(lambda: None, marks=pytest.mark.full),
+        pytest.param(lambda: future(object()), marks=pytest.mark.full),
     ],
 )
 def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_required(
@@ -153,6 +154,7 @@ def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
         counting(tmp_path / "a", Holding())
 
 
+@pytest.mark.full
 def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(
     tmp_path: Path,
 ) -> None:
@@ -206,7 +208,14 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5
 
 
-@pytest.mark.parametrize("phase", ["evaluate", "act", "save"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "evaluate",
+        pytest.param("act", marks=pytest.mark.full),
+        pytest.param("save", marks=pytest.mark.full),
+    ],
+)
 def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phase: Any) -> None:
     """The run is killed after a save that an action of step 4 asked for, and before any other."""
 

@@ -52,6 +52,7 @@ def test_what_a_run_goes_on_from(run: Path, tmp_path: Path, resume: Any, first: 
     assert steps_in(tmp_path / "run")[-1] == 6
 
 
+@pytest.mark.full
 def test_another_run_and_one_checkpoint_of_it(run: Path, tmp_path: Path) -> None:
     assert first_step(tmp_path / "a", run) == (5, -5)
     assert first_step(tmp_path / "b", str(run / "checkpoints" / "step-3")) == (4, -4)
@@ -123,6 +124,7 @@ def test_another_shape_is_an_error_that_lists_all_of_them(net: Any, tmp_path: Pa
     assert "model_state.norm.ema_state_index[0]: saved float32[4], wanted float32[5]" in text
 
 
+@pytest.mark.full
 def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"'average' \(module trained\) was active .* is not now: add it"

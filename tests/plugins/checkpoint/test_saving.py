@@ -309,6 +309,7 @@ class Stream:
         return iter([np.full(1, number, np.float32) for number in range(4)])
 
 
+@pytest.mark.full
 def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
     def fit(resume_data: Any, data: Any, **options: Any) -> fg.FitResult:
         checkpoints = Checkpointer(2, resume_data=resume_data)
@@ -385,6 +386,7 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
     assert list_entries(tmp_path) == []
 
 
+@pytest.mark.full
 def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
     """Left there, they would be the newest: those of the new run would be removed, and `auto` would
     take theirs."""
@@ -434,6 +436,7 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
         ]
 
 
+@pytest.mark.full
 def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path: Path) -> None:
     def model_of(rate: float, steps: int) -> Any:
         start = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(2)], autoload=False)

@@ -91,6 +91,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     gc.collect()  # what Orbax left shows in this test
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("deleted", [".", "checkpoints"])
 def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: str) -> None:
     """What was there is gone; training goes on, and what is saved later is whole."""
@@ -101,6 +102,7 @@ def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: st
     assert float(counting(run, steps=8, resume="auto").module.weight) == -8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("elsewhere", [None, "other"])
 def test_a_program_that_changes_its_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
@@ -125,6 +127,7 @@ def test_names_with_which_orbax_writes_elsewhere_or_nowhere(tmp_path: Path, name
         counting(tmp_path / name, steps=2)
 
 
+@pytest.mark.full
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     """In a process for which permissions hold, whoever runs the tests."""
     prefix: list[str] = []

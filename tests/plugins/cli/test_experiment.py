@@ -320,7 +320,7 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
     [
         (signal.SIGINT, 130, []),
         (signal.SIGTERM, 143, []),
-        (signal.SIGTERM, 85, ["--preempted-exit-code", "85"]),
+        pytest.param(signal.SIGTERM, 85, ["--preempted-exit-code", "85"], marks=pytest.mark.full),
         pytest.param(signal.SIGINT, 130, ["--preempted-exit-code=85"], marks=pytest.mark.slow),
     ],
 )
@@ -359,6 +359,7 @@ def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: p
         full.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
 )

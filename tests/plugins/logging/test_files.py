@@ -184,6 +184,7 @@ RECORDS = st.lists(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("sink", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
 @settings(max_examples=40)
 @given(

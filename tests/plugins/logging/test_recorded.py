@@ -86,6 +86,7 @@ def test_without_a_standard_output_nothing_is_printed(monkeypatch: pytest.Monkey
     assert engine("console").fit(Line, data()).failures == {}
 
 
+@pytest.mark.full
 def test_a_closed_pipe_does_not_end_training() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -293,6 +294,7 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
     assert len(computed) == len(result.history["train/norms/gradients"]) == 3
 
 
+@pytest.mark.full
 def test_norms_where_jax_computes_in_double_precision() -> None:
     with jax.enable_x64(True):
         result = engine("norms", steps=2).fit(Line, data())

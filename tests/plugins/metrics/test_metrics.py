@@ -292,6 +292,7 @@ def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(
         assert bits(MERGE(one, metric.empty())) == bits(MERGE(metric.empty(), one)) == bits(one)
 
 
+@pytest.mark.full
 def test_counts_stay_exact_where_float32_does_not() -> None:
     million = fm.ConfusionMatrix.from_predictions(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
     one = fm.ConfusionMatrix.from_predictions(jnp.ones(1, bool), jnp.ones(1, bool))
@@ -342,6 +343,7 @@ def test_metrics_under_strict_dtype_promotion() -> None:
         )
 
 
+@pytest.mark.full
 def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
     random = np.random.default_rng(0)
     preds, labels = random.normal(size=(3, 5, 4)), random.integers(0, 4, (3, 5))
@@ -359,6 +361,7 @@ def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
     assert jax.vmap(lambda one: one.compute())(several).shape == (4,)
 
 
+@pytest.mark.full
 def test_nan_and_infinity_are_not_hidden() -> None:
     bad, good = jnp.array([[NAN, 0], [1, 0]]), jnp.array([[1.0, 0], [1, 0]])
     labels = jnp.array([0, 0])
@@ -523,7 +526,7 @@ def expected(arrays: dict[str, np.ndarray], weight: np.ndarray) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize("remainder", ["pad", "keep"])
+@pytest.mark.parametrize("remainder", ["pad", pytest.param("keep", marks=pytest.mark.full)])
 def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
     arrays = measured(11)
     module = Measured(key=jax.random.key(0))
@@ -575,7 +578,7 @@ def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
     assert max(there) <= 6, there  # the batch, too, if it was put there
 
 
-@pytest.mark.parametrize("fuse", [1, 2])
+@pytest.mark.parametrize("fuse", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_windows_over_several_steps(fuse: int) -> None:
     arrays = measured(11)
     data = fg.ArrayData(arrays, 4, remainder="pad")

@@ -41,6 +41,7 @@ def test_of_equal_priorities_the_smaller_id_is_kept() -> None:
     assert {sample(reduce(MERGE, order))[0] for order in permutations(parts)} == {1}
 
 
+@pytest.mark.full
 def test_batches_and_masks_do_not_change_the_sample() -> None:
     ids = np.random.default_rng(0).permutation(24)
     key = jax.random.key(7)

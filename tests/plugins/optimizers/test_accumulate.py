@@ -54,7 +54,7 @@ class Linear(fg.Module):
 ONE = [np.zeros(1, np.float32)]
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
     end is applied."""
@@ -161,6 +161,7 @@ def test_what_remains_is_an_update_as_those_before() -> None:
     assert float(held.module.place) == pytest.approx(0.15)
 
 
+@pytest.mark.full
 def test_steps_take_the_mean_gradient_through_clipping_and_optimizer() -> None:
     """Five batches of 4, by twos: the same as Adam on clipped means by hand, with the last one
     alone."""
@@ -222,6 +223,7 @@ def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone
     assert float(result.model_state.get(result.module.mean)) == 5
 
 
+@pytest.mark.full
 def test_running_metrics_are_those_of_whole_batches() -> None:
     """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a
     plain mean does."""
@@ -274,6 +276,7 @@ def test_a_method_called_losses_is_the_modules_own() -> None:
     ) == pytest.approx(0.2)
 
 
+@pytest.mark.full
 def test_half_precision_is_summed_up_in_single() -> None:
     """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not
     reach."""
@@ -328,6 +331,7 @@ class Deep(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_microbatches_take_a_fraction_of_the_memory() -> None:
     memory = {}
     for plugins in ((), (GradientAccumulation(8),)):
@@ -367,6 +371,7 @@ def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() ->
     assert metrics["least"] < metrics["most"]
 
 
+@pytest.mark.full
 def test_phases_accumulate_each_for_itself() -> None:
     """x by every second gradient, their mean; y by each: x stays 1 while y is 2 - (2 - 1)/4 = 1.75.
 
@@ -391,6 +396,7 @@ def test_one_microbatch_is_the_plain_step() -> None:
     assert_same_bits(one.state.key, plain.state.key)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how, expected", [("microbatch", 2.0), ("steps", 3.0)])
 def test_media_are_those_of_the_first_microbatch_or_of_the_step(how: Any, expected: float) -> None:
     class Shown(Linear):

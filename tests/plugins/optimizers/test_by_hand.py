@@ -92,7 +92,7 @@ def by_two_calls(
 
 
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-@pytest.mark.parametrize("fuse", [1, 8])
+@pytest.mark.parametrize("fuse", [1, pytest.param(8, marks=pytest.mark.full)])
 def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int) -> None:
     """100 steps in float64, bit for bit, with Adam and momentum; `max` with every third update."""
 
@@ -143,6 +143,7 @@ def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int
                 assert_same_bits(jax.tree.leaves(kept), jax.tree.leaves(state))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
     """100 steps; losses from one forward pass share its key where they are simultaneous."""

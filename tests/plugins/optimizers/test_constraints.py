@@ -22,6 +22,7 @@ from fulgurite_optimizers import (
 from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apart
 
 
+@pytest.mark.full
 def test_gradients_are_clipped_for_each_phase() -> None:
     """At 1, 2 the gradients are 3 and, after x, y - x. By value x moves by 0.5 * 0.5, by norm y by
     0.25 * 0.1."""
@@ -105,6 +106,7 @@ def test_constraints_hold_after_every_update() -> None:
         WeightClip("rows", limit=0)
 
 
+@pytest.mark.full
 def test_spectral_normalization_keeps_its_state() -> None:
     """The critic's layer is normalized by Equinox; its state advances with each forward pass of
     each phase."""
@@ -158,6 +160,7 @@ def test_spectral_normalization_keeps_its_state() -> None:
     )
 
 
+@pytest.mark.full
 def test_updates_become_smaller_on_a_plateau() -> None:
     """The loss of `x` falls by its step; the metric never improves: after two looks more the step
     is halved."""
@@ -235,6 +238,7 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
         engine(Test(), ReduceOnPlateau("test/each", 1), steps=1).fit(start, ONE)
 
 
+@pytest.mark.full
 def test_a_gan_trains_with_all_of_it_fused() -> None:
     phases: dict[str, Any] = {
         name: Phase(optax.adam(1e-3), name) for name in ("discriminator", "generator")

@@ -59,7 +59,7 @@ def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
     assert compiled["frozen"].flops < 0.8 * compiled["whole"].flops
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("until", [3, fg.At(3), fg.Every(3), fg.EveryEpoch(1)])
 def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
@@ -129,6 +129,7 @@ def test_a_fit_that_goes_on_later_is_not_frozen_again() -> None:
     np.testing.assert_allclose(np.asarray(state.module.first), before, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_phases_may_be_frozen_too() -> None:
     """While x is frozen y alone moves: 2 - (2 - 1)/4 = 1.75; then as ever."""
     three = type("Three", (type(game()),), {"__annotations__": {"z": jax.Array}})
@@ -206,6 +207,7 @@ class Sum(fg.Module):
         return self.optimizer
 
 
+@pytest.mark.full
 def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
     sgd = optax.sgd(1.0, momentum=0.5)
     cases: list[tuple[Any, list[Any], tuple[float, float]]] = [

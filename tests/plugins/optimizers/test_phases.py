@@ -68,7 +68,7 @@ def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-@pytest.mark.parametrize("fuse", [1, 2])
+@pytest.mark.parametrize("fuse", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) -> None:
     """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 +
     0.5)/4."""
@@ -118,6 +118,7 @@ class Mean(fg.Module):
         }
 
 
+@pytest.mark.full
 def test_repetitions_may_share_the_batch() -> None:
     """Of 1, 2, 3, 6 the first half is 1 and 3, the second 2 and 6: 0 + (2 - 0)/2 = 1, then 1 + (4 -
     1)/2."""
@@ -187,6 +188,7 @@ def test_overlapping_phases_add_up_where_that_is_wanted() -> None:
     assert played(result) == (1 - 1.5 + 0.5, 1.75)
 
 
+@pytest.mark.full
 def test_terms_of_plugins_are_addressed_by_phase() -> None:
     class Decay:
         @fg.hookimpl
@@ -428,6 +430,7 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
 # -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
     """The trunk goes forward once for both losses, and back for the one that updates it. Of a GAN,
     a sixth is saved."""
@@ -455,6 +458,7 @@ def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
     assert flops[Pair] <= 0.85 * flops[PairApart], flops
 
 
+@pytest.mark.full
 def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
     """Each phase has random numbers of its own; those in the batch are the same for both."""
 
@@ -487,6 +491,7 @@ def make(kind: Any, width: int) -> Any:
     return kind(width, key=jax.random.key(0))
 
 
+@pytest.mark.full
 def test_a_phase_computes_only_what_it_needs() -> None:
     """Of functions of their own, each is computed for its own phase: two phases that take turns
     cost no more."""

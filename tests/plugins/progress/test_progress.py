@@ -348,7 +348,12 @@ SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 
 @pytest.mark.parametrize(
-    "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
+    "act",
+    [
+        "os.kill(os.getpid(), signal.SIGINT)",
+        pytest.param("raise ValueError('broken')", marks=pytest.mark.full),
+        pytest.param("input()", marks=pytest.mark.full),
+    ],
 )
 def test_a_terminal_is_left_as_it_was(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,
@@ -389,6 +394,7 @@ def test_a_terminal_is_left_as_it_was(act: str):
     assert lines[-1].rstrip().endswith(expected)
 
 
+@pytest.mark.full
 def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_terminal(tmp_path: Path):
     mine, theirs = pty.openpty()
     program = PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act="pass").replace(

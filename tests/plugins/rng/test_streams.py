@@ -202,6 +202,7 @@ def test_modules_are_made_from_the_key_of_params():
     assert_array_equal(bits(Rng().streams(5).init_keys()["params"]), folded(5, "params", "init"))
 
 
+@pytest.mark.full
 def test_keys_are_the_same_in_every_process():
     program = (
         "import jax; from fulgurite_rng import Rng;"
@@ -307,6 +308,7 @@ def test_the_plugin_is_active_as_soon_as_it_is_installed():
     assert "rng" not in fg.Engine(steps=1, plugins=["-rng"]).plugins.plugins
 
 
+@pytest.mark.full
 def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
     alone = trained("dropout", steps=3, plugins=[Drawing(), Rng()])
     among_others = trained("dropout", steps=3, plugins=[Rng(NOISE), Evaluations(), Drawing()])

@@ -172,6 +172,7 @@ def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
         pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "of before a clock was put back"])
 def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
     foreign(tmp_path, age)
@@ -202,6 +203,7 @@ def test_an_owner_elsewhere_that_shows_life_keeps_the_run(tmp_path: Path, quick:
         thread.join()
 
 
+@pytest.mark.full
 def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
     tmp_path: Path, holder: Callable[..., Any]
 ):

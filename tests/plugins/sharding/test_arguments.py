@@ -110,9 +110,11 @@ def test_two_shardings_are_an_error() -> None:
     "plugin",
     [
         DataParallel(),
-        FSDP(min_size=1),
-        TensorParallel([("weight", ["model"])]),  # as plain data
-        "data_parallel",
+        pytest.param(FSDP(min_size=1), marks=pytest.mark.full),
+        pytest.param(
+            TensorParallel([("weight", ["model"])]), marks=pytest.mark.full
+        ),  # as plain data
+        pytest.param("data_parallel", marks=pytest.mark.full),
         {"fsdp": {"min_size": 1}},
         {"sharding": {"mesh": {"a": 1, "b": -1}, "batch": ["a"], "rules": [["*", [["a", "b"]]]]}},
     ],
@@ -129,6 +131,7 @@ def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
     np.testing.assert_allclose(laid_out.module.weight, plain.module.weight, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
     """Where arrays lie decides no number, so that a checkpoint asks for no plugin that says it."""
 

@@ -337,6 +337,7 @@ class Kill:
         raise Killed
 
 
+@pytest.mark.full
 def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
     """Log every 2, evaluate every 4, save every 3; ended at 5, resumed from 3; ended at 7, resumed
     from 6."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fulgurite_testing import Memory
 
 LIGHT = """
@@ -20,6 +21,7 @@ def test_a_fixture_imports_what_it_needs(tiny_engine):
 """
 
 
+@pytest.mark.full
 def test_pytest_starts_without_jax_and_fulgurite(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text(LIGHT)
     command = [
