@@ -35,8 +35,8 @@ KINDS = {
         "Called on the host, between steps. An exception ends the run, after `on_exception` of"
         " every plugin."
     ),
-    "sink": (
-        "Receive the records of a run, in step order. If a sink raises, there is one notice, it"
+    "logger": (
+        "Receive the records of a run, in step order. If a logger raises, there is one notice, it"
         " gets no more records, and it is listed in `result.failures`; it ends the run only if it"
         " has `required = True`."
     ),

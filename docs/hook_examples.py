@@ -273,8 +273,8 @@ class InMemory:
         plugins = run.engine.plugins
         plugins.call("on_save", run.step, run=run, step=run.step)
         positions = {
-            sink.name: done.result()
-            for sink, done in plugins.call("flush_logger", run.step, step=run.step)
+            logger.name: done.result()
+            for logger, done in plugins.call("flush_logger", run.step, step=run.step)
         }
         self.kept = _copied(run.snapshot()), json.dumps(positions)
 
@@ -288,8 +288,8 @@ class InMemory:
     @fg.hookimpl
     def on_restore(self, run, step):
         positions = json.loads(self.kept[1])
-        for sink in run.engine.plugins.implementations("rewind_logger"):
-            sink(step, position=positions[sink.plugin.name])
+        for logger in run.engine.plugins.implementations("rewind_logger"):
+            logger(step, position=positions[logger.plugin.name])
 
 
 def _copied(snapshot):

@@ -15,10 +15,10 @@ from fulgurite.errors import ConfigurationError, PluginError
 from models import Counting, numbers
 
 GROUPS = ("fulgurite.plugins", "fulgurite.autoload")
-SINK = """
+LOGGER = """
     import fulgurite as fg
 
-    class Sink:
+    class Logger:
         def __init__(self, label="plain"):
             self.label = label
 
@@ -98,33 +98,33 @@ def active(engine: fg.Engine) -> dict[str, str]:
 
 
 def test_an_installed_plugin_is_active_when_it_is_named_and_not_before(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     assert active(fg.Engine()) == {}
-    assert "acme_sinks" not in sys.modules
+    assert "acme_loggers" not in sys.modules
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
 def test_a_named_plugin_gets_its_arguments(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     engine = fg.Engine(plugins=[{"acme": {"label": "fine"}}])
     assert engine.plugins.plugins["acme"].plugin.label == "fine"
 
 
 def test_arguments_that_a_plugin_does_not_take_are_an_error_that_names_it(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), version="2.3")
-    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-sinks 2\.3\).*colour"):
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",), version="2.3")
+    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-loggers 2\.3\).*colour"):
         fg.Engine(plugins=[{"acme": {"colour": "red"}}])
 
 
 @pytest.mark.parametrize("written", [{"acme": 3}, {"acme": {}, "other": {}}, {}])
 def test_a_plugin_with_arguments_is_written_in_one_way(install: Install, written: dict):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     with pytest.raises(ConfigurationError, match=r"\{'name': \{'argument': value\}\}"):
         fg.Engine(plugins=[written])
 
 
 def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
         fg.Engine(plugins=["amce"])
 
@@ -147,19 +147,19 @@ def test_what_brings_a_plugin_of_ours_is_told():
 
 
 def test_a_plugin_is_named_once(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     with pytest.raises(PluginError, match="'acme' is listed twice"):
         fg.Engine(plugins=["acme", {"acme": {"label": "other"}}])
 
 
 def test_an_instance_goes_by_the_name_of_its_entry_point(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
-    plugin = importlib.import_module("acme_sinks").Sink()
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
+    plugin = importlib.import_module("acme_loggers").Logger()
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
 
 def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pytest.MonkeyPatch):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink", "other = acme_sinks:Sink"))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger", "other = acme_loggers:Logger"))
     monkeypatch.setenv("FULGURITE_PLUGINS", "acme, -other")
     assert active(fg.Engine(plugins=["other"])) == {"acme": "named"}
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
@@ -168,30 +168,30 @@ def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pyte
 def test_the_environment_adds_nothing_that_the_program_gives(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
-    sink = importlib.import_module("acme_sinks").Sink()
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
+    logger = importlib.import_module("acme_loggers").Logger()
     monkeypatch.setenv("FULGURITE_PLUGINS", "acme, acme")
-    assert active(fg.Engine(plugins=[sink])) == {"acme": "given"}
+    assert active(fg.Engine(plugins=[logger])) == {"acme": "given"}
     assert active(fg.Engine(plugins=[{"acme": {}}])) == active(fg.Engine()) == {"acme": "named"}
 
 
 def test_a_name_from_the_environment_must_be_installed(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     monkeypatch.setenv("FULGURITE_PLUGINS", "amce")
     with pytest.raises(PluginError, match=r"no plugin 'amce' is installed. Did you mean 'acme'\?"):
         fg.Engine()
 
 
 def test_taking_away_reaches_instances(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
-    plugin = importlib.import_module("acme_sinks").Sink()
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
+    plugin = importlib.import_module("acme_loggers").Logger()
     assert active(fg.Engine(plugins=[plugin, "-acme"])) == {}
 
 
 def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     assert active(fg.Engine(plugins=["-tensorboard"])) == {}
     with pytest.raises(PluginError, match=r"'-amce'.*Did you mean 'acme'\?"):
         fg.Engine(plugins=["-amce"])
@@ -203,10 +203,10 @@ def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: In
 
 def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
     install(
-        "acme-sinks",
-        SINK,
-        ("acme = acme_sinks:Sink", "more = acme_sinks:Sink"),
-        ("acme = acme_sinks:Sink",),
+        "acme-loggers",
+        LOGGER,
+        ("acme = acme_loggers:Logger", "more = acme_loggers:Logger"),
+        ("acme = acme_loggers:Logger",),
     )
     assert active(fg.Engine()) == {"acme": "autoload"}
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
@@ -225,18 +225,24 @@ def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
 def test_each_switch_takes_it_away_before_it_is_imported(
     install: Install, monkeypatch: pytest.MonkeyPatch, arguments: dict, environment: dict
 ):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    install(
+        "acme-loggers", LOGGER, ("acme = acme_loggers:Logger",), ("acme = acme_loggers:Logger",)
+    )
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert active(fg.Engine(**arguments)) == {}
-    assert "acme_sinks" not in sys.modules
+    assert "acme_loggers" not in sys.modules
 
 
 def test_an_allow_list_lets_those_through_that_it_names(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    offered = ("acme = acme_sinks:Sink", "more = acme_sinks:Sink", "most = acme_sinks:Sink")
-    install("acme-sinks", SINK, offered, offered)
+    offered = (
+        "acme = acme_loggers:Logger",
+        "more = acme_loggers:Logger",
+        "most = acme_loggers:Logger",
+    )
+    install("acme-loggers", LOGGER, offered, offered)
     monkeypatch.setenv("FULGURITE_AUTOLOAD", "acme, most")
     assert active(fg.Engine()) == {"acme": "autoload", "most": "autoload"}
 
@@ -244,7 +250,9 @@ def test_an_allow_list_lets_those_through_that_it_names(
 def test_switching_autoload_off_leaves_what_is_named(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    install(
+        "acme-loggers", LOGGER, ("acme = acme_loggers:Logger",), ("acme = acme_loggers:Logger",)
+    )
     monkeypatch.setenv("FULGURITE_AUTOLOAD", "0")
     assert active(fg.Engine(plugins=["acme"], autoload=False)) == {"acme": "named"}
 
@@ -268,9 +276,9 @@ def test_what_is_autoloaded_must_not_change_a_result(install: Install, kind: str
     assert active(fg.Engine(plugins=["eager"])) == {"eager": "named"}
 
 
-def test_events_and_sinks_may_be_autoloaded_together(install: Install):
-    entries = ("acme = acme_both:Sink", "failing = acme_both:Failing")
-    install("acme-both", dedent(SINK) + dedent(EVENTS), entries, entries)
+def test_events_and_loggers_may_be_autoloaded_together(install: Install):
+    entries = ("acme = acme_both:Logger", "failing = acme_both:Failing")
+    install("acme-both", dedent(LOGGER) + dedent(EVENTS), entries, entries)
     assert active(fg.Engine()) == {"acme": "autoload", "failing": "autoload"}
 
 
@@ -317,8 +325,8 @@ def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_name_from_two_distributions_is_an_error_once_it_is_asked_for(install: Install):
-    install("acme-one", SINK, ("acme = acme_one:Sink",), version="1.0")
-    install("acme-two", SINK, ("acme = acme_two:Sink",), version="2.0")
+    install("acme-one", LOGGER, ("acme = acme_one:Logger",), version="1.0")
+    install("acme-two", LOGGER, ("acme = acme_two:Logger",), version="2.0")
     assert active(fg.Engine()) == {}
     with pytest.raises(PluginError, match="'acme'") as caught:
         fg.Engine(plugins=["acme"])
@@ -331,7 +339,10 @@ def torn(install: Install) -> None:
     """Two distributions that both autoload `acme`."""
     for module in ("acme_one", "acme_two"):
         install(
-            module.replace("_", "-"), SINK, (f"acme = {module}:Sink",), (f"acme = {module}:Sink",)
+            module.replace("_", "-"),
+            LOGGER,
+            (f"acme = {module}:Logger",),
+            (f"acme = {module}:Logger",),
         )
 
 
@@ -347,7 +358,7 @@ def test_such_a_name_can_be_taken_away(torn: None):
 
 
 def test_such_a_name_can_be_decided_by_an_instance(torn: None):
-    plugin = importlib.import_module("acme_two").Sink()
+    plugin = importlib.import_module("acme_two").Logger()
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
 
@@ -358,7 +369,7 @@ BROKEN = "raise RuntimeError('needs a newer thing')"
 
 
 def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install: Install):
-    install("acme-broken", BROKEN, ("broken = acme_broken:Sink",), version="0.7")
+    install("acme-broken", BROKEN, ("broken = acme_broken:Logger",), version="0.7")
     with pytest.raises(
         PluginError,
         match=r"plugin 'broken' \(acme-broken 0\.7\).*RuntimeError: needs a newer thing",
@@ -366,16 +377,18 @@ def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install:
         fg.Engine(plugins=["broken"])
 
 
-@pytest.mark.parametrize("broken", [BROKEN, "raise SystemExit(3)", "Sink = 3"])
+@pytest.mark.parametrize("broken", [BROKEN, "raise SystemExit(3)", "Logger = 3"])
 def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install, broken: str):
     install(
         "acme-broken",
         broken,
-        ("broken = acme_broken:Sink",),
-        ("broken = acme_broken:Sink",),
+        ("broken = acme_broken:Logger",),
+        ("broken = acme_broken:Logger",),
         version="0.7",
     )
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",), ("acme = acme_sinks:Sink",))
+    install(
+        "acme-loggers", LOGGER, ("acme = acme_loggers:Logger",), ("acme = acme_loggers:Logger",)
+    )
     with pytest.warns(UserWarning, match=r"plugin 'broken' \(acme-broken 0\.7\)"):
         engine = fg.Engine(steps=1)
     assert active(engine) == {"acme": "autoload"}
@@ -384,11 +397,11 @@ def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install
 
 
 def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install):
-    install("acme-broken", SINK, ("broken = not a : valid value",), version="0.7")
-    install("acme-sinks", SINK, ("acme = acme_sinks:Sink",))
-    import acme_sinks  # type: ignore[import-not-found]
+    install("acme-broken", LOGGER, ("broken = not a : valid value",), version="0.7")
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
+    import acme_loggers  # type: ignore[import-not-found]
 
-    assert list(fg.Engine(plugins=[acme_sinks.Sink()]).plugins.plugins) == ["acme"]
+    assert list(fg.Engine(plugins=[acme_loggers.Logger()]).plugins.plugins) == ["acme"]
     with pytest.raises(
         PluginError, match=r"plugin 'broken' \(acme-broken 0\.7\) cannot be imported from 'not a"
     ):
@@ -396,8 +409,8 @@ def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install)
 
 
 def test_a_class_that_its_module_lacks_counts_as_broken(install: Install):
-    install("acme-sinks", SINK, ("acme = acme_sinks:Snik",), version="0.7")
-    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-sinks 0\.7\).*Snik"):
+    install("acme-loggers", LOGGER, ("acme = acme_loggers:Loggre",), version="0.7")
+    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-loggers 0\.7\).*Loggre"):
         fg.Engine(plugins=["acme"])
 
 

@@ -334,7 +334,7 @@ def test_lengths_that_cannot_be_meant() -> None:
 def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    class Sink:
+    class Logger:
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
             seen.append(record)
@@ -343,7 +343,7 @@ def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path:
     spec = fg.Evaluator("test", numbers([1], [2], [6]), metrics=largest)
     evaluating = Evaluating(spec, trigger=fg.AtEnd())
     engine = fg.Engine(
-        steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Sink(), evaluating]
+        steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Logger(), evaluating]
     )
     result = engine.fit(Counting, numbers([0], [0]))
     assert int(result.state.step) == 2 and not seen and not list(tmp_path.iterdir())
@@ -718,7 +718,7 @@ def test_no_host_hook_waits_for_the_device() -> None:
 
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
-            self.note("sink", record.step)
+            self.note("logger", record.step)
 
         @fg.hookimpl
         def on_epoch_end(self, run: fg.Run) -> None:
@@ -734,8 +734,8 @@ def test_no_host_hook_waits_for_the_device() -> None:
     expected = [("action", step) for step in range(1, steps + 1)] + [
         ("epoch", 3),
         ("epoch", 6),
-        ("sink", 2),
-        ("sink", 4),
+        ("logger", 2),
+        ("logger", 4),
     ]
     assert set(expected) <= set(running)
 

@@ -131,7 +131,7 @@ class Actor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sink:
+class Logger:
     """Notes every record, and may fail at one of a step."""
 
     told: Told
@@ -141,13 +141,13 @@ class Sink:
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         names = "steps_per_second" if "steps_per_second" in record.values else record.source
-        self.told.append(f"{record.step}: {self.instance} sink takes {record.stream} {names}")
+        self.told.append(f"{record.step}: {self.instance} logger takes {record.stream} {names}")
         if record.step == self.fails_at:
             raise OSError("disk full")
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        self.told.append(f"{record.step}: {self.instance} sink takes {record.stream} text")
+        self.told.append(f"{record.step}: {self.instance} logger takes {record.stream} text")
 
 
 def plugins(told: Told, **settings: Any) -> list[Any]:
@@ -155,9 +155,9 @@ def plugins(told: Told, **settings: Any) -> list[Any]:
         Watcher(told),
         Saver(told, []),
         Actor(told, **settings),
-        Sink(told, "failing", fails_at=5),
+        Logger(told, "failing", fails_at=5),
         Evaluator(told),
-        Sink(told, "good"),
+        Logger(told, "good"),
         Witness(told),
     ]
 
@@ -167,25 +167,25 @@ WHOLE_RUN = """\
 0: begins
 compiled step
 4: evaluator runs
-4: failing sink takes exact test
-4: good sink takes exact test
+4: failing logger takes exact test
+4: good logger takes exact test
 4: evaluation test ended with 4 updates
 4: epoch 0 ended
 5: decides
-5: failing sink takes exact train
-5: good sink takes telemetry text
-5: good sink takes exact train
+5: failing logger takes exact train
+5: good logger takes telemetry text
+5: good logger takes exact train
 5: acts, having seen the loss -4
 5: saver is asked
 5: a checkpoint of 5 is written
 6: acts, having seen the loss -4
 8: evaluator runs
-8: good sink takes exact test
+8: good logger takes exact test
 8: evaluation test ended with 8 updates
 8: epoch 1 ended
 10: decides
-10: good sink takes telemetry steps_per_second
-10: good sink takes exact train
+10: good logger takes telemetry steps_per_second
+10: good logger takes exact train
 10: acts, having seen the loss -9
 10: comes to an end
 10: saver is asked
@@ -201,10 +201,10 @@ def test_golden_order_of_a_whole_run(fuse: int) -> None:
     engine = fg.Engine(
         steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False
     )
-    with pytest.warns(UserWarning, match="logger 'sink:failing' failed"):
+    with pytest.warns(UserWarning, match="logger 'logger:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
     assert told == WHOLE_RUN.splitlines()
-    assert list(result.failures) == ["sink:failing"]
+    assert list(result.failures) == ["logger:failing"]
 
 
 FAILING_RUN = """\
@@ -212,14 +212,14 @@ FAILING_RUN = """\
 0: begins
 compiled step
 4: evaluator runs
-4: failing sink takes exact test
-4: good sink takes exact test
+4: failing logger takes exact test
+4: good logger takes exact test
 4: evaluation test ended with 4 updates
 4: epoch 0 ended
 5: decides
-5: failing sink takes exact train
-5: good sink takes telemetry text
-5: good sink takes exact train
+5: failing logger takes exact train
+5: good logger takes telemetry text
+5: good logger takes exact train
 5: acts, having seen the loss -4
 5: saver is asked
 5: a checkpoint of 5 is written
@@ -233,7 +233,7 @@ def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
     told: Told = []
     engine = fg.Engine(steps=10, log_every=5, plugins=plugins(told, fails_at=6), autoload=False)
     with (
-        pytest.warns(UserWarning, match="logger 'sink:failing' failed"),
+        pytest.warns(UserWarning, match="logger 'logger:failing' failed"),
         pytest.raises(RuntimeError, match="cannot act"),
     ):
         engine.fit(Counting(), numbers([0], [0], [0], [0]))

@@ -63,16 +63,16 @@ TESTED = {
     "on_restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
     "on_exception": "test_plugins.py::test_on_exception_is_called_for_all_whatever_the_others_do",
     "open_logger": (
-        "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+        "test_loggers.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
     ),
-    "log_scalars": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
-    "log_media": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
-    "log_text": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
-    "log_config": "test_sinks.py::test_each_kind_of_record_reaches_its_hook",
-    "flush_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
-    "rewind_logger": "test_resume_seam.py::test_a_sink_is_rewound_to_where_the_checkpoint_was",
+    "log_scalars": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
+    "log_media": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
+    "log_text": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
+    "log_config": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
+    "flush_logger": "test_resume_seam.py::test_a_logger_is_rewound_to_where_the_checkpoint_was",
+    "rewind_logger": "test_resume_seam.py::test_a_logger_is_rewound_to_where_the_checkpoint_was",
     "close_logger": (
-        "test_sinks.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+        "test_loggers.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
     ),
     "get_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
     "set_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
@@ -147,7 +147,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         shown.WeightDecay,
     ]
     plugins = [*(kind() for kind in kinds), shown.Patience(data, every=5), shown.Diary(), media]
-    sink, saver = shown.Lines(tmp_path / "lines.txt"), shown.InMemory()
+    logger, saver = shown.Lines(tmp_path / "lines.txt"), shown.InMemory()
 
     def note(frame: Any, event: str, _: Any) -> None:
         if frame.f_code.co_filename == shown.__file__:
@@ -158,8 +158,8 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
 
     sys.setprofile(note)
     try:
-        engine(*plugins, sink, saver, steps=10, log_every=5).fit(Linear, data)
-        made = engine(*plugins, sink, saver, steps=20, log_every=5)
+        engine(*plugins, logger, saver, steps=10, log_every=5).fit(Linear, data)
+        made = engine(*plugins, logger, saver, steps=20, log_every=5)
         result = made.fit(Linear, data, resume="latest")
         made.evaluate(made.get_module_view(result.state, "averaged"), data)
         with pytest.raises(RuntimeError, match="on purpose"):

@@ -25,7 +25,7 @@ PENDING = {
     "core/src/fulgurite/manifest.py",
     "core/src/fulgurite/model/media.py",
     "core/src/fulgurite/model/context.py",
-    "core/src/fulgurite/sink.py",
+    "core/src/fulgurite/logger.py",
     "core/src/fulgurite/tree/specs.py",
     "plugins/checkpoint/src/fulgurite_checkpoint/arrays.py",
     "plugins/checkpoint/src/fulgurite_checkpoint/averaging.py",

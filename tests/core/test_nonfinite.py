@@ -178,13 +178,13 @@ def test_case_20_the_error_names_the_step_even_if_found_later(fuse: int, log: in
 def test_case_20_the_window_of_the_bad_step_is_not_logged() -> None:
     records: list[fg.Record] = []
 
-    class Sink:
+    class Logger:
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
             records.append(record)
 
     with pytest.raises(NonFiniteError):
-        fg.Engine(steps=6, log_every=3, plugins=[Sink()]).fit(Loss, batches())
+        fg.Engine(steps=6, log_every=3, plugins=[Logger()]).fit(Loss, batches())
     assert [record.step for record in records if record.stream == "exact"] == [3]
 
 
@@ -197,7 +197,7 @@ class Shown(Root):
 
 
 class Showing:
-    """Shows media at a trigger, and is the sink of them."""
+    """Shows media at a trigger, and is the logger of them."""
 
     plugin_name = "media"
 

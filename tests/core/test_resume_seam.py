@@ -62,8 +62,8 @@ class Memory:
         plugins, snapshot = run.engine.plugins, run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
         positions = {
-            sink.name: future.result()
-            for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+            logger.name: future.result()
+            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
         }
         rest = {
             "span": snapshot.step_range.to_json(),
@@ -181,7 +181,7 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A sink that can be rewound: one line for each exact record."""
+    """A logger that can be rewound: one line for each exact record."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -674,7 +674,7 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
     assert seen == [(2, 1), (4, 2), (6, 3)]
 
 
-def test_a_sink_is_rewound_to_where_the_checkpoint_was() -> None:
+def test_a_logger_is_rewound_to_where_the_checkpoint_was() -> None:
     memory, file = Memory(4), File()
     with pytest.raises(Killed):
         engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(
@@ -686,7 +686,7 @@ def test_a_sink_is_rewound_to_where_the_checkpoint_was() -> None:
     assert [json.loads(line)["step"] for line in file.lines] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_no_record_reaches_a_sink_before_it_is_rewound() -> None:
+def test_no_record_reaches_a_logger_before_it_is_rewound() -> None:
     told: list[str] = []
 
     class Telling:

@@ -322,7 +322,7 @@ def on_fit_end(run: Run, result: FitResult) -> None:
 # --- loggers --------------------------------------------------------------------------------------
 
 
-@hookspec("sink", Combine.EACH, when="Once per fit, before the first record.")
+@hookspec("logger", Combine.EACH, when="Once per fit, before the first record.")
 def open_logger(run: Run) -> None:
     """Open the place that records are written to, before any other event of the run except
     `on_restore`. A `FulguriteError` ends the run: it says what is wrong with the place.
@@ -332,7 +332,7 @@ def open_logger(run: Run) -> None:
     """
 
 
-@hookspec("sink", when=_EMITTED)
+@hookspec("logger", when=_EMITTED)
 def log_scalars(record: Record) -> None:
     """Take numbers by name.
 
@@ -341,7 +341,7 @@ def log_scalars(record: Record) -> None:
     """
 
 
-@hookspec("sink", when=_EMITTED)
+@hookspec("logger", when=_EMITTED)
 def log_media(record: Record) -> None:
     """Take images, histograms and figures by name.
 
@@ -350,7 +350,7 @@ def log_media(record: Record) -> None:
     """
 
 
-@hookspec("sink", when=_EMITTED)
+@hookspec("logger", when=_EMITTED)
 def log_text(record: Record) -> None:
     """Take text by name, such as messages of the run.
 
@@ -359,7 +359,7 @@ def log_text(record: Record) -> None:
     """
 
 
-@hookspec("sink", when=_EMITTED)
+@hookspec("logger", when=_EMITTED)
 def log_config(record: Record) -> None:
     """Take a description of the run: configuration, plugins, versions, environment.
 
@@ -369,7 +369,7 @@ def log_config(record: Record) -> None:
 
 
 @hookspec(
-    "sink",
+    "logger",
     Combine.EACH,
     when="By the checkpointer, when it saves, after all records up to that step have been passed "
     "on.",
@@ -383,7 +383,9 @@ def flush_logger(step: int) -> Future[Any]:
     """
 
 
-@hookspec("sink", Combine.EACH, when="By the checkpointer, in `on_restore`, before `open_logger`.")
+@hookspec(
+    "logger", Combine.EACH, when="By the checkpointer, in `on_restore`, before `open_logger`."
+)
 def rewind_logger(position: Any) -> None:
     """Drop everything after a position, before training resumes from the checkpoint that holds it.
 
@@ -394,7 +396,7 @@ def rewind_logger(position: Any) -> None:
 
 
 @hookspec(
-    "sink",
+    "logger",
     Combine.EACH,
     when="At the end of every fit, however it ended: before `on_fit_end`, after `on_exception`.",
 )

@@ -17,7 +17,7 @@ import fulgurite as fg
 from fulgurite_testing import TinyModel, tiny_data
 print(fg.__file__)
 arguments = {"new_evaluator": {"data": tiny_data(), "every": 4}}
-for name in ("new_sink", "new_traced", "new_evaluator"):
+for name in ("new_logger", "new_traced", "new_evaluator"):
     engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run_dir=f"runs/{name}", autoload=False)
     result = engine.fit(TinyModel, tiny_data())
     print(list(engine.plugins.plugins), int(result.state.step), result.failures)

@@ -75,7 +75,7 @@ class Keeper:
 
 
 @dataclass(eq=False)
-class Sink:
+class Logger:
     """Keeps the exact and the other scalars that it is given, apart."""
 
     exact: list[fg.Record] = field(default_factory=list)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from evaluated import Act, Counting, Keeper, Logits, Sink, numbers
+from evaluated import Act, Counting, Keeper, Logger, Logits, numbers
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, LastCheckpoint
 
@@ -62,16 +62,16 @@ def test_case_19_snapshot_holds_the_metrics_of_its_own_step() -> None:
 
 
 def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
-    sink = Sink()
+    logger = Logger()
     trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
-    fit(Evaluator("test", ZERO, every=trigger), sink, steps=8)
-    assert sink.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
+    fit(Evaluator("test", ZERO, every=trigger), logger, steps=8)
+    assert logger.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
 
 
 def test_case_33_with_several_steps_per_execution() -> None:
-    sink = Sink()
-    fit(Evaluator("test", ZERO, every=3), sink, steps=8, steps_per_execution=4)
-    assert sink.values("test", "updates") == [(3, 3), (6, 6)]
+    logger = Logger()
+    fit(Evaluator("test", ZERO, every=3), logger, steps=8, steps_per_execution=4)
+    assert logger.values("test", "updates") == [(3, 3), (6, 6)]
 
 
 def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
@@ -81,32 +81,34 @@ def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() 
     def kill() -> None:
         raise Killed
 
-    keeper, sink = Keeper(100), Sink()
+    keeper, logger = Keeper(100), Logger()
     evaluator = Evaluator("test", ZERO, every=fg.AtStart() | fg.AtEnd())
     with pytest.raises(Killed):
-        fit(evaluator, keeper, sink, Act(500, kill), steps=600)
+        fit(evaluator, keeper, logger, Act(500, kill), steps=600)
     assert max(keeper.kept) == 400
-    engine(evaluator, keeper, sink, steps=600).fit(
+    engine(evaluator, keeper, logger, steps=600).fit(
         Counting, ZERO, resume=fg.CheckpointRef("memory")
     )
-    assert sink.values("test", "updates") == [(0, 0), (600, 600)]
+    assert logger.values("test", "updates") == [(0, 0), (600, 600)]
 
 
 def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
-    keeper, sink = Keeper(100), Sink()
+    keeper, logger = Keeper(100), Logger()
     evaluator = Evaluator("test", ZERO, every=fg.AtEnd())
     terminate = Act(50, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    result = fit(evaluator, keeper, sink, terminate, steps=60)
-    assert result.stop_reason == "SIGTERM" and sink.values("test", "updates") == []
+    result = fit(evaluator, keeper, logger, terminate, steps=60)
+    assert result.stop_reason == "SIGTERM" and logger.values("test", "updates") == []
     assert "test" not in result.metrics
-    engine(evaluator, keeper, sink, steps=60).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
-    assert sink.values("test", "updates") == [(60, 60)]
+    engine(evaluator, keeper, logger, steps=60).fit(
+        Counting, ZERO, resume=fg.CheckpointRef("memory")
+    )
+    assert logger.values("test", "updates") == [(60, 60)]
 
 
 # --- where results go ----------------------------------------------------------------------------
 
 
-def test_results_reach_sinks_the_result_history_and_plugins() -> None:
+def test_results_reach_loggers_the_result_history_and_plugins() -> None:
     told: list[Any] = []
 
     class Listener:
@@ -114,13 +116,13 @@ def test_results_reach_sinks_the_result_history_and_plugins() -> None:
         def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
             told.append((run.step, name, metrics, run.metrics[name]))
 
-    sink = Sink()
-    result = fit(Evaluator("a", ZERO, every=2), Evaluator("b", ZERO, every=4), sink, Listener())
+    logger = Logger()
+    result = fit(Evaluator("a", ZERO, every=2), Evaluator("b", ZERO, every=4), logger, Listener())
     expected = [(2, "a", -2.0), (4, "a", -4.0), (4, "b", -4.0)]
     assert [(step, name, metrics["loss"]) for step, name, metrics, _ in told] == expected
     assert all(metrics == newest for *_, metrics, newest in told)
     assert [
-        (one.step, one.source, one.values["loss"]) for one in sink.exact if one.source != "train"
+        (one.step, one.source, one.values["loss"]) for one in logger.exact if one.source != "train"
     ] == expected
     assert result.metrics["a"] == result.metrics["b"] == {"loss": -4.0, "updates": 4.0}
     assert result.history["a/loss"].tolist() == [-2, -4]
@@ -128,10 +130,10 @@ def test_results_reach_sinks_the_result_history_and_plugins() -> None:
 
 
 def test_evaluation_triggered_by_time_is_telemetry() -> None:
-    sink = Sink()
-    fit(Evaluator("test", ZERO, every=fg.Every(2) | fg.EverySeconds(1000)), sink)
-    assert [one.step for one in sink.telemetry if one.source == "test"] == [2, 4]
-    assert all(one.source == "train" for one in sink.exact)
+    logger = Logger()
+    fit(Evaluator("test", ZERO, every=fg.Every(2) | fg.EverySeconds(1000)), logger)
+    assert [one.step for one in logger.telemetry if one.source == "test"] == [2, 4]
+    assert all(one.source == "train" for one in logger.exact)
 
 
 def test_metrics_and_losses_of_an_evaluator_replace_those_of_the_module() -> None:
@@ -255,24 +257,24 @@ class Noisy(Counting):
 def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> (
     None
 ):
-    sink, data = Sink(), numbers([0], [0])
+    logger, data = Logger(), numbers([0], [0])
     plugins = [
         Evaluator("same", data, 1),
         Evaluator("other", data, 1),
         Evaluator("fresh", data, 1, new_rng_each_time=True),
-        sink,
+        logger,
     ]
     result = engine(*plugins, steps=3).fit(eqx.nn.make_with_state(Noisy), data)
     noise = {
-        name: [value for _, value in sink.values(name, "noise")]
+        name: [value for _, value in logger.values(name, "noise")]
         for name in ("same", "other", "fresh")
     }
     assert (
         len(set(noise["same"])) == len(set(noise["other"])) == 1 and noise["same"] != noise["other"]
     )
     assert len(set(noise["fresh"])) == 3
-    assert [value for _, value in sink.values("same", "kept")] == [1, 1, 1]
-    assert sink.values("same", "seen") == [(1, 1), (2, 2), (3, 3)]
+    assert [value for _, value in logger.values("same", "kept")] == [1, 1, 1]
+    assert logger.values("same", "seen") == [(1, 1), (2, 2), (3, 3)]
     assert result.model_state is not None and float(result.model_state.get(result.module.seen)) == 3
 
 
@@ -324,9 +326,9 @@ def test_subclass_overrides_evaluate_and_may_call_super() -> None:
                 "of": {"weight": state.module.weight},
             }
 
-    sink = Sink()
-    result = fit(Doubled("test", ZERO, 2), sink)
-    assert sink.values("test", "twice") == [(2, 4), (4, 8)]
+    logger = Logger()
+    result = fit(Doubled("test", ZERO, 2), logger)
+    assert logger.values("test", "twice") == [(2, 4), (4, 8)]
     assert result.metrics["test"] == {"twice": 8, "step": 4, "of/weight": -4}
 
 
@@ -377,11 +379,11 @@ def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
 
 
 def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning() -> None:
-    sink, keeper = Sink(), Keeper(8)
+    logger, keeper = Logger(), Keeper(8)
     plugins = [
         Evaluator("test", Failing(), every=2, raise_on_error=False),
         Evaluator("other", ZERO, every=4),
-        sink,
+        logger,
         keeper,
     ]
     with pytest.warns(
@@ -389,16 +391,16 @@ def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning
     ) as told:
         result = fit(*plugins, steps=8)
     assert len(told) == 1
-    assert sink.values("test", "updates") == [(2, 2)] and sink.values("other", "updates") == [
+    assert logger.values("test", "updates") == [(2, 2)] and logger.values("other", "updates") == [
         (4, 4),
         (8, 8),
     ]
     assert (
         result.failures.keys() == {"evaluate.test"} and "step 4" in result.failures["evaluate.test"]
     )
-    assert [record.step for record in sink.text if "runs no more" in record.values["message"]] == [
-        4
-    ]
+    assert [
+        record.step for record in logger.text if "runs no more" in record.values["message"]
+    ] == [4]
     assert (
         "test" not in keeper.kept[8].metrics and "test" not in result.metrics
     )  # step 2's are not those of step 8
@@ -425,18 +427,20 @@ def test_interrupted_evaluation_is_not_a_failure_and_is_repeated_on_resume() -> 
                     self.armed = False
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    keeper, sink = Keeper(2), Sink()
+    keeper, logger = Keeper(2), Logger()
     evaluator = Evaluator(
         "test", fg.DataSource(Terminating(), prefetch=0), every=2, raise_on_error=False
     )
-    result = fit(evaluator, keeper, sink)
-    assert (result.stop_reason, result.failures, sink.values("test", "updates")) == (
+    result = fit(evaluator, keeper, logger)
+    assert (result.stop_reason, result.failures, logger.values("test", "updates")) == (
         "SIGTERM",
         {},
         [],
     )
-    engine(evaluator, keeper, sink, steps=4).fit(Counting, ZERO, resume=fg.CheckpointRef("memory"))
-    assert sink.values("test", "updates") == [(2, 2), (4, 4)]
+    engine(evaluator, keeper, logger, steps=4).fit(
+        Counting, ZERO, resume=fg.CheckpointRef("memory")
+    )
+    assert logger.values("test", "updates") == [(2, 2), (4, 4)]
 
 
 # --- mistakes ------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ class Keeper:
         assert run.run_dir is not None
         plugins, snapshot, folder = run.engine.plugins, run.snapshot(), run.run_dir.path / "kept"
         positions = {
-            sink.name: future.result(60)
-            for sink, future in plugins.call("flush_logger", run.step, step=run.step)
+            logger.name: future.result(60)
+            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         folder.mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
 def test_a_table_that_took_the_place_of_another_needs_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure to write down what is deleted ended the sink, which then closed a descriptor that
+    """A failure to write down what is deleted ended the logger, which then closed a descriptor that
     it had no more."""
     sync = os.fsync
 
@@ -185,7 +185,7 @@ RECORDS = st.lists(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("sink", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
+@pytest.mark.parametrize(("logger", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
 @settings(max_examples=40)
 @given(
     before=RECORDS,
@@ -195,7 +195,7 @@ RECORDS = st.lists(
 )
 def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
     tmp_path_factory: pytest.TempPathFactory,
-    sink: Any,
+    logger: Any,
     name: str,
     before: Any,
     lost: Any,
@@ -205,7 +205,7 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
     """Whatever came in between, with other columns and a torn line at its end, at a position that
     went through JSON."""
     whole, cut = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cut")
-    straight, first = sink(whole, None), sink(cut, None)
+    straight, first = logger(whole, None), logger(cut, None)
     for record in before:
         straight.write(record)
         first.write(record)
@@ -216,7 +216,7 @@ def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
     first.close()
     with open(cut / name, "ab") as file:
         file.write(torn)
-    second = sink(cut, position)
+    second = logger(cut, position)
     assert (cut / name).read_bytes() == kept
     assert second.position() == position
     for record in after:
@@ -243,7 +243,7 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "position"),
+    ("logger", "position"),
     [
         (Lines, {"records.jsonl": 10_000}),
         (Lines, {"records.jsonl": 5}),
@@ -261,14 +261,14 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
     ],
 )
 def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(
-    tmp_path: Path, sink: Any, position: Any
+    tmp_path: Path, logger: Any, position: Any
 ) -> None:
-    backend = sink(tmp_path, None)
+    backend = logger(tmp_path, None)
     backend.write(scalars(1, a=1))
     backend.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(CheckpointError, match="checkpoint"):
-        sink(tmp_path, position)
+        logger(tmp_path, position)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -291,9 +291,9 @@ def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:
     assert victim.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("sink", [Lines, Tables])
-def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, sink: Any) -> None:
-    backend = sink(tmp_path, None)
+@pytest.mark.parametrize("logger", [Lines, Tables])
+def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, logger: Any) -> None:
+    backend = logger(tmp_path, None)
     backend.write(scalars(1, a=1))
     for path in tmp_path.iterdir():
         path.unlink()

@@ -34,7 +34,7 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
     return fg.Engine(plugins=plugins, autoload=False, **{"steps": 6, "log_every": 2, **settings})
 
 
-class Sink:
+class Logger:
     """Keeps every record."""
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ def test_case_18_steps_a_second() -> None:
     rate = Rate()
     assert rate(10, 1000.0) is None
     assert rate(133, 1010.0) == pytest.approx(12.3)
-    sink = Sink()
-    engine(sink).fit(Line, data())
-    assert [one.step for one in sink.of("train") if "steps_per_second" in one.values] == [4, 6]
+    logger = Logger()
+    engine(logger).fit(Line, data())
+    assert [one.step for one in logger.of("train") if "steps_per_second" in one.values] == [4, 6]
 
 
 # --- environment
@@ -156,9 +156,9 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JAX_CANARY_TOKEN", "canary3")
     monkeypatch.setenv("MY_SECRET", "canary4")
     monkeypatch.setenv("MY_PROXY", "http://me:canary5@host/x")
-    sink = Sink()
-    engine(sink, EnvironmentLogger(variables=("MY_PROXY",))).fit(Tower, data())
-    (environment,), (config, table) = sink.of("environment"), sink.of("parameters")
+    logger = Logger()
+    engine(logger, EnvironmentLogger(variables=("MY_PROXY",))).fit(Tower, data())
+    (environment,), (config, table) = logger.of("environment"), logger.of("parameters")
     assert {(one.stream, one.step) for one in (environment, config, table)} == {("telemetry", 0)}
     told = environment.values
     assert told["argv"] == ["train.py", "--api-key", "***", "token=***", "lr=0.1"]
@@ -223,16 +223,16 @@ def test_what_follows_an_option_is_masked() -> None:
 
 
 def test_a_compilation_during_training_says_what_changed() -> None:
-    sink, batches = (
-        Sink(),
+    logger, batches = (
+        Logger(),
         [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)],
     )
-    engine(sink, CompilationMonitor(), steps=3).fit(Line, batches)
-    assert [one.values["message"] for one in sink.of("compilations")] == [
+    engine(logger, CompilationMonitor(), steps=3).fit(Line, batches)
+    assert [one.values["message"] for one in logger.of("compilations")] == [
         "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
         "float32[2]"
     ]
-    first, second = sink.of("compilation/step")
+    first, second = logger.of("compilation/step")
     assert (first.step, second.step, first.stream) == (1, 3, "telemetry")
     assert first.values["flops"] > second.values["flops"] > 0
 
@@ -359,9 +359,9 @@ class Shown(Line):
 
 
 def test_media_are_shown_at_their_trigger() -> None:
-    sink = Sink()
-    engine(sink, MediaLogger(every=3)).fit(Shown, data())
-    shown = [one for one in sink.records if one.kind == "media"]
+    logger = Logger()
+    engine(logger, MediaLogger(every=3)).fit(Shown, data())
+    shown = [one for one in logger.records if one.kind == "media"]
     assert [one.step for one in shown] == [3, 6]
     assert [int(one.values["weights"].counts.sum()) for one in shown] == [3, 3]
 

@@ -30,7 +30,7 @@ def engine(run: Path | None, *plugins: Any, **settings: Any) -> fg.Engine:
     )
 
 
-def sinks() -> list[Any]:
+def loggers() -> list[Any]:
     return [JSONLLogger(), CSVLogger(), Growing()]
 
 
@@ -46,7 +46,7 @@ def files(run: Path) -> dict[str, bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The exact files of a run that nobody interrupts."""
     run = tmp_path_factory.mktemp("whole")
-    result = engine(run, *sinks()).fit(Line, data())
+    result = engine(run, *loggers()).fit(Line, data())
     assert not result.failures and result.history.steps("train/loss").tolist() == [
         5,
         10,
@@ -78,15 +78,15 @@ def test_exact_records_hold_nothing_of_clock_and_process(whole: dict[str, bytes]
 
 
 def test_a_run_is_needed_to_write_into() -> None:
-    for sink in ("jsonl", "csv"):
+    for logger in ("jsonl", "csv"):
         with pytest.raises(
-            ConfigurationError, match=rf"{sink} writes into the run's directory.*--run"
+            ConfigurationError, match=rf"{logger} writes into the run's directory.*--run"
         ):
-            engine(None, sink).fit(Line, data())
+            engine(None, logger).fit(Line, data())
 
 
 def test_a_trial_writes_nothing(tmp_path: Path) -> None:
-    engine(tmp_path / "run", *sinks(), fast_dev_run=2).fit(Line, data())
+    engine(tmp_path / "run", *loggers(), fast_dev_run=2).fit(Line, data())
     assert not (tmp_path / "run").exists()
 
 
@@ -135,7 +135,7 @@ def worker(run: Path, death: str) -> None:
             if how == "kept" and run.step == int(step):
                 die(run)
 
-    plugins: list[Any] = [*sinks(), Dying(6)]
+    plugins: list[Any] = [*loggers(), Dying(6)]
     if how in ("step", "queued"):
         plugins.append(Act(fg.At(int(step)), die))
     if how == "queued":
@@ -172,17 +172,17 @@ def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: 
     """Nothing is written until the last step, by when everything was trained and a position was
     asked for at step 6."""
     gate, futures, seen = threading.Event(), [], []
-    sink = Gated(gate)
+    logger = Gated(gate)
 
     def ask(run: fg.Run) -> None:
-        futures.append(sink.flush_logger(run.step))
+        futures.append(logger.flush_logger(run.step))
 
     def look(run: fg.Run) -> None:
         seen.append((run.step, (tmp_path / "records.jsonl").stat().st_size, futures[0].done()))
         gate.set()
 
     ask_at, look_at = Act(fg.At(6), ask, "ask"), Act(fg.At(STEPS), look, "look")
-    engine(tmp_path, sink, Growing(), ask_at, look_at).fit(Line, data())
+    engine(tmp_path, logger, Growing(), ask_at, look_at).fit(Line, data())
     assert seen == [(STEPS, 0, False)]
     size = futures[0].result(0)["records.jsonl"]
     assert (
@@ -201,16 +201,16 @@ def test_a_run_that_died_before_its_first_checkpoint_is_there_once(
         raise KeyError("dead")
 
     with pytest.raises(KeyError):
-        engine(tmp_path, *sinks(), Act(fg.At(7), die)).fit(Line, data())
+        engine(tmp_path, *loggers(), Act(fg.At(7), die)).fit(Line, data())
     dead = files(tmp_path)
-    engine(tmp_path, *sinks()).fit(Line, data())
+    engine(tmp_path, *loggers()).fit(Line, data())
     assert files(tmp_path) == whole
     (aside,) = (tmp_path / "superseded").iterdir()
     assert files(aside) == dead
 
 
 def test_a_second_fit_goes_on_with_the_files_of_the_first(tmp_path: Path) -> None:
-    both = engine(tmp_path, *sinks(), steps=4, log_every=2)
+    both = engine(tmp_path, *loggers(), steps=4, log_every=2)
     first = both.fit(Line, data())
     before = files(tmp_path)
     both.fit(data=data(), state=first.state)
@@ -289,7 +289,7 @@ def full(run: Path) -> None:
 
     def make_room(one: fg.Run) -> None:
         futures = one.engine.plugins.call("flush_logger", one.step, step=one.step)
-        positions.update({sink.name: future.result(60) for sink, future in futures})
+        positions.update({logger.name: future.result(60) for logger, future in futures})
         (run.parent / "filler").unlink()
 
     def shout(one: fg.Run) -> None:
@@ -317,7 +317,7 @@ def full(run: Path) -> None:
 
 
 def settle(run: fg.Run) -> None:
-    """Waits until the sinks have written everything."""
+    """Waits until the loggers have written everything."""
     for _, future in run.engine.plugins.call("flush_logger", run.step, step=run.step):
         future.result(60)
 
@@ -329,7 +329,7 @@ def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
             (tmp_path / name).unlink()
 
     with pytest.warns(UserWarning, match="failed and gets no more records") as warned:
-        result = engine(tmp_path, *sinks(), Act(fg.At(8), remove)).fit(Line, data())
+        result = engine(tmp_path, *loggers(), Act(fg.At(8), remove)).fit(Line, data())
     assert len(warned) == 2 and set(result.failures) == {"jsonl", "csv"}
     assert all("deleted while it was written to" in reason for reason in result.failures.values())
     assert int(result.state.step) == STEPS and len(result.history.records) > 5
@@ -341,12 +341,12 @@ def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match="failed and gets no more records|not marked as complete"
     ) as warned:
-        result = engine(run, *sinks(), delete).fit(Line, data())
+        result = engine(run, *loggers(), delete).fit(Line, data())
     assert len(warned) == 3 and set(result.failures) == {"jsonl", "csv", "fulgurite"}
     assert int(result.state.step) == STEPS and not run.exists()
 
 
-def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:
+def test_a_required_logger_that_fails_ends_the_run(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
         (tmp_path / "records.jsonl").unlink()
 
@@ -361,24 +361,24 @@ def test_a_required_sink_that_fails_ends_the_run(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
-    sink = JSONLLogger()
+    logger = JSONLLogger()
     with pytest.warns(UserWarning, match=r"logger 'jsonl' failed.*records\.jsonl"):
-        result = engine(tmp_path, sink, CSVLogger(), steps=4).fit(Line, data())
+        result = engine(tmp_path, logger, CSVLogger(), steps=4).fit(Line, data())
     assert set(result.failures) == {"jsonl"}
-    assert sink.flush_logger(4).result(0)["failed"]
+    assert logger.flush_logger(4).result(0)["failed"]
 
 
-def test_a_sink_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path) -> None:
+def test_a_logger_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
-        sink.flush_logger(run.step).result(60)
+        logger.flush_logger(run.step).result(60)
         (tmp_path / "telemetry.jsonl").unlink()
 
     def die(run: fg.Run) -> None:
         raise KeyError("dead")
 
-    sink, acts = JSONLLogger(), [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
+    logger, acts = JSONLLogger(), [Act(fg.At(8), remove, "remove"), Act(fg.At(13), die, "die")]
     with pytest.warns(UserWarning, match="'jsonl' failed"), pytest.raises(KeyError):
-        engine(tmp_path, sink, Growing(), Keeper(12), *acts).fit(Line, data())
+        engine(tmp_path, logger, Growing(), Keeper(12), *acts).fit(Line, data())
     before = (tmp_path / "records.jsonl").read_bytes()
     kept = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
     assert kept["position"] == {"records.jsonl": len(before)}
@@ -406,7 +406,7 @@ def test_the_process_ends_when_the_disk_hangs(
     gate = threading.Event()
     try:
         with (
-            pytest.warns(UserWarning, match="waits for sink 'jsonl'"),
+            pytest.warns(UserWarning, match="waits for logger 'jsonl'"),
             pytest.warns(
                 UserWarning, match=r"it did nothing for 0\.5 s; \d+ records are not written"
             ),

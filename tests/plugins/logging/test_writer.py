@@ -145,7 +145,7 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
         writer.put(record(step))
     future = writer.durable()
     try:
-        told = "training has ended and waits for sink 'hung': 3 records are not written"
+        told = "training has ended and waits for logger 'hung': 3 records are not written"
         with (
             pytest.warns(UserWarning, match=told),
             pytest.raises(

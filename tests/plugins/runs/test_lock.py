@@ -276,18 +276,18 @@ def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(
             return Backend()
 
     def take(run: fg.Run) -> None:
-        numbers_sink.flush_logger(run.step).result()  # what came before is written
+        numbers_logger.flush_logger(run.step).result()  # what came before is written
         foreign(tmp_path, 0.0, attempt=2)
         monkeypatch.setattr(
             time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60
         )
 
-    numbers_sink = Numbers()
+    numbers_logger = Numbers()
     one = fg.Engine(
         steps=6,
         log_every=1,
         run_dir=tmp_path,
-        plugins=[numbers_sink, Act(fg.At(3), take)],
+        plugins=[numbers_logger, Act(fg.At(3), take)],
         autoload=False,
     )
     with (

@@ -137,7 +137,7 @@ class Captures:
         }
 
 
-class FailsAsSink:
+class FailsAsLogger:
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         raise OSError("no space left")

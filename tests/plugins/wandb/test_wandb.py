@@ -172,7 +172,7 @@ class Model(fg.Module):
     def configure_optimizers(self):
         return optax.sgd(1.0)
 
-class Show:  # as the thread of another sink does
+class Show:  # as the thread of another logger does
     plugin_name = "media"
     @fg.hookimpl
     def register_actions(self):
@@ -243,7 +243,7 @@ def test_what_is_left_of_a_lost_network_can_be_sent_later(
     monkeypatch.setattr("fulgurite_wandb.plugin.PATIENCE", 5.0)
     try:
         with (
-            pytest.warns(UserWarning, match="waits for sink 'wandb'"),
+            pytest.warns(UserWarning, match="waits for logger 'wandb'"),
             pytest.warns(UserWarning, match=r"did nothing for 5(\.1)? s"),
         ):
             told = Telling((2, "media", "told", {"hangs": figure}))

@@ -34,7 +34,7 @@ _NOT_BY_NAME = (
     inspect.Parameter.VAR_KEYWORD,
 )
 _UNSUPPORTED_OPTIONS = ("wrapper", "hookwrapper", "tryfirst", "trylast")
-_AUTOLOAD_KINDS = {"event", "sink"}
+_AUTOLOAD_KINDS = {"event", "logger"}
 # Streams are the one thing that every program needs by name; its `default` has the bits that core
 # alone gives.
 _AUTOLOAD_ANYTHING = "fulgurite-rng"
@@ -140,9 +140,9 @@ class PluginManager:
 
     def implementations(self, hook: str) -> tuple[HookImpl, ...]:
         """Return the implementations of `hook` in the order in which they are called. Of several
-        processes only the first has sinks."""
+        processes only the first has loggers."""
         metadata = self.hooks.get(hook)
-        if metadata is not None and metadata.kind == "sink" and jax.process_index() > 0:
+        if metadata is not None and metadata.kind == "logger" and jax.process_index() > 0:
             return ()
         return self._implementations.get(hook, ())
 
@@ -302,7 +302,7 @@ class PluginManager:
         if kind not in _AUTOLOAD_KINDS:
             raise PluginError(
                 f"{where} is autoloaded and implements the {kind} hook {hook!r}: an autoloaded "
-                f"plugin may have event and sink hooks only. '-{plugin.name}' leaves it out"
+                f"plugin may have event and logger hooks only. '-{plugin.name}' leaves it out"
             )
 
     def _order_impls(self, hook: str) -> tuple[HookImpl, ...]:

@@ -9,9 +9,9 @@ import pluggy
 
 PROJECT = "fulgurite"
 
-HookKind = Literal["build", "traced", "event", "sink", "persistence"]
+HookKind = Literal["build", "traced", "event", "logger", "persistence"]
 """*build* hooks answer before anything is compiled. *traced* hooks run while the step is traced,
-perhaps several times, and are part of it. *event* and *sink* hooks run on the host between steps.
+perhaps several times, and are part of it. *event* and *logger* hooks run on the host between steps.
 *persistence* hooks save and restore."""
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,9 +10,9 @@ from string import Template
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins.selection import find_installed
 
-KINDS = ("sink", "traced", "evaluator")
+KINDS = ("logger", "traced", "evaluator")
 DEPENDENCIES = {
-    "sink": '"fulgurite>=0.1,<0.2", "fulgurite-logging>=0.1,<0.2"',
+    "logger": '"fulgurite>=0.1,<0.2", "fulgurite-logging>=0.1,<0.2"',
     "traced": '"fulgurite>=0.1,<0.2"',
     "evaluator": '"fulgurite>=0.1,<0.2"',
 }

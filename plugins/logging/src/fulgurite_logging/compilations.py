@@ -10,7 +10,7 @@ from fulgurite.tree.paths import leaves_with_paths
 
 @dataclass(eq=False)
 class CompilationMonitor:
-    """Reports each executable that a fit compiles to the sinks, as telemetry: its cost and memory
+    """Reports each executable that a fit compiles to the loggers, as telemetry: its cost and memory
     as XLA estimates them and, if it is not the first of its name, what changed in the batch."""
 
     _specs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)

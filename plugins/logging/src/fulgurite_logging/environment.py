@@ -38,7 +38,7 @@ _OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class EnvironmentLogger:
-    """Reports the environment and the parameters to the sinks at the start of a fit, as telemetry.
+    """Emit the environment and the parameters as telemetry at the start of a fit.
 
     It makes two records of kind `config`: `environment` (versions, plugins, devices, processes,
     command, variables) and `parameters` (count and bytes of the arrays, of each module, and of the

@@ -1,4 +1,4 @@
-"""What the sinks that write into a run's directory have in common."""
+"""What the loggers that write into a run's directory have in common."""
 
 from abc import abstractmethod
 from concurrent.futures import Future
@@ -15,14 +15,14 @@ from fulgurite_logging.writer import BackgroundWriter, LogBackend
 
 @dataclass(eq=False)
 class FileLogger(RunPlugin):
-    """A sink that writes into the run's directory on its own thread, and resumes where its
+    """A logger that writes into the run's directory on its own thread, and resumes where its
     checkpoint was.
 
     A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that
     call `put`.
 
     Attributes:
-        required: whether training ends when the sink fails. Otherwise training continues without
+        required: whether training ends when the logger fails. Otherwise training continues without
             it, and says so.
     """
 
@@ -68,7 +68,7 @@ class FileLogger(RunPlugin):
 
     @hookimpl
     def on_fit_start(self, run: Run) -> None:
-        """Says that records are missing if the sink had failed before the checkpoint that is gone
+        """Says that records are missing if the logger had failed before the checkpoint that is gone
         on from."""
         failed, self._failed = self._failed, None
         if failed is not None:

@@ -114,7 +114,7 @@ class Figure(Media):
     """A figure, drawn on the host: `draw(values)` gives a `matplotlib.figure.Figure`.
 
     Attributes:
-        draw: called by the sinks that show figures.
+        draw: called by the loggers that show figures.
         values: a tree of arrays, NumPy arrays by the time that `draw` sees them.
     """
 

@@ -9,8 +9,9 @@ from fulgurite.triggers import Or, as_trigger, is_exact
 
 @dataclass(frozen=True)
 class MediaLogger:
-    """Passes the `fg.Output(media=...)` of steps to the sinks that show media. At other steps none
-    of it is computed.
+    """Pass the `fg.Output(media=...)` of steps to the loggers that show media.
+
+    At other steps none of it is computed.
 
     Attributes:
         every: a trigger, or an interval in steps. A step must know beforehand whether it is shown,

@@ -1,4 +1,4 @@
-"""A thread that writes down what a sink is given, so that training never waits for a disk or a
+"""A thread that writes down what a logger is given, so that training never waits for a disk or a
 network."""
 
 import threading
@@ -13,8 +13,9 @@ from fulgurite.redact import redact_text
 
 
 class LogBackend(Protocol):
-    """Where a sink writes. All of it is called on the writer's thread, in order; an exception is a
-    failure."""
+    """Where a logger writes.
+
+    All of it is called on the writer's thread, in order; an exception is a failure."""
 
     def write(self, record: Record) -> None:
         """Writes one record."""
@@ -36,12 +37,12 @@ class BackgroundWriter:
     Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the
     thread takes the interpreter from training. Training waits only while the queue is full, with
     one notice. After the first failure nothing more is written, and the next `put` and `close`
-    raise it, so that the engine leaves the sink out. A backend that does nothing for `patience`
+    raise it, so that the engine leaves the logger out. A backend that does nothing for `patience`
     seconds while somebody waits for it has failed too, so neither training nor the end of the
     process hangs on it.
 
     Args:
-        name: the name of the sink, for messages.
+        name: the name of the logger, for messages.
         backend: where it writes.
         size: how many records the queue holds.
         before: called before each write; if it raises, nothing is written.
@@ -80,7 +81,7 @@ class BackgroundWriter:
             if len(self._work) >= self._size and not self._told:
                 self._told, slow = (
                     True,
-                    f"sink {self._name!r} is slower than training, which now waits for it",
+                    f"logger {self._name!r} is slower than training, which now waits for it",
                 )
                 warnings.warn(f"{slow}: {self._size} records are queued", stacklevel=2)
             self._wait(lambda: len(self._work) < self._size)
@@ -110,7 +111,7 @@ class BackgroundWriter:
             self._wake(hurry=True)
             if not self._changed.wait_for(lambda: self._ended or self.failure, self.timeout / 3):
                 warnings.warn(
-                    f"training has ended and waits for sink {self._name!r}: {self._left()}",
+                    f"training has ended and waits for logger {self._name!r}: {self._left()}",
                     stacklevel=2,
                 )
             self._wait(lambda: self._ended)

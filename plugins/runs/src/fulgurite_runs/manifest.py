@@ -100,7 +100,7 @@ def _is_decisive(plugins: PluginManager, plugin: RegisteredPlugin) -> bool:
         return True
     # The host state of a logger, such as the id of a run elsewhere, decides nothing.
     has_host_state = bool(hooks & {"get_host_state", "set_host_state"})
-    return has_host_state and "sink" not in kinds
+    return has_host_state and "logger" not in kinds
 
 
 def _is_plain(value: Any) -> bool:

@@ -45,7 +45,7 @@ def _shown(name: str, value: Any) -> Iterator[Any]:
     elif isinstance(value, fg.Media):
         show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
         if show is None:
-            raise TypeError(f"this sink cannot show fg.Media of type {type(value).__name__}")
+            raise TypeError(f"this logger cannot show fg.Media of type {type(value).__name__}")
         yield from show(name, value)
     elif isinstance(value, str) or value is None:
         yield from _text(name, media.Text(str(value)))

@@ -84,7 +84,7 @@ class Memory:
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        """Has the sinks drop what came later."""
+        """Has the loggers drop what came later."""
         positions = json.loads(self.kept[step][1])["positions"]
         for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])

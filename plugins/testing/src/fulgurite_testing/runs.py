@@ -147,7 +147,7 @@ def resume(subject: Subject) -> None:
         if files
         else []
     )
-    # A sink is saved once more before it was given anything, and gone on with from there as well.
+    # A logger is saved once more before it was given anything, and gone on with from there as well.
     steps = [
         HALF,
         *[HALF + 1] * ("rewind_logger" in subject.hooks and "save_checkpoint" not in subject.hooks),

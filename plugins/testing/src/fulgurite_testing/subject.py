@@ -36,7 +36,7 @@ CHANGES_BY_NATURE = {
 
 HALF = STEPS // 2
 
-HOST = ("event", "sink", "persistence")
+HOST = ("event", "logger", "persistence")
 """Kinds of hooks that are called on the host."""
 
 
@@ -178,7 +178,7 @@ class Subject:
             *([] if plugin is None else [plugin]), *companions, run_dir=run, **settings
         )
         with warnings.catch_warnings():
-            # A sink that fails warns; `result.failures` says so as well, and that is looked at.
+            # A logger that fails warns; `result.failures` says so as well, and that is looked at.
             warnings.filterwarnings("ignore", category=UserWarning)
             result = engine.fit(self.model, self.data(), resume=resume)
         return Ran(result, events, plugin, run, memory)

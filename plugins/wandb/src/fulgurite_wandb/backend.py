@@ -248,7 +248,7 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, fg.Media):
         show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
         if show is None:
-            raise TypeError(f"this sink cannot show fg.Media of type {type(value).__name__}")
+            raise TypeError(f"this logger cannot show fg.Media of type {type(value).__name__}")
         return {name: show(value)}
     if isinstance(value, str):
         return {name: _text(media.Text(value))}
@@ -264,7 +264,7 @@ def _shown(name: str, value: Any) -> dict[str, Any]:
 
 
 def _image(image: media.Image) -> Any:
-    # wandb takes Pillow as it finds it, were it half imported by the thread of another sink.
+    # wandb takes Pillow as it finds it, were it half imported by the thread of another logger.
     import PIL.Image  # noqa: F401
     import wandb
 

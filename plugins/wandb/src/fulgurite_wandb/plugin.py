@@ -40,7 +40,7 @@ class WandbLogger(RunPlugin):
         settings: further arguments of `wandb.init`, such as `entity`, `group`, `name`, `tags`,
             `notes`.
         timeout: seconds that a connection may take before the run continues offline.
-        required: whether training ends when the sink fails.
+        required: whether training ends when the logger fails.
     """
 
     project: str

@@ -1,21 +1,21 @@
-"""What sinks cost training: the same small fit with each sink, logging every 10 steps, against one
+"""What loggers cost training: the same small fit with each logger, logging every 10 steps, against one
 with none.
 
     none       the default Engine, autoload off
-    jsonl, csv, console, ...    the same with one sink; console lines go to /dev/null, the progress
+    jsonl, csv, console, ...    the same with one logger; console lines go to /dev/null, the progress
     line is drawn all        with all of them
 
 Timed are the steps from `OPENED` on until the last one is done and all that was logged is written,
-as `durable` of a writer tells. What sinks do once a run, however long it is, is left out of the
+as `durable` of a writer tells. What loggers do once a run, however long it is, is left out of the
 ratios: opening files, `wandb.init`, the tables of the progress display, closing. It is told apart,
-as the seconds by which a whole fit takes longer than one without sinks, its timed steps not
+as the seconds by which a whole fit takes longer than one without loggers, its timed steps not
 counted. What else a machine does only adds to a time, often by more than is looked for here, so the
 fastest fit of each arm is compared as well.
 
-Arms whose plugin is not installed are left out. `slow` is a sink whose disk takes a second a
+Arms whose plugin is not installed are left out. `slow` is a logger whose disk takes a second a
 record: its fit may take no longer until training has ended, so its records are not waited for.
 
-python tests/bench/sinks.py --json sinks.json
+python tests/bench/loggers.py --json loggers.json
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from fulgurite_logging import FileLogger, LogBackend
 from harness import Spread, arguments, interleaved, ratio, show, write
 from overhead import WORKLOADS, Trained, copied
 
-SINKS: dict[str, list[Any]] = {
+LOGGERS: dict[str, list[Any]] = {
     "none": [],
     "jsonl": ["jsonl"],
     "csv": ["csv"],
@@ -74,7 +74,7 @@ class _Waiting:
 
 @dataclass
 class Timed:
-    """Notes when the sinks are open and when all is trained and written; then lets slow sinks
+    """Notes when the loggers are open and when all is trained and written; then lets slow loggers
     go."""
 
     at: list[float] = field(default_factory=list)
@@ -107,10 +107,10 @@ class Timed:
 def main() -> None:
     options = arguments(__doc__, repeats=9).parse_args()
     installed = {entry.name for entry in entry_points(group="fulgurite.plugins")}
-    names = [name for name in SINKS if name in installed or name == "none"]
-    print(f"left out: {', '.join(sorted(SINKS.keys() - set(names))) or 'nothing'}")
-    plugins = {name: SINKS[name] for name in names} | {
-        "all": [one for name in names for one in SINKS[name]]
+    names = [name for name in LOGGERS if name in installed or name == "none"]
+    print(f"left out: {', '.join(sorted(LOGGERS.keys() - set(names))) or 'nothing'}")
+    plugins = {name: LOGGERS[name] for name in names} | {
+        "all": [one for name in names for one in LOGGERS[name]]
     }
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
@@ -126,7 +126,7 @@ def main() -> None:
     seconds = {
         name: Spread.of(values) for name, values in once.items() if name not in ("none", "slow")
     }
-    show("time of the steps over that without sinks", ratios)
+    show("time of the steps over that without loggers", ratios)
     fastest = {name: Spread.of([min(steps[name]) / min(steps["none"])]) for name in ratios}
     show("the same, fastest fit over fastest fit", fastest)
     show("seconds once a run: opening and closing", seconds)
@@ -168,7 +168,7 @@ class Arm:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Standard output and error go to /dev/null, which costs a sink that prints as much as a pipe.
+    """Standard output and error go to /dev/null, which costs a logger that prints as much as a pipe.
     The progress display takes standard error for a terminal, where it costs more."""
     os.environ["FORCE_COLOR"] = "1"
     with (

@@ -1,4 +1,4 @@
-"""Records: of two streams, in step order, to every sink, whatever becomes of one of them."""
+"""Records: of two streams, in step order, to every logger, whatever becomes of one of them."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 
 
 @dataclass(frozen=True, eq=False)
-class Sink:
+class Logger:
     """Keeps every record with the hook that it came by."""
 
     instance: str | None = None
@@ -57,7 +57,7 @@ class Sink:
 
 
 class Trouble(Exception):
-    """Raised by the sinks below."""
+    """Raised by the loggers below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +99,15 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
         for kind, value in values.items():
             getattr(run, f"log_{kind}")("tester", value)
 
-    sink = Sink()
-    engine(sink, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
-    assert [hook for hook, _ in sink.taken] == [
+    logger = Logger()
+    engine(logger, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
+    assert [hook for hook, _ in logger.taken] == [
         "log_scalars",
         "log_media",
         "log_text",
         "log_config",
     ]
-    for record, (kind, value) in zip(sink.records, values.items(), strict=True):
+    for record, (kind, value) in zip(logger.records, values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
         assert list(record.values) == list(value)
 
@@ -148,19 +148,19 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
 @pytest.mark.parametrize(
     ("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS
 )
-def test_what_no_sink_can_write_is_an_error_of_who_emits_it(
+def test_what_no_logger_can_write_is_an_error_of_who_emits_it(
     kind: Any, source: Any, values: Any, message: str
 ) -> None:
-    sink = Sink()
+    logger = Logger()
     with pytest.raises(FulguriteError, match=message) as caught:
         engine(
-            sink, Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")(source, values)), steps=1
+            logger, Act(fg.At(1), lambda run: getattr(run, f"log_{kind}")(source, values)), steps=1
         ).fit(Counting(), numbers([0]))
     assert "plugin 'act' (module models), action act, step 1" in caught.value.__notes__
-    assert not [record for record in sink.records if record.source == source]
+    assert not [record for record in logger.records if record.source == source]
 
 
-def test_sinks_are_closed_once_however_a_fit_ends() -> None:
+def test_loggers_are_closed_once_however_a_fit_ends() -> None:
     closed: list[str] = []
 
     class Closing:
@@ -177,7 +177,7 @@ def test_sinks_are_closed_once_however_a_fit_ends() -> None:
     assert closed == ["closed"]
 
 
-def test_why_a_sink_failed_is_told_whole_but_for_secrets() -> None:
+def test_why_a_logger_failed_is_told_whole_but_for_secrets() -> None:
     class Looking:
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
@@ -196,10 +196,10 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
         run.log_scalars("counts", {"n": counts["n"], "sums": sums})
         run.log_config("counts", counts)
 
-    sink = Sink()
-    result = engine(sink, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
+    logger = Logger()
+    result = engine(logger, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
     assert result.history["counts/sums"].tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert [one.values for one in sink.records if one.kind == "config"] == [
+    assert [one.values for one in logger.records if one.kind == "config"] == [
         {"n": step, "of": {"all": step}} for step in (1, 2, 3)
     ]
 
@@ -236,14 +236,14 @@ def test_what_is_done_by_the_clock_is_telemetry() -> None:
         def register_evaluators(self) -> list[fg.Evaluator]:
             return [fg.Evaluator("test", numbers([0]))]
 
-    clocked, sink = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Sink()
-    plugins = [sink, Specs(), clocked, Act(2, act, instance="exact")]
+    clocked, logger = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Logger()
+    plugins = [logger, Specs(), clocked, Act(2, act, instance="exact")]
     fitted = engine(*plugins, steps=2).fit(Counting(), numbers([0]))
     assert fitted.messages == [
         "act.act runs by the clock or by process: what it logs is telemetry, not exact"
     ]
     assert [
-        one.step for one in sink.records if one.source == "act" and one.stream == "telemetry"
+        one.step for one in logger.records if one.source == "act" and one.stream == "telemetry"
     ] == [1, 2]
     assert (
         fitted.history.steps("act/a").tolist()
@@ -257,9 +257,9 @@ def test_only_telemetry_tells_of_attempt_and_clock() -> None:
         run.log_scalars("exactly", {"a": 1})
         run.log_scalars("about", {"a": 2}, stream="telemetry")
 
-    sink, before = Sink(), time.time()
-    engine(sink, Act(fg.At(2), emit), steps=2).fit(Counting(), numbers([0]))
-    by_source = {record.source: record for record in sink.records}
+    logger, before = Logger(), time.time()
+    engine(logger, Act(fg.At(2), emit), steps=2).fit(Counting(), numbers([0]))
+    by_source = {record.source: record for record in logger.records}
     assert {
         (by_source[name].attempt, by_source[name].wall_time) for name in ("train", "exactly")
     } == {(None, None)}
@@ -270,16 +270,16 @@ def test_only_telemetry_tells_of_attempt_and_clock() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
-    sink = Sink()
+    logger = Logger()
     act = Act(3, lambda run: run.log_scalars("act", {"step": run.step}))
-    engine(sink, act, steps=7, steps_per_execution=fuse, log_every=2).fit(
+    engine(logger, act, steps=7, steps_per_execution=fuse, log_every=2).fit(
         Counting(), numbers(*[[0.0]] * 9)
     )
-    order = [(record.step, record.source) for record in sink.exact]
+    order = [(record.step, record.source) for record in logger.exact]
     assert order == [(2, "train"), (3, "act"), (4, "train"), (6, "train"), (6, "act"), (7, "train")]
 
 
-def test_sinks_are_called_in_the_order_of_plugins() -> None:
+def test_loggers_are_called_in_the_order_of_plugins() -> None:
     order: list[str] = []
 
     class Ordered:
@@ -298,17 +298,17 @@ def test_sinks_are_called_in_the_order_of_plugins() -> None:
 
 
 def test_exact_records_are_the_same_in_every_run() -> None:
-    first, second = Sink(), Sink()
-    for sink in (first, second):
-        engine(sink, steps=9, log_every=4).fit(Linear(), regression())
+    first, second = Logger(), Logger()
+    for logger in (first, second):
+        engine(logger, steps=9, log_every=4).fit(Linear(), regression())
     assert [record.step for record in first.exact] == [4, 8, 9]
     assert first.exact == second.exact
 
 
 def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
-    sink = Sink()
-    result = engine(sink, steps=6, log_every=2).fit(Counting(), numbers([0]))
-    rates = [record for record in sink.records if "steps_per_second" in record.values]
+    logger = Logger()
+    result = engine(logger, steps=6, log_every=2).fit(Counting(), numbers([0]))
+    rates = [record for record in logger.records if "steps_per_second" in record.values]
     assert [(record.step, record.stream) for record in rates] == [
         (4, "telemetry"),
         (6, "telemetry"),
@@ -330,11 +330,13 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
         run.evaluate("exact")
         run.evaluate("loose")
 
-    sink = Sink()
-    result = engine(sink, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(
+    logger = Logger()
+    result = engine(logger, Evaluating(), Act(2, evaluate, "evaluate"), steps=2).fit(
         Counting(), numbers([0])
     )
-    streams = {record.source: record.stream for record in sink.records if record.kind == "scalars"}
+    streams = {
+        record.source: record.stream for record in logger.records if record.kind == "scalars"
+    }
     assert streams == {"exact": "exact", "loose": "telemetry", "train": "exact"}
     assert set(result.history) == {
         "exact/updates",
@@ -377,30 +379,30 @@ def test_history_keeps_the_exact_scalars() -> None:
         result.history["act/sqare"]
 
 
-# --- sinks that fail
+# --- loggers that fail
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
-    failing, sink = Failing(3), Sink()
+def test_a_logger_that_fails_is_told_once_and_left_out() -> None:
+    failing, logger = Failing(3), Logger()
     with pytest.warns(
         UserWarning, match="logger 'failing' failed and gets no more records"
     ) as warned:
-        result = engine(failing, sink, steps=6, log_every=1).fit(Counting(), numbers([0]))
+        result = engine(failing, logger, steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert len(warned) == 1
     assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
-    assert [record.step for record in sink.exact] == [1, 2, 3, 4, 5, 6]
+    assert [record.step for record in logger.exact] == [1, 2, 3, 4, 5, 6]
     assert list(result.failures) == ["failing"]
     assert result.failures["failing"].startswith(
         "Trouble: disk full, token=*** (plugin 'failing' ("
     )
     assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
-    (told,) = [record for record in sink.records if record.kind == "text"]
+    (told,) = [record for record in logger.records if record.kind == "text"]
     assert (told.stream, told.step) == ("telemetry", 2)
     assert "disk full, token=*** (plugin" in told.values["message"]
 
 
-def test_a_sink_that_fails_changes_no_bit() -> None:
+def test_a_logger_that_fails_changes_no_bit() -> None:
     with pytest.warns(UserWarning, match="failed"):
         failed = engine(Failing(1), steps=5, log_every=1).fit(Linear(), regression())
     assert_same_bits(
@@ -416,7 +418,7 @@ def test_one_instance_that_fails_leaves_the_other() -> None:
     assert [record.step for record in right.seen if record.stream == "exact"] == [1, 2, 3]
 
 
-def test_the_next_fit_gives_a_failed_sink_another_chance() -> None:
+def test_the_next_fit_gives_a_failed_logger_another_chance() -> None:
     failing = Failing(1)
     both = engine(failing, steps=2, log_every=1)
     with pytest.warns(UserWarning, match="failed"):
@@ -424,7 +426,7 @@ def test_the_next_fit_gives_a_failed_sink_another_chance() -> None:
     assert not both.fit(Counting(), numbers([0])).failures
 
 
-def test_a_required_sink_that_fails_ends_the_run() -> None:
+def test_a_required_logger_that_fails_ends_the_run() -> None:
     told: list[BaseException] = []
 
     class Witness:
@@ -526,12 +528,12 @@ def test_a_trial_opens_no_log() -> None:
     ],
 )
 def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[str]) -> None:
-    sink = Opened([], OSError("no space"), at)
+    logger = Opened([], OSError("no space"), at)
     with pytest.warns(UserWarning, match="logger 'opened' failed") as warned:
-        result = engine(sink, steps=4, log_every=2).fit(Counting(), numbers([0]))
+        result = engine(logger, steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert len(warned) == 1
     assert result.failures["opened"].startswith("OSError: no space (plugin 'opened' (")
-    assert sink.told == told
+    assert logger.told == told
 
 
 def test_a_log_that_refuses_its_place_ends_the_run() -> None:

@@ -1,4 +1,4 @@
-"""A run with every sink; it kills itself at a given step of a given attempt."""
+"""A run with every logger; it kills itself at a given step of a given attempt."""
 
 import os
 import signal

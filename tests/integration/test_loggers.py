@@ -1,4 +1,4 @@
-"""All sinks at once, killed and resumed: what is read back from each is the same, each step
+"""All loggers at once, killed and resumed: what is read back from each is the same, each step
 once."""
 
 import csv
@@ -12,7 +12,7 @@ from fulgurite_runs.json_codec import loads
 from fulgurite_tensorboard import read_events
 from fulgurite_wandb import read_run
 
-PROGRAM = Path(__file__).with_name("sinks_program.py")
+PROGRAM = Path(__file__).with_name("loggers_program.py")
 Scalars = list[tuple[int, str, float]]
 
 
@@ -21,7 +21,7 @@ def run(folder: Path, kill: int = 0) -> None:
         [sys.executable, PROGRAM, folder, str(kill)], capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == (-signal.SIGKILL if kill else 0), ran.stderr
-    assert "gets no more records" not in ran.stderr, ran.stderr  # of a sink that failed
+    assert "gets no more records" not in ran.stderr, ran.stderr  # of a logger that failed
 
 
 def jsonl(folder: Path) -> Scalars:
@@ -73,7 +73,7 @@ def exact(scalars: Scalars) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kills", [pytest.param((), marks=pytest.mark.slow), (13, 28)])
-def test_every_sink_tells_the_same_each_step_once(kills: tuple[int, ...], tmp_path: Path):
+def test_every_logger_tells_the_same_each_step_once(kills: tuple[int, ...], tmp_path: Path):
     for kill in (*kills, 0):
         run(tmp_path, kill)
     found = {"jsonl": jsonl(tmp_path), "csv": table(tmp_path), "tensorboard": tensorboard(tmp_path)}
@@ -82,8 +82,8 @@ def test_every_sink_tells_the_same_each_step_once(kills: tuple[int, ...], tmp_pa
     logged = sorted({*range(3, 41, 3), 40})
     assert [step for step, name in expected if name == "train/loss"] == logged
     assert [step for step, name in expected if name == "test/loss"] == [8, 16, 24, 32, 40]
-    for sink, scalars in found.items():
-        assert exact(scalars) == expected, sink
+    for logger, scalars in found.items():
+        assert exact(scalars) == expected, logger
         values = {(step, name): value for step, name, value in scalars}
         for step, name, value in found["jsonl"]:
-            assert values[step, name] == pytest.approx(value, rel=1e-6), (sink, step, name)
+            assert values[step, name] == pytest.approx(value, rel=1e-6), (logger, step, name)
