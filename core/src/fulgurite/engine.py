@@ -45,6 +45,8 @@ from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite.fit.start import (
+    FitPlan,
+    FitRequest,
     check_starting_point,
     fill_missing_state,
     load_snapshot,
@@ -189,64 +191,14 @@ class Engine:
             DataError: the data ended early or changed its structure.
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
-        _check_counts(steps_per_execution=steps_per_execution)
-        self.sharding.check_processes()
-        steps, epochs = self._resolve_length(steps, epochs)
-        length = {"steps": steps, "epochs": epochs}
-        if steps_per_execution is None:
-            steps_per_execution = self.steps_per_execution
-        data = get_split(data, "train")
+        request = self._check_request(
+            model, data, state, steps, epochs, steps_per_execution, resume, init_from
+        )
         self.plugins.timings = Timings()
-        start_step = 0 if state is None else _get_start_step(model, state)
-        model_init = as_model_init(model if state is None else (state.module, state.model_state))
-        self._check_run_dir()
-        check_starting_point(resume, state, init_from)
         with StopRequests(self.sharding.sync.signals) as signals, ExitStack() as stack:
-            batches = stack.enter_context(self._iterate(data, start_step))
             with self.plugins.timings.time("start"):
-                first_batch = _peek_first_batch(batches, start_step)
-                program = self._get_program(model_init, first_batch, get_device_arrays(data))
-                self.sharding.check_same(
-                    FIT,
-                    lambda: {
-                        "seed": self.seed,
-                        "limit_train_batches": self.limit_train_batches,
-                        "on_nonfinite": self.on_nonfinite,
-                        "steps_per_execution": steps_per_execution,
-                        **length,
-                        "batches an epoch": batches.epoch_length,
-                        "arrays": digest(model_init.arrays if state is None else state),
-                    },
-                    first_batch,
-                )
-                del first_batch  # a fit keeps no batch longer than its steps do
-                snapshot = load_snapshot(self, resume, program.state_spec)
-                if snapshot is not None:
-                    state = snapshot.state
-                    start_step = snapshot.step_range.start
-                    if self.fast_dev_run is not None:
-                        steps = int(state.step) - start_step + self.fast_dev_run
-                    # Otherwise the data begins anew, as it has already.
-                    if snapshot.data_position is not None or batches.shared:
-                        batches.close()
-                        batches = stack.enter_context(
-                            self._iterate(data, start_step, snapshot.data_position)
-                        )
-                state = fill_missing_state(self, state, program, model_init, init_from)
-                program.check(state)
-            loop = Loop(
-                self,
-                program,
-                batches,
-                state,
-                plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
-                requested_length=(length["steps"], length["epochs"]),
-                steps_per_execution=steps_per_execution,
-                resident=get_device_arrays(data),
-                signals=signals,
-                resumed=snapshot,
-                resume=resume,
-            )
+                plan = self._plan_fit(request, stack)
+            loop = Loop(self, plan, signals)
             # What opens the run's directory compares it with the snapshot, and closes it last. It
             # describes the run before host states are restored, which may be in the fields that
             # are settings of plugins.
@@ -254,7 +206,7 @@ class Engine:
                 context = hook(loop.step, run=loop.run)
                 if context is not None:
                     stack.enter_context(context)
-            restore_host_states(self.plugins, snapshot)
+            restore_host_states(self.plugins, plan.resumed)
             return loop.run_to_end()
 
     def init_state(self, model: Any, data: Any) -> TrainState:
@@ -459,6 +411,101 @@ class Engine:
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """Return the random streams over a root key."""
         return RngStreams(key, self._rng_streams.values())
+
+    def _check_request(
+        self,
+        model: Any,
+        data: Any,
+        state: TrainState | None,
+        steps: int | None,
+        epochs: int | None,
+        steps_per_execution: int | None,
+        resume: Resume,
+        init_from: InitFrom,
+    ) -> FitRequest:
+        """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
+        arguments are those of `fit`."""
+        _check_counts(steps_per_execution=steps_per_execution)
+        self.sharding.check_processes()
+        start_step = 0
+        if state is not None:
+            start_step = _get_start_step(model, state)
+            model = (state.module, state.model_state)
+        request = FitRequest(
+            model_init=as_model_init(model),
+            data=get_split(data, "train"),
+            state=state,
+            start_step=start_step,
+            length=self._resolve_length(steps, epochs),
+            steps_per_execution=steps_per_execution or self.steps_per_execution,
+            resume=resume,
+            init_from=init_from,
+        )
+        self._check_run_dir()
+        check_starting_point(resume, state, init_from)
+        return request
+
+    def _plan_fit(self, request: FitRequest, stack: ExitStack) -> FitPlan:
+        """Return everything that a loop needs: its program, the state to train from, the batches.
+
+        Args:
+            request: what `fit` was asked for.
+            stack: closes the batches when the fit ends.
+        """
+        start_step = request.start_step
+        steps, epochs = request.length
+        batches = stack.enter_context(self._iterate(request.data, start_step))
+        device_arrays = get_device_arrays(request.data)
+        first_batch = _peek_first_batch(batches, start_step)
+        program = self._get_program(request.model_init, first_batch, device_arrays)
+        self._check_same_start(request, batches, first_batch)
+        del first_batch  # a fit keeps no batch longer than its steps do
+        state = request.state
+        snapshot = load_snapshot(self, request.resume, program.state_spec)
+        if snapshot is not None:
+            state = snapshot.state
+            start_step = snapshot.step_range.start
+            if self.fast_dev_run is not None:
+                steps = int(state.step) - start_step + self.fast_dev_run
+            # Otherwise the data begins anew, as it has already.
+            if snapshot.data_position is not None or batches.shared:
+                batches.close()
+                position = snapshot.data_position
+                batches = stack.enter_context(self._iterate(request.data, start_step, position))
+        state = fill_missing_state(self, state, program, request.model_init, request.init_from)
+        program.check(state)
+        return FitPlan(
+            program=program,
+            data_iterator=batches,
+            state=state,
+            step_range=plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
+            requested_length=request.length,
+            steps_per_execution=request.steps_per_execution,
+            device_arrays=device_arrays,
+            resumed=snapshot,
+            resume=request.resume,
+        )
+
+    def _check_same_start(
+        self, request: FitRequest, batches: BatchIterator, first_batch: Any
+    ) -> None:
+        """Check that all processes train the same thing."""
+        steps, epochs = request.length
+
+        def describe() -> dict[str, Any]:
+            arrays = request.model_init.arrays if request.state is None else request.state
+            return {
+                "seed": self.seed,
+                "limit_train_batches": self.limit_train_batches,
+                "on_nonfinite": self.on_nonfinite,
+                "steps_per_execution": request.steps_per_execution,
+                "steps": steps,
+                "epochs": epochs,
+                "batches an epoch": batches.epoch_length,
+                "arrays": digest(arrays),
+            }
+
+        self.sharding.check_same(FIT, describe, first_batch)
 
     def _build_services(self) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]

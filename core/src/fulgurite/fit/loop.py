@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 
-from fulgurite.data.iterator import BatchItem, BatchIterator
+from fulgurite.data.iterator import BatchItem
 from fulgurite.errors import DataError, PluginError, StateError
 from fulgurite.evaluation import Interrupted
 from fulgurite.execution.compiled_step import StepResults
-from fulgurite.execution.program import Program
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher
 from fulgurite.fit.run import EngineView, FitResult, Run
@@ -28,12 +27,13 @@ from fulgurite.fit.scheduler import (
 )
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import Snapshot
+from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import Rate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
-from fulgurite.triggers import EveryEpoch, StepRange, is_exact
+from fulgurite.triggers import EveryEpoch, is_exact
 
 # Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
@@ -69,64 +69,41 @@ class Loop:
 
     Args:
         engine: the engine.
-        program: the training program.
-        data_iterator: where batches come from.
-        state: to train from; consumed.
-        step_range: its start is earlier than `state.step` in a resumed fit.
-        requested_length: the steps and epochs to train, one of them None; with epochs, the end
-            follows from the ends of epochs as far as they are known.
-        steps_per_execution: the largest number of steps in one dispatch.
-        resident: the arrays on the device that indexed batches are gathered from.
+        plan: what the fit begins with.
         signals: the signals that were received.
-        resumed: the snapshot that the fit goes on from, or None.
-        resume: what `fit(resume=...)` was.
     """
 
-    def __init__(
-        self,
-        engine: EngineView,
-        program: Program,
-        data_iterator: BatchIterator,
-        state: TrainState,
-        step_range: StepRange,
-        *,
-        requested_length: tuple[int | None, int | None],
-        steps_per_execution: int,
-        resident: Any,
-        signals: StopRequests,
-        resumed: Snapshot | None,
-        resume: Any,
-    ) -> None:
+    def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
-        self.program = program
-        self.step_range = step_range
-        self.step = int(state.step)
-        self.requested_length = requested_length
-        self.resumed = resumed
+        self.program = plan.program
+        self.data_iterator = plan.data_iterator
+        self.step = int(plan.state.step)
+        self.step_range = plan.step_range
+        self.requested_length = plan.requested_length
+        self.resumed = plan.resumed
+        self.resume = plan.resume
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
         self.emitter = RecordDispatcher(engine.plugins, silent=engine.fast_dev_run is not None)
-        self.data_iterator = data_iterator
         self.is_between_steps = False
         self.is_exact = True
-        self.resume = resume
         self.run = Run(self)
         self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
-        self._batches = iter(data_iterator)
-        self._resident = engine.sharding.replicate(resident)
+        self._batches = iter(plan.data_iterator)
+        self._resident = engine.sharding.replicate(plan.device_arrays)
         self._pending_item: BatchItem | None = None
-        self._compiled_step = program.get_compiled_step(steps_per_execution)
-        self._flat = program.layout.flatten(state)
+        self._compiled_step = plan.program.get_compiled_step(plan.steps_per_execution)
+        self._flat = plan.program.layout.flatten(plan.state)
         self._state: TrainState | None = None
-        self._epochs = requested_length[1]
+        self._epochs = plan.requested_length[1]
         self._signals = signals
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()
-        if resumed is not None:
-            self.metrics = dict(resumed.metrics)
-            self._data_position = resumed.data_position
-            self._pending_actions = resumed.pending_actions
+        if plan.resumed is not None:
+            self.metrics = dict(plan.resumed.metrics)
+            self._data_position = plan.resumed.data_position
+            self._pending_actions = plan.resumed.pending_actions
         self._in_flight: deque[Any] = deque()
         self._actions = insert_epoch_end(engine.actions, self._make_epoch_end_action())
         self._due_names = engine.due_names

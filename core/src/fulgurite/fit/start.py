@@ -4,7 +4,7 @@ Which checkpoint is meant and where it lies is known to the active checkpointer 
 passes on what the user gave, with a template of the state, and gets a `Snapshot`.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
+from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.execution.program import (
     Program,
@@ -29,6 +30,60 @@ from fulgurite.triggers import StepRange
 
 T = TypeVar("T")
 WEIGHTS = {"module": "module", "model_state": "model_state"}
+"""What `init_from` reads of a checkpoint unless its `map` says otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitRequest:
+    """What `Engine.fit` was asked for.
+
+    Attributes:
+        model_init: where the module comes from.
+        data: the data source of training.
+        state: a state to continue from, or None.
+        start_step: the step of that state, else 0.
+        length: the steps and epochs to train, one of them None.
+        steps_per_execution: the largest number of steps in one dispatch.
+        resume: the argument of `fit`.
+        init_from: the argument of `fit`.
+    """
+
+    model_init: ModelInit
+    data: Any
+    state: TrainState | None
+    start_step: int
+    length: tuple[int | None, int | None]
+    steps_per_execution: int
+    resume: Resume
+    init_from: InitFrom
+
+
+@dataclass(frozen=True, eq=False)
+class FitPlan:
+    """What a loop begins with.
+
+    Attributes:
+        program: the training program.
+        data_iterator: where batches come from.
+        state: to train from; consumed.
+        step_range: its start is earlier than `state.step` in a resumed fit.
+        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+            follows from the ends of epochs as far as they are known.
+        steps_per_execution: the largest number of steps in one dispatch.
+        device_arrays: the arrays on the device that indexed batches are gathered from, or None.
+        resumed: the snapshot that the fit goes on from, or None.
+        resume: what `fit(resume=...)` was.
+    """
+
+    program: Program
+    data_iterator: BatchIterator
+    state: TrainState
+    step_range: StepRange
+    requested_length: tuple[int | None, int | None]
+    steps_per_execution: int
+    device_arrays: Any
+    resumed: Snapshot | None
+    resume: Resume
 
 
 def check_starting_point(resume: Resume, state: TrainState | None, init_from: InitFrom) -> None:
