@@ -94,7 +94,7 @@ class Timed:
             if not isinstance(one.plugin, Slow)
         ]
         for future in [
-            one._writer.durable() for one in plugins if getattr(one, "_writer", None) is not None
+            one._writer.flush() for one in plugins if getattr(one, "_writer", None) is not None
         ]:
             future.result(60)
         self.at.append(perf_counter())

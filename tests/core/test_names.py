@@ -19,7 +19,6 @@ FILES = sorted(
 PENDING = {
     "plugins/logging/src/fulgurite_logging/file_logger.py",
     "plugins/logging/src/fulgurite_logging/media.py",
-    "plugins/logging/src/fulgurite_logging/writer.py",
     "core/src/fulgurite/fit/records.py",
     "core/src/fulgurite/fit/start.py",
     "core/src/fulgurite/manifest.py",

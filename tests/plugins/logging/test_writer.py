@@ -80,12 +80,12 @@ def test_a_position_is_that_of_the_records_before_it() -> None:
     for step in range(6):
         writer.put(record(step))
         if step % 2:
-            futures.append(writer.durable())
+            futures.append(writer.flush())
     assert not any(future.done() for future in futures) and not futures[0].cancel()
     release.set()
     assert [future.result(60) for future in futures] == [2, 4, 6] == backend.synced
     writer.close()
-    assert writer.durable().result(0) == 6
+    assert writer.flush().result(0) == 6
 
 
 def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
@@ -110,13 +110,13 @@ def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
     writer = BackgroundWriter("failing", backend)
     writer.put(record(1))
     writer.put(record(2))
-    position = writer.durable().result(60)
+    position = writer.flush().result(60)
     assert position == {"failed": "OSError: no space for 2, token=***", "position": 1}
     for call in (lambda: writer.put(record(3)), writer.close, writer.close):
         with pytest.raises(OSError, match="no space for 2"):
             call()
     assert backend.steps == [1] and backend.synced == []
-    assert writer.durable().result(0) == position
+    assert writer.flush().result(0) == position
 
 
 def test_a_failure_to_sync_or_to_close_is_one() -> None:
@@ -129,7 +129,7 @@ def test_a_failure_to_sync_or_to_close_is_one() -> None:
             raise OSError("no close")
 
     writer = BackgroundWriter("unsynced", Unsynced())
-    assert writer.durable().result(60) == {"failed": "OSError: no sync", "position": 0}
+    assert writer.flush().result(60) == {"failed": "OSError: no sync", "position": 0}
     with pytest.raises(OSError, match="no sync"):
         writer.close()
     with pytest.raises(OSError, match="no close"):
@@ -143,7 +143,7 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
     writer = BackgroundWriter("hung", backend)
     for step in range(4):
         writer.put(record(step))
-    future = writer.durable()
+    future = writer.flush()
     try:
         told = "training has ended and waits for logger 'hung': 3 records are not written"
         with (

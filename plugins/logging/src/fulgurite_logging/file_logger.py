@@ -87,7 +87,7 @@ class FileLogger(RunPlugin):
     def flush_logger(self, step: int) -> "Future[Any]":
         """The position after everything up to `step`, once it is on disk."""
         if self._writer is not None:
-            return self._writer.durable()
+            return self._writer.flush()
         future: Future[Any] = Future()
         future.set_result({"failed": "the files could not be opened", "position": self._position})
         return future

@@ -1,9 +1,8 @@
-"""A thread that writes down what a logger is given, so that training never waits for a disk or a
-network."""
+"""A thread that writes what a logger receives: training never waits for a disk or a network."""
 
+import queue
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -15,37 +14,51 @@ from fulgurite.redact import redact_text
 class LogBackend(Protocol):
     """Where a logger writes.
 
-    All of it is called on the writer's thread, in order; an exception is a failure."""
+    All of it is called on the writer's thread, in order; an exception is a failure.
+    """
 
     def write(self, record: Record) -> None:
-        """Writes one record."""
+        """Write one record."""
 
     def sync(self) -> None:
-        """Makes everything that was written durable."""
+        """Make everything that was written durable."""
 
     def position(self) -> Any:
-        """How far it has written, as JSON, for `rewind`; after a failure, how far the output is
-        complete."""
+        """Return how far it has written, as JSON, for `rewind_logger`.
+
+        After a failure, how far the output is complete. This alone may be called on another thread.
+        """
 
     def close(self) -> None:
-        """Releases everything."""
+        """Release everything."""
 
 
 class BackgroundWriter:
-    """Passes records to a backend on its own thread, in order, through a bounded queue.
+    """Pass records to a backend on a thread of its own, in order, through a bounded queue.
 
-    Records gather for `rest` seconds, unless somebody waits for them, because each wake-up of the
-    thread takes the interpreter from training. Training waits only while the queue is full, with
-    one notice. After the first failure nothing more is written, and the next `put` and `close`
-    raise it, so that the engine leaves the logger out. A backend that does nothing for `patience`
-    seconds while somebody waits for it has failed too, so neither training nor the end of the
-    process hangs on it.
+    Training waits only while the queue is full, and is told so once by a warning. After the first
+    failure nothing more is written, and each `put` and `close` raises it, so that the engine leaves
+    the logger out. A backend that makes no progress for `timeout` seconds while somebody waits for
+    it has failed too: neither training nor the end of the process hangs on it.
+
+    ```python
+    writer = BackgroundWriter("mine", backend)  # in open_logger
+    writer.put(record)  # in log_scalars
+    writer.close()  # in close_logger
+    ```
+
+    Attributes:
+        timeout: seconds without progress after which the backend has failed.
+        flush_interval: seconds for which records gather before the thread writes them, unless
+            somebody waits or the queue is half full: each time that the thread wakes up it takes
+            the interpreter from training.
+        failure: the first failure, or None.
 
     Args:
         name: the name of the logger, for messages.
         backend: where it writes.
         size: how many records the queue holds.
-        before: called before each write; if it raises, nothing is written.
+        pre_write: called before each write; if it raises, nothing is written.
     """
 
     timeout: float = 30.0
@@ -60,128 +73,153 @@ class BackgroundWriter:
         pre_write: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: BaseException | None = None
-        self._name, self._backend, self._size, self._before = name, backend, size, pre_write
-        self._work: deque[Record | Future[Any]] = (
-            deque()
-        )  # what is being done stays in it until it is done
-        self._changed = threading.Condition()
-        self._done, self._told, self._closing, self._ended, self._hurried = (
-            0,
-            False,
-            False,
-            False,
-            False,
-        )
+        self._name = name
+        self._backend = backend
+        self._size = size
+        self._pre_write = pre_write
+        self._items = queue.SimpleQueue[Record | Future[Any] | None]()
+        self._free_slots = threading.BoundedSemaphore(size)
+        self._flush_now = threading.Event()
+        self._ended = threading.Event()
+        # Guards the unanswered futures, `failure` and `_ended`: the waiting thread declares a hung
+        # backend failed while the writer's thread may just have gone on.
+        self._lock = threading.Lock()
+        self._unanswered: list[Future[Any]] = []
+        self._num_put = 0
+        self._num_written = 0
+        self._num_done = 0
+        self._warned_full = False
+        # Not a ThreadPoolExecutor, whose thread is no daemon: the interpreter joins it at its end,
+        # and would wait forever for a disk that hangs.
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:
-        """Queues a record for writing. It must not be changed afterwards. Raises the error if
-        writing has failed."""
-        with self._changed:
-            if len(self._work) >= self._size and not self._told:
-                self._told, slow = (
-                    True,
-                    f"logger {self._name!r} is slower than training, which now waits for it",
-                )
-                warnings.warn(f"{slow}: {self._size} records are queued", stacklevel=2)
-            self._wait(lambda: len(self._work) < self._size)
-            if self.failure is not None:
-                raise self.failure
-            self._work.append(record)
-            self._wake(hurry=2 * len(self._work) >= self._size)
+        """Queue a record, which must not be changed afterwards; raise the failure, if any."""
+        if not self._free_slots.acquire(blocking=False):
+            self._flush_now.set()
+            self._warn_full()
+            self._wait(lambda timeout: self._free_slots.acquire(timeout=timeout))
+        self._raise_failure()
+        self._num_put += 1
+        self._items.put(record)
+        if 2 * (self._num_put - self._num_written) >= self._size:
+            self._flush_now.set()
 
-    def durable(self) -> "Future[Any]":
-        """The backend's position once everything put so far is durable; after a failure `{"failed":
-        reason, "position": ...}` of what is whole."""
+    def flush(self) -> "Future[Any]":
+        """Return the backend's position as a future that is done once all records so far are
+        durable; after a failure `{"failed": reason, "position": ...}` of what is complete."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        with self._changed:
-            if self._ended or self.failure is not None:
+        with self._lock:
+            self._unanswered.append(future)
+            if self._ended.is_set() or self.failure is not None:
                 self._answer(future)
-            else:
-                self._work.append(future)
-                self._wake(hurry=True)
+                return future
+        self._items.put(future)
+        self._flush_now.set()
         return future
 
     def close(self) -> None:
-        """Returns when everything is written; says so if that takes long. Raises the error if
-        writing has failed."""
-        with self._changed:
-            self._closing = True
-            self._wake(hurry=True)
-            if not self._changed.wait_for(lambda: self._ended or self.failure, self.timeout / 3):
-                warnings.warn(
-                    f"training has ended and waits for logger {self._name!r}: {self._left()}",
-                    stacklevel=2,
+        """Wait until everything is written, with a warning if that takes long; raise the failure,
+        if any."""
+        self._items.put(None)
+        self._flush_now.set()
+        if self.failure is None and not self._ended.wait(self.timeout / 3):
+            warnings.warn(
+                f"training has ended and waits for logger {self._name!r}: "
+                f"{self._describe_unwritten()}",
+                stacklevel=2,
+            )
+        self._wait(self._ended.wait)
+        self._raise_failure()
+
+    def _warn_full(self) -> None:
+        if self._warned_full or self.failure is not None:
+            return
+        self._warned_full = True
+        warnings.warn(
+            f"logger {self._name!r} is slower than training, which now waits for it: "
+            f"{self._size} records are queued",
+            stacklevel=3,
+        )
+
+    def _wait(self, wait: Callable[[float], bool]) -> None:
+        """Wait until `wait(timeout)` is true or the writer fails, as long as it makes progress."""
+        while self.failure is None:
+            num_done = self._num_done
+            if wait(self.timeout):
+                return
+            if self._num_done == num_done:
+                self._fail(
+                    TimeoutError(
+                        f"it did nothing for {self.timeout:g} s; {self._describe_unwritten()}"
+                    )
                 )
-            self._wait(lambda: self._ended)
+
+    def _describe_unwritten(self) -> str:
+        return f"{self._num_put - self._num_written} records are not written"
+
+    def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def _wake(self, *, hurry: bool) -> None:
-        if len(self._work) == 1 or (hurry and not self._hurried):
-            self._hurried = hurry
-            self._changed.notify_all()
-
-    def _wait(self, until: Callable[[], bool]) -> None:
-        while not until() and self.failure is None:
-            done = self._done
-            if not self._changed.wait(self.timeout) and self._done == done:
-                self._fail(TimeoutError(f"it did nothing for {self.timeout:g} s; {self._left()}"))
-
-    def _left(self) -> str:
-        return f"{sum(isinstance(work, Record) for work in self._work)} records are not written"
-
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
-        for work in self._work:
-            if isinstance(work, Future):
-                self._answer(work)
-        self._work.clear()
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+            for future in list(self._unanswered):
+                self._answer(future)
 
     def _answer(self, future: "Future[Any]") -> None:
+        """Resolve a future, unless a failure has done it. The caller holds the lock."""
+        if future not in self._unanswered:
+            return
+        self._unanswered.remove(future)
         position = self._backend.position()
         if self.failure is not None:
-            position = {
-                "failed": f"{type(self.failure).__name__}: {redact_text(str(self.failure))}",
-                "position": position,
-            }
+            reason = f"{type(self.failure).__name__}: {redact_text(str(self.failure))}"
+            position = {"failed": reason, "position": position}
         future.set_result(position)
 
+    # --- on the writer's thread -------------------------------------------------------------------
+
     def _run(self) -> None:
-        while work := self._next():
+        while (item := self._next_item()) is not None:
             try:
-                if isinstance(work, Record):
-                    self._before()
-                    self._backend.write(work)
-                else:
-                    self._backend.sync()
+                self._process(item)
             except BaseException as error:
-                self._finish(error)
-            else:
-                self._finish()
+                self._fail(error)
+            self._num_done += 1
         try:
             self._backend.close()
         except BaseException as error:
-            self._finish(error)
-        self._ended = True
-        self._finish()
+            self._fail(error)
+        with self._lock:
+            self._ended.set()
+            for future in list(self._unanswered):
+                self._answer(future)
 
-    def _next(self) -> "Record | Future[Any] | None":
-        """What is to be done next; None once nothing more is to be done."""
-        with self._changed:
-            if not self._work:
-                self._hurried = self._closing
-                self._changed.wait_for(lambda: self._work or self._closing)
-                self._changed.wait_for(lambda: self._hurried, self.flush_interval)
-            return self._work[0] if self._work else None
+    def _next_item(self) -> "Record | Future[Any] | None":
+        """Return the next record, or future to answer, or None at the end; let records gather."""
+        try:
+            return self._items.get_nowait()
+        except queue.Empty:
+            self._flush_now.clear()
+        item = self._items.get()
+        if isinstance(item, Record):
+            self._flush_now.wait(self.flush_interval)
+        return item
 
-    def _finish(self, error: BaseException | None = None) -> None:
-        with self._changed:
-            if error is not None and self.failure is None:
-                self._fail(error)
-            elif self._work:  # unless it was given up
-                if isinstance(work := self._work.popleft(), Future):
-                    self._answer(work)
-            self._done += 1
-            self._changed.notify_all()
+    def _process(self, item: "Record | Future[Any]") -> None:
+        if isinstance(item, Record):
+            try:
+                if self.failure is None:
+                    self._pre_write()
+                    self._backend.write(item)
+                    self._num_written += 1
+            finally:
+                self._free_slots.release()
+        elif self.failure is None:
+            self._backend.sync()
+            with self._lock:
+                self._answer(item)
