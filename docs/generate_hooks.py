@@ -1,4 +1,4 @@
-"""Writes `hooks.md`, the reference of all hooks, from their specifications.
+"""Write `hooks.md`, the reference of all hooks, from their specifications.
 
 python docs/generate_hooks.py
 """
@@ -25,7 +25,7 @@ it needs, by name, and may leave out the others. Hooks are called in the order o
 """
 
 KINDS = {
-    "build": "Asked before anything is compiled.",
+    "build": "Called before anything is compiled.",
     "traced": (
         "Pure functions that become part of the compiled step. They run while it is traced, perhaps"
         " several times, and cost nothing else afterwards. `ctx` gives each plugin random keys of"
@@ -63,11 +63,11 @@ def page() -> str:
 
 def _write_entry(function: ast.FunctionDef, metadata: HookMetadata) -> str:
     name = function.name
-    arguments = [f"{arg.arg}: {_written(arg.annotation)}" for arg in function.args.args]
+    arguments = [f"{arg.arg}: {_format_annotation(arg.annotation)}" for arg in function.args.args]
     signature = ", ".join(["self", *arguments])
     description, _, listed = (ast.get_docstring(function) or "").partition("\n\nArgs:\n")
     return (
-        f"### {name}\n\n```python\ndef {name}({signature}) -> {_written(function.returns)}\n"
+        f"### {name}\n\n```python\ndef {name}({signature}) -> {_format_annotation(function.returns)}\n"
         f"```\n\n{description}\n\n{_write_arguments(listed)}\n"
         f"*Kind:* {metadata.kind}. *Called:* {metadata.when} "
         f"*Several plugins:* {metadata.combine.value}\n\n"
@@ -88,18 +88,19 @@ def _write_arguments(text: str) -> str:
 
 
 def _example(hook: str) -> str:
-    """The first implementation of a hook among the examples, in its class."""
+    """Return the first implementation of a hook among the examples, with the line of its class."""
     lines = EXAMPLES.read_text(encoding="utf-8").splitlines()
-    for one in ast.parse("\n".join(lines)).body:
-        for method in one.body if isinstance(one, ast.ClassDef) else ():
+    classes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)]
+    for plugin in classes:
+        for method in plugin.body:
             if isinstance(method, ast.FunctionDef) and method.name == hook:
-                first = method.decorator_list[0].lineno - 1
-                return "\n".join([lines[one.lineno - 1], *lines[first : method.end_lineno]])
+                start = method.decorator_list[0].lineno - 1
+                return "\n".join([lines[plugin.lineno - 1], *lines[start : method.end_lineno]])
     raise LookupError(f"{EXAMPLES.name} has no example of {hook}")
 
 
-def _written(annotation: ast.expr | None) -> str:
-    """An annotation as it is read, without the quotes of a forward reference."""
+def _format_annotation(annotation: ast.expr | None) -> str:
+    """Return an annotation without the quotes of a forward reference."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return annotation.value
     return "None" if annotation is None else ast.unparse(annotation)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 
 class DivideBatches(MeshStrategy):
-    """Divides each batch over all devices and keeps everything else whole on each."""
+    """Divide each batch over all devices and keep everything else whole on each."""
 
     def get_state_shardings(self, state):
         return jax.tree.map(lambda leaf: self.replicated, state)
@@ -25,7 +25,9 @@ class DivideBatches(MeshStrategy):
     def get_batch_shardings(self, batch):
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, P("data")), batch)
 
-    def get_param_shardings(self, module):  # whole where it is used, however the state keeps it
+    def get_param_shardings(
+        self, module
+    ):  # whole in the forward pass, also if the state divides them
         return jax.tree.map(lambda leaf: self.replicated if eqx.is_array(leaf) else None, module)
 
     def get_output_shardings(self, output):  # predictions stay divided as the batch is
@@ -34,7 +36,7 @@ class DivideBatches(MeshStrategy):
 
 
 class DataParallel:
-    """Trains on all devices of this process; several processes need a `ProcessSync` as well."""
+    """Train on all devices of this process; several processes need a `ProcessSync` as well."""
 
     @fg.hookimpl
     def sharding_strategy(self):
@@ -42,7 +44,7 @@ class DataParallel:
 
 
 class Noise:
-    """Adds noise to what a model is given in training, from a random stream of its own."""
+    """Add noise to the training batches, from a random stream of its own."""
 
     @fg.hookimpl
     def register_rng_streams(self):
@@ -55,7 +57,7 @@ class Noise:
 
 
 class Recipe:
-    """Trains any module with Adam and clipped gradients, whatever optimizer it asks for."""
+    """Train any module with Adam and clipped gradients, instead of the optimizer that it defines."""
 
     @fg.hookimpl
     def configure_optimizers(self, module):
@@ -71,7 +73,7 @@ class Recipe:
 
 
 class Bounded(fg.UpdateRule):
-    """Another rule, whose parameters stay between -10 and 10."""
+    """Wrap another rule and keep the parameters between -10 and 10."""
 
     def __init__(self, rule):
         self.rule = rule
@@ -87,7 +89,7 @@ class Bounded(fg.UpdateRule):
 
 
 class Bounds:
-    """Wraps whatever rule there is."""
+    """Wrap the update rule, whichever it is."""
 
     @fg.hookimpl
     def wrap_update_rule(self, module, rule):
@@ -95,7 +97,7 @@ class Bounds:
 
 
 class Averaged:
-    """A moving average of the weights, on the device, which can be evaluated as `averaged`."""
+    """Keep a moving average of the weights on the device; it can be evaluated as `averaged`."""
 
     @fg.hookimpl
     def init_plugin_state(self, module, key):
@@ -118,7 +120,7 @@ class Averaged:
 
 
 class WeightDecay:
-    """Adds the squared weights to the loss, and logs the norm of the gradients."""
+    """Add the squared weights to the loss, and log the norm of the gradients."""
 
     @fg.hookimpl
     def loss_terms(self, module, output, batch, ctx):
@@ -132,7 +134,7 @@ class WeightDecay:
 
 
 class Diary:
-    """Notes what happens in a run."""
+    """Note what happens in a run."""
 
     def __init__(self):
         self.notes = []
@@ -167,7 +169,7 @@ class Diary:
 
     @fg.hookimpl
     def on_restore(self, run, step):
-        self.notes.append(f"goes on from step {step}")
+        self.notes.append(f"resumes from step {step}")
 
     @fg.hookimpl
     def on_exception(self, run, exception):
@@ -179,12 +181,13 @@ class Diary:
 
 
 class Patience:
-    """Evaluates, and stops when the loss has not improved three times. What it remembers is in
+    """Evaluate, and stop when the loss has not improved three times. The count is saved in
     checkpoints."""
 
     def __init__(self, data, every):
-        self.data, self.every = data, every
-        self.best, self.bad = float("inf"), 0
+        self.data = data
+        self.every = every
+        self._reset()
 
     @fg.hookimpl
     def register_evaluators(self):
@@ -196,34 +199,42 @@ class Patience:
 
     @fg.hookimpl
     def on_fit_start(self, run):
-        if not run.is_resumed:  # one instance may be given to several fits
-            self.best, self.bad = float("inf"), 0
+        if not run.is_resumed:  # the same instance may take part in several fits
+            self._reset()
+
+    def _reset(self):
+        self.best = float("inf")
+        self.num_failed = 0
 
     def look(self, run):
         loss = run.evaluate("validation")["loss"]
-        self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
-        return fg.StopTraining("the loss no longer improves") if self.bad == 3 else None
+        if loss < self.best:
+            self.best = loss
+            self.num_failed = 0
+        else:
+            self.num_failed += 1
+        return fg.StopTraining("the loss no longer improves") if self.num_failed == 3 else None
 
     @fg.hookimpl
     def get_host_state(self):
-        return {"best": self.best, "bad": self.bad}
+        return {"best": self.best, "num_failed": self.num_failed}
 
     @fg.hookimpl
     def set_host_state(self, state, version):
-        self.best, self.bad = state["best"], state["bad"]
+        self.best = state["best"]
+        self.num_failed = state["num_failed"]
 
 
 class Lines:
-    """Writes exact records to a file, each once. (`FileLogger` does this on a thread of its
+    """Write exact records to a file, each once. (`FileLogger` does this in a thread of its
     own.)"""
 
     def __init__(self, path):
-        self.path, self.position = Path(path), 0
+        self.path = Path(path)
+        self.position = 0
 
     @fg.hookimpl
-    def rewind_logger(
-        self, position
-    ):  # from the checkpoint that is gone on from; comes before open_logger
+    def rewind_logger(self, position):  # saved in the checkpoint; called before open_logger
         self.position = position
 
     @fg.hookimpl
@@ -262,37 +273,36 @@ class Lines:
 
 
 class InMemory:
-    """A checkpointer that keeps the newest snapshot of this process. (`fulgurite-checkpoint` writes
-    to disk.)"""
+    """Keep the newest snapshot in memory. (`fulgurite-checkpoint` writes to disk.)"""
 
     def __init__(self):
-        self.kept = None
+        self.saved = None
 
     @fg.hookimpl
     def save_checkpoint(self, run):
         plugins = run.engine.plugins
         plugins.call("on_save", run.step, run=run, step=run.step)
         positions = {
-            logger.name: done.result()
-            for logger, done in plugins.call("flush_logger", run.step, step=run.step)
+            logger.name: future.result()
+            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
         }
-        self.kept = _copied(run.snapshot()), json.dumps(positions)
+        self.saved = _copy_snapshot(run.snapshot()), json.dumps(positions)
 
     @fg.hookimpl
     def restore_checkpoint(self, resume, template, engine):
-        if self.kept is None:
+        if self.saved is None:
             return None
-        snapshot, _ = self.kept
-        return _copied(snapshot)
+        snapshot, _ = self.saved
+        return _copy_snapshot(snapshot)
 
     @fg.hookimpl
     def on_restore(self, run, step):
-        positions = json.loads(self.kept[1])
-        for logger in run.engine.plugins.implementations("rewind_logger"):
-            logger(step, position=positions[logger.plugin.name])
+        positions = json.loads(self.saved[1])
+        for hook in run.engine.plugins.implementations("rewind_logger"):
+            hook(step, position=positions[hook.plugin.name])
 
 
-def _copied(snapshot):
-    """Training goes on in the memory of the state's arrays."""
+def _copy_snapshot(snapshot):
+    """Copy the arrays: training reuses their memory."""
     state = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, snapshot.state)
     return replace(snapshot, state=state)
