@@ -25,19 +25,19 @@ def test_spread_is_median_and_interpolated_quartiles(harness: ModuleType) -> Non
     assert harness.Spread.of([7]) == harness.Spread(7.0, 7.0, 7.0)
 
 
-def test_a_ratio_is_taken_round_by_round(harness: ModuleType) -> None:
+def test_ratio_is_computed_per_round(harness: ModuleType) -> None:
     # The machine was 10 times slower in the second round. The quotient of the medians would be 3 /
     # 2.
     measured = {"fast": [1.0, 30.0, 3.0], "base": [2.0, 60.0, 1.0]}
     assert harness.ratio(measured, "fast", "base") == harness.Spread(median=0.5, p25=0.5, p75=1.75)
 
 
-def test_a_ratio_of_unequal_rounds_is_refused(harness: ModuleType) -> None:
+def test_ratio_of_unequal_rounds_is_an_error(harness: ModuleType) -> None:
     with pytest.raises(ValueError, match="zip"):
         harness.ratio({"a": [1.0], "b": [1.0, 2.0]}, "a", "b")
 
 
-def test_arms_take_turns_in_another_order_each_round(harness: ModuleType) -> None:
+def test_arms_run_in_a_different_order_each_round(harness: ModuleType) -> None:
     order: list[str] = []
 
     def arm(name: str) -> float:
@@ -52,9 +52,7 @@ def test_arms_take_turns_in_another_order_each_round(harness: ModuleType) -> Non
     }
 
 
-def test_the_file_holds_ratios_and_where_they_were_measured(
-    harness: ModuleType, tmp_path: Path
-) -> None:
+def test_results_file_holds_ratios_and_the_machine(harness: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     ratios = {"mlp.fit": harness.Spread(0.9, 0.8, 1.0)}
     harness.write(file, ratios, microseconds={"mlp.b": harness.Spread(200.0, 190.0, 210.0)})

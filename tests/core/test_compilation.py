@@ -153,7 +153,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fus
     assert results[0].metrics["test"] == results[2].metrics["test"]  # both of step 12
 
 
-def test_one_executable_for_each_shape_and_none_anew_for_another_fit() -> None:
+def test_one_executable_per_shape_and_none_compiled_again_by_another_fit() -> None:
     events = Events()
     engine = fg.Engine(steps=4, plugins=[events])
     state = engine.fit(Classifier, classes(20, 8)).state
@@ -183,7 +183,7 @@ class WithFunction(Counting):
 
 
 @pytest.mark.parametrize("model", [Counting, WithFunction], ids=["arrays", "function"])
-def test_a_fit_that_goes_on_compiles_nothing_anew(model: Any) -> None:
+def test_continued_fit_compiles_nothing(model: Any) -> None:
     events = Events()
     engine = fg.Engine(steps=2, plugins=[events])
     first = engine.fit(model, numbers([0]))
@@ -194,7 +194,7 @@ def test_a_fit_that_goes_on_compiles_nothing_anew(model: Any) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("fuse", [1, 2])
-def test_no_tracer_is_kept(fuse: int) -> None:
+def test_no_tracer_outlives_its_trace(fuse: int) -> None:
     """One would keep the whole trace alive."""
 
     def tracers() -> set[int]:
@@ -208,7 +208,7 @@ def test_no_tracer_is_kept(fuse: int) -> None:
     assert not tracers() - before
 
 
-def test_a_split_dispatch_is_no_other_executable() -> None:
+def test_splitting_a_dispatch_compiles_nothing() -> None:
     events = Events()
     actions = [
         Act(fg.At(1, 3, 6), lambda run: None),
@@ -274,7 +274,7 @@ def test_case_17_in_the_step_loop() -> None:
         engine.step(state, numbers([0, 0])[0])
 
 
-def test_mistakes_are_found_before_anything_is_compiled() -> None:
+def test_mistakes_are_errors_before_anything_is_compiled() -> None:
     def of(step: Any) -> Any:
         return type("Broken", (Counting,), {"training_step": step})
 
@@ -319,13 +319,13 @@ class counted:
         jax.monitoring.unregister_event_duration_listener(self.note)
 
 
-def test_counted_counts() -> None:
+def test_compilation_counter_counts() -> None:
     with counted() as compilations:
         jax.jit(lambda x: x * 3.14159 + len(compilations))(jnp.ones(7))
     assert compilations
 
 
-def test_nothing_is_compiled_after_the_first_stretch() -> None:
+def test_nothing_is_compiled_after_the_first_dispatches() -> None:
     compilations: list[list[str]] = []
     with counted() as found:
         plugins = [
@@ -346,7 +346,7 @@ def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
 
 
 @pytest.mark.full
-def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_else() -> None:
+def test_compiled_initializer_is_reused_unless_the_class_changed() -> None:
     scale = 1.0
 
     class Scaled(Classifier):
@@ -366,7 +366,7 @@ def test_a_class_is_initialized_by_what_was_compiled_unless_it_does_something_el
 
 
 @pytest.mark.full
-def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
+def test_programs_of_dropped_models_are_garbage_collected() -> None:
     """A model with a function that is written in a loop is another kind each time, as are other
     shapes of batches."""
     engine, made = fg.Engine(steps=1), list[weakref.ref[Any]]()
@@ -385,7 +385,7 @@ def test_what_one_engine_made_for_many_models_is_let_go_of() -> None:
     assert len(made) == 20 and sum(one() is not None for one in made) <= 16
 
 
-def test_a_changed_structure_names_the_step() -> None:
+def test_changed_structure_of_the_batch_is_an_error_naming_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}
     with pytest.raises(DataError, match="the batch for step 3 has another structure") as caught:
@@ -398,7 +398,7 @@ def test_a_changed_structure_names_the_step() -> None:
 
 
 @pytest.mark.full
-def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
+def test_changed_structure_among_fused_steps_is_an_error_naming_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}
     for changed in ({"x": x}, {"first": labelled["label"], "second": x}):
@@ -406,7 +406,7 @@ def test_a_changed_structure_among_fused_steps_names_the_step() -> None:
             fg.Engine(steps=4, steps_per_execution=4).fit(Classifier, [labelled, labelled, changed])
 
 
-def test_a_changed_dtype_is_a_shape_of_its_own() -> None:
+def test_changed_dtype_counts_as_another_shape() -> None:
     events = Events()
     result = fg.Engine(steps=2, plugins=[events]).fit(
         Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)]

@@ -55,7 +55,7 @@ def test_case_29_a_seed_repeats_across_runs_and_differs_between_epochs() -> None
     assert len({str(order) for order in (first, other_epoch, other_seed)}) == 3
 
 
-def test_case_29_a_process_has_its_share_of_each_global_batch() -> None:
+def test_case_29_each_process_reads_its_shard_of_each_global_batch() -> None:
     data = ArrayData(np.arange(20), 8, remainder="drop")
     assert lists(data.iter_epoch(0, seed=0, process=(1, 4))) == [[2, 3], [10, 11]]
 
@@ -69,7 +69,7 @@ def test_the_order_is_the_documented_permutation() -> None:
     assert np.concatenate(list(own.iter_epoch(3, seed=1))).tolist() == expected.tolist()
 
 
-def test_iterating_is_epoch_0_with_the_own_seed_or_0() -> None:
+def test_plain_iteration_is_epoch_0_with_the_seed_of_the_data_or_0() -> None:
     data, own = (ArrayData(np.arange(20), 6, shuffle=True, seed=seed) for seed in (None, 5))
     assert lists(data) == lists(data) == lists(data.iter_epoch(0, seed=0))
     assert lists(own) == lists(data.iter_epoch(0, seed=5))
@@ -83,7 +83,7 @@ def test_iterating_is_epoch_0_with_the_own_seed_or_0() -> None:
     shuffle=st.booleans(),
     start=st.integers(0, 3),
 )
-def test_the_shares_of_all_processes_make_the_batches(
+def test_shards_of_all_processes_make_up_the_batches(
     examples: int, share: int, count: int, remainder: Any, shuffle: bool, start: int
 ) -> None:
     arrays = {
@@ -114,7 +114,7 @@ def test_the_shares_of_all_processes_make_the_batches(
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
 @pytest.mark.parametrize("process", [(0, 1), (1, 3)])
-def test_batches_made_on_the_device_have_the_same_bits(
+def test_batches_gathered_on_device_equal_those_of_the_host(
     shuffle: bool, remainder: Any, process: tuple[int, int]
 ) -> None:
     values = np.random.default_rng(0).standard_normal((21, 2, 3)).astype(np.float32)
@@ -136,7 +136,7 @@ def test_batches_made_on_the_device_have_the_same_bits(
         )
 
 
-def test_arrays_become_what_jax_makes_of_them_once() -> None:
+def test_arrays_are_converted_to_jax_dtypes_once() -> None:
     wide = {"f": np.float64, "i": np.int64, "u": np.uint64, "c": np.complex128}
     narrow = {"f": np.float32, "i": np.int32, "u": np.uint32, "c": np.complex64}
     arrays = {name: np.arange(6).astype(dtype) for name, dtype in wide.items()}
@@ -340,7 +340,7 @@ def test_the_end_of_an_epoch_is_known_at_its_last_batch(source: Any) -> None:
     ]
 
 
-def test_arrays_are_shuffled_by_the_seed_anew_in_each_epoch() -> None:
+def test_each_epoch_is_shuffled_differently_by_the_seed() -> None:
     data = ArrayData(np.arange(20), 6, shuffle=True)
     with BatchIterator(data, seed=(1, 2), process=(1, 2)) as stream:
         items = list(islice(stream, 8))
@@ -407,9 +407,7 @@ def test_a_stateful_iterator_resumes_and_ends() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("make", [Deck, WrappingDeck, lambda: Tape(9)])
-def test_a_stateful_source_is_left_right_after_the_batch_consumed_last(
-    make: Any, prefetch: int
-) -> None:
+def test_stateful_source_is_restored_to_the_last_consumed_batch(make: Any, prefetch: int) -> None:
     with BatchIterator(DataSource(make(), prefetch=prefetch), seed=0) as whole:
         expected = lists(jax.tree.leaves(item.batch)[0] for item in islice(whole, 9))
     source, found = make(), []
@@ -564,7 +562,7 @@ def test_leaves_become_arrays() -> None:
     assert batch["e"] is given["e"]
 
 
-def test_arrays_are_handed_on_as_they_are() -> None:
+def test_arrays_are_passed_through_unchanged() -> None:
     array = np.ones(3)
     with BatchIterator([{"x": array}], seed=0) as stream:
         assert next(stream).batch["x"] is array
@@ -600,7 +598,7 @@ def threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
-def test_an_exception_comes_as_it_is_after_the_batches_before_it(prefetch: int) -> None:
+def test_exception_of_the_source_is_raised_unchanged_after_earlier_batches(prefetch: int) -> None:
     failure = ZeroDivisionError("in the source")
 
     def failing() -> Iterator[Any]:

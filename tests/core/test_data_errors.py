@@ -47,7 +47,7 @@ def test_an_error_of_the_source_notes_the_step(at: int, fuse: int, prefetch: int
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_the_same_in_the_step_loop_and_in_evaluations(at: int) -> None:
+def test_step_loop_and_evaluations_note_the_step_too(at: int) -> None:
     engine = fg.Engine(steps=10)
     for use in (
         lambda: list(engine.iter_batches(Failing(at))),
@@ -80,21 +80,21 @@ def test_an_iterator_makes_one_epoch() -> None:
         fg.Engine(epochs=2).fit(Counting, iter(numbers([0], [0], [0])))
 
 
-def test_a_second_fit_on_a_used_iterator() -> None:
+def test_second_fit_on_a_used_iterator_is_an_error() -> None:
     engine, data = fg.Engine(steps=2), iter(numbers([0], [0]))
     result = engine.fit(Counting, data)
     with pytest.raises(DataError, match=r"ended|no batch"):
         engine.fit(data=data, state=result.state)
 
 
-def test_init_does_not_use_up_an_iterator() -> None:
+def test_init_state_does_not_use_up_an_iterator() -> None:
     data = iter(numbers([1], [2]))
     with pytest.raises(DataError, match="init_state would use up the first batch of an iterator"):
         fg.Engine(steps=2).init_state(Counting, data)
     assert [batch.tolist() for batch in data] == [[1], [2]]
 
 
-def test_empty_data() -> None:
+def test_empty_data_is_an_error_in_fit() -> None:
     class Generating:
         def __iter__(self) -> Iterator[np.ndarray]:
             return iter([])
@@ -107,7 +107,7 @@ def test_empty_data() -> None:
         fg.ArrayData(np.zeros((0, 3)), 2)
 
 
-def test_data_whose_second_epoch_is_empty() -> None:
+def test_empty_second_epoch_is_an_error() -> None:
     class Once:
         def __init__(self) -> None:
             self.batches = numbers([0], [0])
@@ -122,7 +122,7 @@ def test_data_whose_second_epoch_is_empty() -> None:
         fg.Engine(steps=5).fit(Counting, Once())
 
 
-def test_values_that_are_no_data_are_errors() -> None:
+def test_invalid_data_is_an_error() -> None:
     engine = fg.Engine(steps=1)
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not 3"):
         engine.fit(Counting, 3)
@@ -149,7 +149,7 @@ def test_lists_and_numbers_in_a_batch_become_arrays() -> None:
     assert float(result.module.weight) == -1 and result.metrics["train"]["loss"] == 1
 
 
-def test_the_same_in_the_step_loop() -> None:
+def test_step_loop_converts_lists_and_numbers_too() -> None:
     engine = fg.Engine(steps=1)
     state = engine.init_state(Counting, [(1.0, 2.0)])
     state, _ = engine.step(state, (1.0, 2.0))
@@ -193,7 +193,7 @@ def test_a_source_may_yield_arrays_of_the_device() -> None:
     assert not any(array.is_deleted() for batch in batches for array in batch.values())
 
 
-def test_lists_of_numbers_in_a_batch_are_an_error_and_not_an_array_for_each_number() -> None:
+def test_long_lists_of_numbers_in_a_batch_are_an_error() -> None:
     with pytest.raises(
         DataError,
         match=r"data\['y'\] is a list of 3 numbers, each an array of its own: give one array",

@@ -129,7 +129,7 @@ def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
         fg.Engine(plugins=["amce"])
 
 
-def test_what_brings_a_plugin_of_ours_is_told():
+def test_unknown_plugin_names_the_distribution_that_provides_it():
     available = discovery.find_installed()
     with pytest.raises(
         PluginError,
@@ -146,26 +146,26 @@ def test_what_brings_a_plugin_of_ours_is_told():
                 discovery.find(name, {})
 
 
-def test_a_plugin_is_named_once(install: Install):
+def test_naming_a_plugin_twice_is_an_error(install: Install):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     with pytest.raises(PluginError, match="'acme' is listed twice"):
         fg.Engine(plugins=["acme", {"acme": {"label": "other"}}])
 
 
-def test_an_instance_goes_by_the_name_of_its_entry_point(install: Install):
+def test_instance_has_the_name_of_its_entry_point(install: Install):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     plugin = importlib.import_module("acme_loggers").Logger()
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
 
-def test_the_environment_adds_and_takes_away(install: Install, monkeypatch: pytest.MonkeyPatch):
+def test_environment_adds_and_removes_plugins(install: Install, monkeypatch: pytest.MonkeyPatch):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger", "other = acme_loggers:Logger"))
     monkeypatch.setenv("FULGURITE_PLUGINS", "acme, -other")
     assert active(fg.Engine(plugins=["other"])) == {"acme": "named"}
     assert active(fg.Engine(plugins=["acme"])) == {"acme": "named"}
 
 
-def test_the_environment_adds_nothing_that_the_program_gives(
+def test_environment_does_not_add_a_plugin_passed_by_the_program(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
@@ -184,13 +184,13 @@ def test_a_name_from_the_environment_must_be_installed(
         fg.Engine()
 
 
-def test_taking_away_reaches_instances(install: Install):
+def test_removal_applies_to_instances(install: Install):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     plugin = importlib.import_module("acme_loggers").Logger()
     assert active(fg.Engine(plugins=[plugin, "-acme"])) == {}
 
 
-def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: Install):
+def test_removing_an_absent_plugin_is_fine_unless_misspelt(install: Install):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     assert active(fg.Engine(plugins=["-tensorboard"])) == {}
     with pytest.raises(PluginError, match=r"'-amce'.*Did you mean 'acme'\?"):
@@ -201,7 +201,7 @@ def test_taking_away_what_is_not_there_is_fine_unless_it_is_misspelt(install: In
 # ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
+def test_package_may_ask_to_be_autoloaded(install: Install):
     install(
         "acme-loggers",
         LOGGER,
@@ -222,7 +222,7 @@ def test_a_package_may_ask_to_be_active_without_being_named(install: Install):
         ({}, {"FULGURITE_AUTOLOAD": "other,another"}),
     ],
 )
-def test_each_switch_takes_it_away_before_it_is_imported(
+def test_each_switch_disables_autoload_before_the_import(
     install: Install, monkeypatch: pytest.MonkeyPatch, arguments: dict, environment: dict
 ):
     install(
@@ -234,9 +234,7 @@ def test_each_switch_takes_it_away_before_it_is_imported(
     assert "acme_loggers" not in sys.modules
 
 
-def test_an_allow_list_lets_those_through_that_it_names(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-):
+def test_allow_list_admits_only_the_names_on_it(install: Install, monkeypatch: pytest.MonkeyPatch):
     offered = (
         "acme = acme_loggers:Logger",
         "more = acme_loggers:Logger",
@@ -247,9 +245,7 @@ def test_an_allow_list_lets_those_through_that_it_names(
     assert active(fg.Engine()) == {"acme": "autoload", "most": "autoload"}
 
 
-def test_switching_autoload_off_leaves_what_is_named(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-):
+def test_disabling_autoload_keeps_named_plugins(install: Install, monkeypatch: pytest.MonkeyPatch):
     install(
         "acme-loggers", LOGGER, ("acme = acme_loggers:Logger",), ("acme = acme_loggers:Logger",)
     )
@@ -265,7 +261,7 @@ CHANGING = {
 
 
 @pytest.mark.parametrize(("kind", "hook"), CHANGING.items())
-def test_what_is_autoloaded_must_not_change_a_result(install: Install, kind: str, hook: str):
+def test_autoloaded_plugin_that_changes_results_is_an_error(install: Install, kind: str, hook: str):
     source = (
         f"import fulgurite as fg\nclass Eager:\n    @fg.hookimpl\n    def {hook}(self): return "
         "None\n"
@@ -324,7 +320,7 @@ def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPat
 # --------------------------------------------------------------------------------------
 
 
-def test_one_name_from_two_distributions_is_an_error_once_it_is_asked_for(install: Install):
+def test_name_in_two_distributions_is_an_error_when_requested(install: Install):
     install("acme-one", LOGGER, ("acme = acme_one:Logger",), version="1.0")
     install("acme-two", LOGGER, ("acme = acme_two:Logger",), version="2.0")
     assert active(fg.Engine()) == {}
@@ -346,18 +342,18 @@ def torn(install: Install) -> None:
         )
 
 
-def test_one_name_autoloaded_from_two_distributions_is_an_error(torn: None):
+def test_name_autoloaded_from_two_distributions_is_an_error(torn: None):
     with pytest.raises(
         PluginError, match=r"'acme' is claimed by acme-(one|two) 1\.0 and acme-(one|two) 1\.0"
     ):
         fg.Engine()
 
 
-def test_such_a_name_can_be_taken_away(torn: None):
+def test_ambiguous_name_can_be_removed(torn: None):
     assert active(fg.Engine(plugins=["-acme"])) == {}
 
 
-def test_such_a_name_can_be_decided_by_an_instance(torn: None):
+def test_ambiguous_name_can_be_resolved_by_an_instance(torn: None):
     plugin = importlib.import_module("acme_two").Logger()
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
@@ -368,7 +364,7 @@ def test_such_a_name_can_be_decided_by_an_instance(torn: None):
 BROKEN = "raise RuntimeError('needs a newer thing')"
 
 
-def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install: Install):
+def test_requested_plugin_that_cannot_be_imported_is_an_error(install: Install):
     install("acme-broken", BROKEN, ("broken = acme_broken:Logger",), version="0.7")
     with pytest.raises(
         PluginError,
@@ -378,7 +374,9 @@ def test_a_plugin_that_was_asked_for_and_cannot_be_imported_is_an_error(install:
 
 
 @pytest.mark.parametrize("broken", [BROKEN, "raise SystemExit(3)", "Logger = 3"])
-def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install, broken: str):
+def test_autoloaded_plugin_that_cannot_be_imported_is_reported_and_the_others_load(
+    install: Install, broken: str
+):
     install(
         "acme-broken",
         broken,
@@ -396,7 +394,7 @@ def test_one_that_was_not_asked_for_is_told_and_the_others_load(install: Install
     assert "plugin 'broken' (acme-broken 0.7) cannot be imported" in notice
 
 
-def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install):
+def test_invalid_entry_point_does_not_affect_others(install: Install):
     install("acme-broken", LOGGER, ("broken = not a : valid value",), version="0.7")
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))
     import acme_loggers  # type: ignore[import-not-found]
@@ -408,7 +406,7 @@ def test_an_entry_point_that_cannot_be_one_breaks_nothing_else(install: Install)
         fg.Engine(plugins=["broken"])
 
 
-def test_a_class_that_its_module_lacks_counts_as_broken(install: Install):
+def test_entry_point_to_a_missing_class_is_broken(install: Install):
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Loggre",), version="0.7")
     with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-loggers 0\.7\).*Loggre"):
         fg.Engine(plugins=["acme"])

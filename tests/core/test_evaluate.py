@@ -519,7 +519,7 @@ def test_evaluation_of_other_weights_keeps_no_reference_to_them() -> None:
         assert engine.evaluate(module, data) == {"factor": factor}
 
 
-def test_evaluating_something_else_than_a_model_is_an_error() -> None:
+def test_evaluating_a_non_model_is_an_error() -> None:
     for model in (Classifier, 3, None):
         with pytest.raises(
             ModelError, match=r"a module, \(module, state\), a train state or a result"
@@ -553,7 +553,7 @@ class Parts:
     predict: Any
 
 
-def test_a_data_module_has_the_data_for_everything() -> None:
+def test_data_module_provides_all_data() -> None:
     mean = {"mean": lambda preds, batch: preds}
     data = Parts(
         numbers([1], [2]), {"test": numbers([3]), "easy": numbers([4], [6])}, numbers([7], [8])
@@ -588,7 +588,7 @@ def test_evaluator_named_train_is_an_error() -> None:
         fg.Engine(plugins=[Evaluating(fg.Evaluator("train", numbers([0])), trigger=1)])
 
 
-def test_evaluations_of_a_fit_are_those_of_evaluate() -> None:
+def test_evaluations_during_fit_equal_evaluate() -> None:
     data = regression(11, 4)
     specs = [fg.Evaluator("all", data), fg.Evaluator("first", data, num_batches=1)]
     plugin = Evaluating(*specs, trigger=2)
@@ -645,7 +645,7 @@ def test_unknown_evaluator_is_an_error_suggesting_a_name() -> None:
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
 
-def test_nothing_is_due_in_an_evaluation() -> None:
+def test_no_action_is_due_in_an_evaluation() -> None:
     class Due:
         @fg.hookimpl
         def loss_terms(self, ctx: fg.Context) -> Any:

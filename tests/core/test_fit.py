@@ -116,7 +116,7 @@ def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
         assert_same_bits(trained(result.state), trained(plain.state))
 
 
-def test_a_cadence_of_logging_changes_no_bit_of_the_state() -> None:
+def test_logging_interval_does_not_change_the_state() -> None:
     states = [
         fg.Engine(steps=12, log_every=log).fit(Classifier, classes()).state for log in (1, 5, None)
     ]
@@ -191,7 +191,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
-def test_case_33_steps_are_exactly_so_many_updates(fuse: int) -> None:
+def test_case_33_n_steps_are_exactly_n_updates(fuse: int) -> None:
     evaluating = Evaluating(fg.Evaluator("test", numbers([0, 0])), trigger=3)
     result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(
         Counting, numbers([0], [0])
@@ -275,7 +275,7 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
     assert float(result.module.weight) == -7
 
 
-def test_a_second_fit_goes_on() -> None:
+def test_second_fit_continues_the_first() -> None:
     spans = []
     plugin = Act(
         fg.AtStart() | fg.AtEnd(),
@@ -309,7 +309,7 @@ def test_a_second_fit_has_other_orders_of_the_data() -> None:
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(8)) and orders[0] != orders[1]
 
 
-def test_lengths_that_cannot_be_meant() -> None:
+def test_invalid_lengths_of_a_fit_are_errors() -> None:
     data = numbers([0])
     with pytest.raises(ConfigurationError, match="how long to train"):
         fg.Engine().fit(Counting, data)
@@ -331,7 +331,7 @@ def test_lengths_that_cannot_be_meant() -> None:
         fg.Engine(steps=1).fit(Counting)
 
 
-def test_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path: Path) -> None:
+def test_fast_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Logger:
@@ -446,7 +446,7 @@ def test_only_log_triggers_close_a_window() -> None:
         assert result.history.steps("train/mean").tolist() == [3, 6]
 
 
-def test_a_plugin_closes_the_window_by_an_action_of_phase_log() -> None:
+def test_plugin_closes_the_window_by_an_action_of_stage_log() -> None:
     plugin = Act(fg.Every(2), None, stage="log")
     result = fg.Engine(steps=6, log_every=None, plugins=[plugin]).fit(
         Measured, numbers([1], [2], [3], [4], [5], [6])
@@ -473,7 +473,7 @@ def test_batch_loss_and_its_moving_average_are_always_there() -> None:
     )  # weights 1, 1/2, 1/3, 1/4
 
 
-def test_a_metric_with_a_name_of_the_engine_s() -> None:
+def test_module_metric_replaces_the_engine_metric_of_the_same_name() -> None:
     class Named(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             metrics = {
@@ -554,7 +554,7 @@ def test_a_task_gives_each_example_a_key_where_the_model_takes_one() -> None:
     assert 0.2 < dropped < 0.8 and fg.Engine().evaluate(task, data)["all"] == 1
 
 
-def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
+def test_task_with_unknown_inputs_is_an_error_saying_what_to_pass() -> None:
     with pytest.raises(ModelError, match="forward=lambda"):
         fg.Engine(steps=1).fit(task(), [{"x": np.ones((2, 3), np.float32)}])
     with pytest.raises(ConfigurationError, match=r"pass optimizer="):
@@ -567,7 +567,7 @@ def test_a_task_that_cannot_know_its_inputs_says_what_to_pass() -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_models_without_a_contract_are_told_what_is_missing() -> None:
+def test_model_without_a_step_is_an_error_naming_what_is_missing() -> None:
     class Stepless(fg.Module):
         def configure_optimizers(self) -> Any:
             return optax.sgd(1.0)

@@ -36,47 +36,47 @@ HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 
 TESTED = {
-    "register_rng_streams": "test_hooks.py::test_rng_streams_are_there_by_name",
+    "register_rng_streams": "test_hooks.py::test_rng_streams_are_available_by_name",
     "sharding_strategy": "test_sharding_hooks.py::test_state_is_sharded_as_the_strategy_says",
     "plugin_state_sharding": "test_sharding_hooks.py::test_plugin_shards_its_own_state",
     "make_update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
     "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
-    "configure_optimizers": "test_hooks.py::test_optimizers_take_the_place_of_the_modules",
+    "configure_optimizers": "test_hooks.py::test_optimizers_of_a_plugin_replace_those_of_the_module",
     "register_evaluators": "test_hooks.py::test_evaluators_are_run_by_name",
     "gradient_transform": (
         "test_hooks.py::test_gradient_transforms_are_chained_before_the_optimizer"
     ),
-    "init_plugin_state": "test_hooks.py::test_averages_of_the_weights_are_those_of_numpy",
+    "init_plugin_state": "test_hooks.py::test_weight_averages_equal_numpy",
     "register_actions": "test_schedule.py::test_actions_run_by_stage_in_a_fixed_order",
     "module_views": "test_hooks.py::test_module_views_are_evaluated_by_name",
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
-    "step_metrics": "test_hooks.py::test_step_metrics_stand_under_the_plugins_name",
+    "step_metrics": "test_hooks.py::test_step_metrics_are_prefixed_with_the_name_of_the_plugin",
     "fit_context": "test_hooks.py::test_fit_context_encloses_a_fit_and_what_ends_it",
     "on_fit_start": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_fit_end": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_epoch_end": "test_hooks.py::test_on_epoch_end_comes_at_the_last_batch",
     "on_evaluate_end": "test_hooks.py::test_evaluators_are_run_by_name",
     "on_compile": "test_hooks.py::test_on_compile_gets_cost_and_memory",
-    "on_save": "test_resume_seam.py::test_the_checkpointer_tells_of_its_saves",
+    "on_save": "test_resume_seam.py::test_checkpointer_reports_its_saves",
     "on_restore": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
     "on_exception": "test_plugins.py::test_on_exception_is_called_for_all_whatever_the_others_do",
     "open_logger": (
-        "test_loggers.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+        "test_loggers.py::test_logger_is_opened_before_the_first_record_and_closed_after_the_last"
     ),
     "log_scalars": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
     "log_media": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
     "log_text": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
     "log_config": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
-    "flush_logger": "test_resume_seam.py::test_a_logger_is_rewound_to_where_the_checkpoint_was",
-    "rewind_logger": "test_resume_seam.py::test_a_logger_is_rewound_to_where_the_checkpoint_was",
+    "flush_logger": "test_resume_seam.py::test_logger_is_rewound_to_the_checkpoint",
+    "rewind_logger": "test_resume_seam.py::test_logger_is_rewound_to_the_checkpoint",
     "close_logger": (
-        "test_loggers.py::test_a_log_is_opened_before_the_first_record_and_closed_after_the_last"
+        "test_loggers.py::test_logger_is_opened_before_the_first_record_and_closed_after_the_last"
     ),
-    "get_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
-    "set_host_state": "test_resume_seam.py::test_what_plugins_keep_on_the_host_is_restored",
-    "save_checkpoint": "test_resume_seam.py::test_a_run_is_saved_when_asked_and_at_its_end",
+    "get_host_state": "test_resume_seam.py::test_host_state_of_plugins_is_restored",
+    "set_host_state": "test_resume_seam.py::test_host_state_of_plugins_is_restored",
+    "save_checkpoint": "test_resume_seam.py::test_run_is_saved_on_request_and_at_its_end",
     "restore_checkpoint": "test_resume_seam.py::test_a_resumed_run_ends_with_the_same_bits",
 }
 
@@ -191,7 +191,7 @@ class Drawing(Counting):
         )
 
 
-def test_rng_streams_are_there_by_name() -> None:
+def test_rng_streams_are_available_by_name() -> None:
     noise = plugin("noisy", register_rng_streams=lambda self: [fg.RngStream("noise", train=True)])
     result = engine(noise, steps=3, seed=7, log_every=1).fit(Drawing, numbers([0]))
     expected = [jax.random.uniform(by_hand(7, "noise", step, "train")).item() for step in range(3)]
@@ -284,7 +284,7 @@ def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
 
 
 @pytest.mark.full
-def test_a_rule_that_is_another_object_at_each_time_is_compiled_anew() -> None:
+def test_update_rule_that_changes_at_each_call_is_recompiled() -> None:
     """An executable knows its rule by identity, so that no later rule may get the place of an
     earlier one in memory."""
     made: list[weakref.ref[fg.UpdateRule]] = []
@@ -330,7 +330,7 @@ def test_process_sync_decides_for_all_processes(fuse: int) -> None:
     assert all("task:act.act" in requests for step, requests in sync.asked if step)
 
 
-def test_optimizers_take_the_place_of_the_modules() -> None:
+def test_optimizers_of_a_plugin_replace_those_of_the_module() -> None:
     thrice = plugin(
         "thrice", configure_optimizers=lambda self: {"default": fg.OptimizerSpec(optax.sgd(3.0))}
     )
@@ -365,7 +365,7 @@ def test_an_optimizer_may_update_a_part_of_the_module() -> None:
         engine(missing, steps=3).fit(Pair(jnp.ones(3), jnp.ones(2)), numbers([0]))
 
 
-def test_optimizers_may_leave_it_to_the_module() -> None:
+def test_plugin_may_leave_optimizers_to_the_module() -> None:
     assert (
         float(
             engine(plugin("shy", configure_optimizers=lambda self: None), steps=4)
@@ -493,7 +493,7 @@ def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
-def test_averages_of_the_weights_are_those_of_numpy(fuse: int) -> None:
+def test_weight_averages_equal_numpy(fuse: int) -> None:
     result = engine(Averaging(), steps=11, steps_per_execution=fuse, log_every=5).fit(
         Linear(), regression(24, 8)
     )
@@ -504,7 +504,7 @@ def test_averages_of_the_weights_are_those_of_numpy(fuse: int) -> None:
     )
 
 
-def test_averaging_leaves_training_as_it_is() -> None:
+def test_averaging_does_not_change_training() -> None:
     with_, without = (
         engine(*plugins, steps=11).fit(Linear(), regression(24, 8))
         for plugins in ([Averaging()], [])
@@ -525,7 +525,7 @@ def test_module_views_are_evaluated_by_name() -> None:
     )
 
 
-def test_a_view_that_nobody_gives_is_an_error_that_names_those_there_are() -> None:
+def test_unknown_view_is_an_error_naming_the_available_ones() -> None:
     given = engine(Averaging(), steps=1)
     state = given.init_state(Linear(), regression())
     np.testing.assert_array_equal(given.get_module_view(state, "averaged").weight, np.zeros(3))
@@ -551,7 +551,7 @@ class Tally:
         return module, {"total": plugin_state["total"] + self.factor * output.preds.sum()}
 
 
-def test_each_plugin_has_a_slice_of_its_own() -> None:
+def test_each_plugin_has_its_own_state() -> None:
     result = engine(Tally(1.0, "one"), Tally(10.0, "ten"), steps=3).fit(
         Counting(), numbers([1], [2], [3])
     )
@@ -561,7 +561,7 @@ def test_each_plugin_has_a_slice_of_its_own() -> None:
     }
 
 
-def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
+def test_stateless_plugin_gets_none_and_cannot_return_state() -> None:
     seen: list[Any] = []
     looks = plugin(
         "looks",
@@ -585,7 +585,7 @@ def test_a_plugin_without_a_slice_gets_none_and_cannot_make_one() -> None:
         (lambda total: (total, total), r"structure.*total"),
     ],
 )
-def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: str) -> None:
+def test_plugin_state_keeps_its_structure_shapes_and_dtypes(change: Any, expected: str) -> None:
     changing = plugin(
         "changing",
         init_plugin_state=lambda self: {"total": jnp.zeros(3)},
@@ -599,7 +599,7 @@ def test_a_slice_keeps_its_structure_shapes_and_dtypes(change: Any, expected: st
 
 
 @pytest.mark.parametrize("leaf", [1.0, "text", jnp.tanh])
-def test_a_slice_has_arrays_alone(leaf: Any) -> None:
+def test_plugin_state_holds_only_arrays(leaf: Any) -> None:
     one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
     with pytest.raises(
         PluginError,
@@ -611,7 +611,7 @@ def test_a_slice_has_arrays_alone(leaf: Any) -> None:
         engine(one, steps=1).fit(Counting(), numbers([0]))
 
 
-def test_a_module_keeps_its_shapes_too() -> None:
+def test_module_keeps_its_shapes() -> None:
     changing = plugin(
         "changing",
         after_update=lambda self, module, plugin_state: (
@@ -687,7 +687,7 @@ def test_adding_a_plugin_changes_no_other_random_number() -> None:
     )
 
 
-def test_the_key_of_a_slice_is_the_plugins_own() -> None:
+def test_key_of_a_plugin_state_is_its_own() -> None:
     def slices(*plugins: Any) -> dict[str, Any]:
         return engine(*plugins).init_state(Linear(), regression()).plugin_states
 
@@ -696,7 +696,7 @@ def test_the_key_of_a_slice_is_the_plugins_own() -> None:
     assert not np.array_equal(both["noise:a"], both["noise:b"])
 
 
-def test_traced_hooks_do_the_same_in_fused_steps() -> None:
+def test_traced_hooks_behave_the_same_in_fused_steps() -> None:
     plugins = [
         Noise("a"),
         Averaging(),
@@ -752,7 +752,7 @@ def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("fuse", [1, 3])
-def test_traced_hooks_see_the_slice_of_their_own_before_the_step(fuse: int) -> None:
+def test_traced_hooks_see_their_own_state_before_the_step(fuse: int) -> None:
     def terms(self: Any, ctx: fg.Context) -> Any:
         assert ctx.training == (ctx.plugin_state is not None)
         return {self.plugin_name: 1.0 * ctx.plugin_state} if ctx.training else {}
@@ -849,7 +849,7 @@ def test_after_update_is_folded_over_the_module() -> None:
     )
 
 
-def test_step_metrics_stand_under_the_plugins_name() -> None:
+def test_step_metrics_are_prefixed_with_the_name_of_the_plugin() -> None:
     """The gradient is 1 before the plugins, 3 as the optimizer gets it, and the learning rate 1."""
     scale = plugin("scale", gradient_transform=lambda self: optax.scale(3.0))
 
@@ -895,7 +895,7 @@ class Worded(Share):
         return "many"
 
 
-def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it() -> None:
+def test_metric_may_hold_python_numbers_and_a_broken_one_is_an_error() -> None:
     def fit(metric: Any) -> fg.FitResult:
         shares = plugin("shares", step_metrics=lambda self: {"hits": metric})
         return fg.Engine(plugins=[shares], steps=3, log_every=3, autoload=False).fit(
@@ -917,7 +917,7 @@ def test_a_metric_may_hold_numbers_of_python_and_is_told_what_is_wrong_with_it()
         fit(Share(jnp.float32(1), "four"))
 
 
-def test_step_metrics_see_no_slice_of_another_plugin() -> None:
+def test_step_metrics_do_not_see_the_state_of_another_plugin() -> None:
     seen: list[list[str]] = []
     looking = {
         "init_plugin_state": lambda self: jnp.zeros(1),

@@ -148,7 +148,7 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
 @pytest.mark.parametrize(
     ("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS
 )
-def test_what_no_logger_can_write_is_an_error_of_who_emits_it(
+def test_unwritable_value_is_an_error_naming_who_emits_it(
     kind: Any, source: Any, values: Any, message: str
 ) -> None:
     logger = Logger()
@@ -177,7 +177,7 @@ def test_loggers_are_closed_once_however_a_fit_ends() -> None:
     assert closed == ["closed"]
 
 
-def test_why_a_logger_failed_is_told_whole_but_for_secrets() -> None:
+def test_failure_of_a_logger_is_reported_in_full_without_secrets() -> None:
     class Looking:
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
@@ -188,7 +188,7 @@ def test_why_a_logger_failed_is_told_whole_but_for_secrets() -> None:
     assert result.failures["looking"].startswith("KeyError: 'missing' (plugin 'looking'")
 
 
-def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
+def test_record_is_independent_of_later_changes_to_its_values() -> None:
     counts, sums = {"n": 0, "of": {"all": 0}}, np.zeros(2)
 
     def emit(run: fg.Run) -> None:
@@ -204,7 +204,7 @@ def test_a_record_holds_what_was_emitted_whatever_becomes_of_it_later() -> None:
     ]
 
 
-def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> None:
+def test_changing_evaluation_metrics_does_not_change_their_record() -> None:
     class Greedy:
         @fg.hookimpl
         def register_evaluators(self) -> list[fg.Evaluator]:
@@ -226,7 +226,7 @@ def test_who_gets_the_metrics_of_an_evaluation_changes_no_record_of_them() -> No
     }
 
 
-def test_what_is_done_by_the_clock_is_telemetry() -> None:
+def test_time_driven_records_are_telemetry() -> None:
     def act(run: fg.Run) -> None:
         run.evaluate("test")
         run.log_scalars("act", {"a": 1})
@@ -252,7 +252,7 @@ def test_what_is_done_by_the_clock_is_telemetry() -> None:
     )
 
 
-def test_only_telemetry_tells_of_attempt_and_clock() -> None:
+def test_only_telemetry_holds_attempt_and_time() -> None:
     def emit(run: fg.Run) -> None:
         run.log_scalars("exactly", {"a": 1})
         run.log_scalars("about", {"a": 2}, stream="telemetry")
@@ -305,7 +305,7 @@ def test_exact_records_are_the_same_in_every_run() -> None:
     assert first.exact == second.exact
 
 
-def test_steps_a_second_are_telemetry_from_the_second_window_on() -> None:
+def test_steps_per_second_are_telemetry_from_the_second_window_on() -> None:
     logger = Logger()
     result = engine(logger, steps=6, log_every=2).fit(Counting(), numbers([0]))
     rates = [record for record in logger.records if "steps_per_second" in record.values]
@@ -383,7 +383,7 @@ def test_history_keeps_the_exact_scalars() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_logger_that_fails_is_told_once_and_left_out() -> None:
+def test_failing_logger_is_reported_once_and_disabled() -> None:
     failing, logger = Failing(3), Logger()
     with pytest.warns(
         UserWarning, match="logger 'failing' failed and gets no more records"
@@ -402,7 +402,7 @@ def test_a_logger_that_fails_is_told_once_and_left_out() -> None:
     assert "disk full, token=*** (plugin" in told.values["message"]
 
 
-def test_a_logger_that_fails_changes_no_bit() -> None:
+def test_failing_logger_does_not_change_results() -> None:
     with pytest.warns(UserWarning, match="failed"):
         failed = engine(Failing(1), steps=5, log_every=1).fit(Linear(), regression())
     assert_same_bits(
@@ -410,7 +410,7 @@ def test_a_logger_that_fails_changes_no_bit() -> None:
     )
 
 
-def test_one_instance_that_fails_leaves_the_other() -> None:
+def test_failing_logger_does_not_affect_another_instance() -> None:
     left, right = Failing(1, "left"), Failing(100, "right")
     with pytest.warns(UserWarning, match="'failing:left'"):
         result = engine(left, right, steps=3, log_every=1).fit(Counting(), numbers([0]))
@@ -418,7 +418,7 @@ def test_one_instance_that_fails_leaves_the_other() -> None:
     assert [record.step for record in right.seen if record.stream == "exact"] == [1, 2, 3]
 
 
-def test_the_next_fit_gives_a_failed_logger_another_chance() -> None:
+def test_failed_logger_is_enabled_again_in_the_next_fit() -> None:
     failing = Failing(1)
     both = engine(failing, steps=2, log_every=1)
     with pytest.warns(UserWarning, match="failed"):
@@ -426,7 +426,7 @@ def test_the_next_fit_gives_a_failed_logger_another_chance() -> None:
     assert not both.fit(Counting(), numbers([0])).failures
 
 
-def test_a_required_logger_that_fails_ends_the_run() -> None:
+def test_required_logger_that_fails_ends_the_run() -> None:
     told: list[BaseException] = []
 
     class Witness:
@@ -488,13 +488,13 @@ class Opened:
         self.told.append("end")
 
 
-def test_a_log_is_opened_before_the_first_record_and_closed_after_the_last() -> None:
+def test_logger_is_opened_before_the_first_record_and_closed_after_the_last() -> None:
     told: list[str] = []
     engine(Opened(told), steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert told == ["open at 0", "text", "record 2", "record 4", "close", "end"]
 
 
-def test_a_log_is_closed_with_all_records_when_training_fails() -> None:
+def test_logger_is_closed_with_all_records_when_training_fails() -> None:
     told: list[str] = []
 
     def fail(run: fg.Run) -> None:
@@ -507,14 +507,14 @@ def test_a_log_is_closed_with_all_records_when_training_fails() -> None:
     assert told == ["open at 0", "text", "record 2", "exception Trouble", "close"]
 
 
-def test_a_window_that_waits_is_logged_when_the_data_fail() -> None:
+def test_pending_window_is_logged_when_the_data_fails() -> None:
     told: list[str] = []
     with pytest.raises(DataError, match="after 5 steps"):
         engine(Opened(told), steps=9, log_every=5).fit(Counting(), iter(numbers(*[[0]] * 5)))
     assert told == ["open at 0", "text", "record 5", "exception DataError", "close"]
 
 
-def test_a_trial_opens_no_log() -> None:
+def test_fast_dev_run_opens_no_logger() -> None:
     told: list[str] = []
     engine(Opened(told), steps=4, fast_dev_run=2).fit(Counting(), numbers([0]))
     assert told == ["end"]
@@ -527,7 +527,7 @@ def test_a_trial_opens_no_log() -> None:
         ("close", ["open at 0", "text", "record 2", "record 4", "close", "end"]),
     ],
 )
-def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[str]) -> None:
+def test_logger_that_fails_to_open_or_close_is_reported_once(at: str, told: list[str]) -> None:
     logger = Opened([], OSError("no space"), at)
     with pytest.warns(UserWarning, match="logger 'opened' failed") as warned:
         result = engine(logger, steps=4, log_every=2).fit(Counting(), numbers([0]))
@@ -536,7 +536,7 @@ def test_a_log_that_fails_to_open_or_to_close_is_told_once(at: str, told: list[s
     assert logger.told == told
 
 
-def test_a_log_that_refuses_its_place_ends_the_run() -> None:
+def test_logger_that_refuses_its_position_ends_the_run() -> None:
     told: list[str] = []
     refusal = ConfigurationError("no directory")
     with pytest.raises(ConfigurationError, match="no directory"):
@@ -554,7 +554,7 @@ def test_a_record_after_the_last_is_an_error() -> None:
         engine(Late(), steps=1).fit(Counting(), numbers([0]))
 
 
-def test_a_source_with_a_slash_is_found_in_the_history():
+def test_history_finds_a_source_with_a_slash():
     history = fg.History()
     history.records.append(fg.Record("scalars", "mine/best", 3, {"loss": 0.5}))
     assert history.names() == ["mine/best/loss"]

@@ -95,7 +95,7 @@ def test_steps_fused_into_one_dispatch_give_the_same_numbers(trained: fg.FitResu
     assert_close(fused.module, trained.module, 1e-4)
 
 
-def test_a_state_that_was_given_is_consumed() -> None:
+def test_state_passed_to_fit_is_consumed() -> None:
     engine = fg.Engine(steps=2)
     state = engine.init_state(Deep(key=jax.random.key(0)), data())
     engine.fit(data=data(), state=state)
@@ -104,7 +104,7 @@ def test_a_state_that_was_given_is_consumed() -> None:
         engine.fit(data=data(), state=state)
 
 
-def test_a_state_that_a_plugin_kept_is_consumed_by_the_next_step() -> None:
+def test_state_held_by_a_plugin_is_consumed_by_the_next_step() -> None:
     kept: list[fg.TrainState] = []
 
     class Keeping:

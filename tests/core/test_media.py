@@ -50,7 +50,7 @@ NOTE = media.Text("a note")
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
-def test_media_are_made_and_shown_at_their_trigger_alone(fuse: int):
+def test_media_are_rendered_only_at_their_trigger(fuse: int):
     MADE.clear()
     show, batches = Show(5), list(regression(40, 4))
     engine = fg.Engine(
@@ -111,7 +111,7 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     assert set(result.metrics["test"]) == {"loss", "error"}
 
 
-def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbers():
+def test_evaluator_media_are_shown_and_its_metrics_are_numbers():
     @dataclass(frozen=True, eq=False)
     class Evaluating(Show):
         extra: Any = 1.5
@@ -149,7 +149,7 @@ def test_media_among_what_an_evaluator_gives_are_shown_and_its_metrics_are_numbe
         )
 
 
-def test_a_metric_of_an_evaluation_that_is_no_number_is_named():
+def test_evaluation_metric_that_is_not_a_number_is_an_error_naming_it():
     engine = fg.Engine(steps=2, autoload=False)
     with pytest.raises(ModelError, match="metric 'note' is Text"):
         engine.evaluate(
@@ -159,7 +159,7 @@ def test_a_metric_of_an_evaluation_that_is_no_number_is_named():
         )
 
 
-def test_without_a_plugin_that_shows_them_media_are_not_made():
+def test_media_are_not_rendered_without_a_plugin_that_shows_them():
     MADE.clear()
     engine = fg.Engine(steps=5, autoload=False)
     engine.fit(Showing, fg.DataSource(regression(20, 4)))
@@ -177,7 +177,7 @@ def test_media_do_not_change_the_training():
 
 
 @pytest.mark.full
-def test_a_histogram_leaves_out_what_is_not_finite():
+def test_histogram_omits_nonfinite_values():
     histogram = media.Histogram.from_values(
         [jnp.array([0.0, 1.0, jnp.nan, 2.0]), jnp.array([jnp.inf, 4.0])], bins=2
     )
@@ -199,7 +199,7 @@ def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
-def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fuse: int):
+def test_figure_may_be_drawn_by_a_local_function(fuse: int):
     class Drawing(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             def figure() -> media.Figure:
@@ -215,14 +215,14 @@ def test_a_figure_may_be_drawn_by_a_function_that_is_defined_where_it_is_made(fu
     assert drawn == [batches[step - 1]["x"][0].tolist() for step in (2, 4)]
 
 
-def test_one_picture():
+def test_single_image_is_accepted():
     assert media.Image.from_pixels(jnp.zeros((2, 3))).pixels.shape == (2, 3, 1)
     assert media.Image.from_pixels(jnp.zeros((2, 3, 4))).pixels.shape == (2, 3, 4)
     with pytest.raises(ModelError, match=r"\(1, 2, 3, 3\) are several pictures"):
         media.Image.from_pixels(jnp.zeros((1, 2, 3, 3)))
 
 
-def test_what_is_no_picture_or_no_medium_is_named():
+def test_invalid_media_are_errors_naming_them():
     with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
         media.Images.from_pixels(jnp.zeros((2, 3, 5)))
     with pytest.raises(ModelError, match="pixels are int32; give uint8"):

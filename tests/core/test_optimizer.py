@@ -58,7 +58,7 @@ def by(optimizer: optax.GradientTransformation) -> type[Linear]:
     [optax.polyak_sgd(), pytest.param(optax.lbfgs(), marks=pytest.mark.full)],
     ids=["polyak", "lbfgs"],
 )
-def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
+def test_optimizer_receives_the_loss(optimizer: Any) -> None:
     def loss(weight: jax.Array) -> jax.Array:
         return ((X @ weight - BATCH["y"]) ** 2).mean()
 
@@ -74,7 +74,7 @@ def test_an_optimizer_is_told_the_loss(optimizer: Any) -> None:
     np.testing.assert_allclose(fitted.module.weight, weight, rtol=1e-4)
 
 
-def test_without_jit_nothing_trains_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_jit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         jax.disable_jit(),
         pytest.raises(ConfigurationError, match="training is one compiled program: unset it"),

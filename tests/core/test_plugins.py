@@ -61,19 +61,19 @@ def test_case_40_two_instances_that_hold_arrays_both_register() -> None:
     assert list(both.fit(Counting(), numbers([0])).history["weights/sum"]) == [3.0, 0.0]
 
 
-def test_two_that_are_equal_are_still_two() -> None:
+def test_equal_plugins_are_registered_separately() -> None:
     assert names(Act(1, None, "log", "a"), Act(1, None, "log", "b")) == ["act:a", "act:b"]
     assert names(plugin("same"), plugin("same")) == ["same", "same:2"]
 
 
-def test_an_instance_has_a_name_of_its_own() -> None:
+def test_instance_may_set_its_name() -> None:
     assert names(Weights(np.ones(1), "left"), Weights(np.ones(1), "right")) == [
         "weights:left",
         "weights:right",
     ]
 
 
-def test_two_of_one_name_are_an_error() -> None:
+def test_two_plugins_of_the_same_name_are_an_error() -> None:
     with pytest.raises(PluginError, match="two plugins are called 'weights:left'"):
         engine(Weights(np.ones(1), "left"), Weights(np.zeros(1), "left"))
 
@@ -101,7 +101,7 @@ def test_a_class_is_not_an_instance() -> None:
 
 
 @pytest.mark.parametrize("one", [42, None, print, ["rng"]])
-def test_what_cannot_be_a_plugin_is_an_error(one: Any) -> None:
+def test_invalid_plugin_is_an_error(one: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"a plugin is an instance with hooks.*, not "):
         engine(one)
 
@@ -129,7 +129,7 @@ def test_a_method_called_like_a_hook_must_be_marked() -> None:
         engine(Careless())
 
 
-def test_so_must_a_class_method() -> None:
+def test_class_method_called_like_a_hook_must_be_marked() -> None:
     class Careless:
         @classmethod
         def on_fit_start(cls, run: fg.Run) -> None: ...
@@ -185,7 +185,7 @@ def test_a_marked_method_is_called_whatever_kind_it_is_of(kind: Any) -> None:
     assert float(engine(kind(), steps=2).fit(Counting(), numbers([0])).module.weight) == 7
 
 
-def test_what_is_marked_and_no_method_is_an_error() -> None:
+def test_marked_non_method_is_an_error() -> None:
     class Careless:
         @property
         @fg.hookimpl
@@ -197,7 +197,7 @@ def test_what_is_marked_and_no_method_is_an_error() -> None:
         engine(Careless())
 
 
-def test_a_field_called_like_a_hook_is_no_method() -> None:
+def test_field_called_like_a_hook_is_not_a_hookimpl() -> None:
     @dataclass
     class Scheduler:
         schedule: tuple[int, ...] = (1, 2)
@@ -206,7 +206,7 @@ def test_a_field_called_like_a_hook_is_no_method() -> None:
     assert names(Scheduler()) == ["scheduler"]
 
 
-def test_an_argument_that_the_hook_does_not_give_is_an_error() -> None:
+def test_argument_unknown_to_the_hook_is_an_error() -> None:
     with pytest.raises(
         PluginError,
         match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record",
@@ -362,7 +362,7 @@ def test_a_hook_that_a_plugin_brings_is_checked_and_blamed_like_the_others() -> 
     assert noted(caught.value)[0].endswith("hook on_doubling, step 2")
 
 
-def test_without_the_plugin_that_brings_it_it_is_no_hook() -> None:
+def test_hook_of_an_inactive_plugin_is_unknown() -> None:
     with pytest.raises(PluginError, match="'on_doubling', which is no hook"):
         engine(plugin("listener", on_doubling=lambda self, size: None))
 
@@ -382,7 +382,7 @@ def test_a_plugin_cannot_redefine_a_hook() -> None:
 
 
 @pytest.mark.parametrize("specifications", [3, type("Empty", (), {}), "hooks"])
-def test_what_specifies_no_hook_is_an_error(specifications: Any) -> None:
+def test_hookspecs_without_a_hook_are_an_error(specifications: Any) -> None:
     with pytest.raises(PluginError, match="specifies no hook: mark functions"):
         engine(plugin("greedy", hookspecs=specifications))
 
@@ -436,7 +436,7 @@ def test_after_and_before_move_a_plugin_no_further_than_they_must() -> None:
     assert names(plugin("a"), plugin("b"), plugin("c", before=("a",))) == ["b", "c", "a"]
 
 
-def test_what_is_required_comes_first() -> None:
+def test_required_plugin_comes_first() -> None:
     assert names(plugin("a", requires=("weights",)), plugin("b", provides=("weights",))) == [
         "b",
         "a",
@@ -457,7 +457,7 @@ def test_a_name_without_instance_means_all_instances() -> None:
     ]
 
 
-def test_after_says_nothing_of_a_plugin_that_is_not_active() -> None:
+def test_after_an_inactive_plugin_has_no_effect() -> None:
     assert names(plugin("a", after=("absent",), before=("also_absent",)), plugin("b")) == ["a", "b"]
 
 
@@ -485,7 +485,7 @@ def test_a_cycle_is_an_error_that_names_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("key", ["provides", "requires", "after", "before"])
-def test_a_string_is_no_tuple_of_names(key: str) -> None:
+def test_string_instead_of_a_tuple_of_names_is_an_error(key: str) -> None:
     with pytest.raises(PluginError, match=rf"a\.{key} must be a tuple of names, not 'weights'"):
         engine(plugin("a", **{key: "weights"}))
 
@@ -537,7 +537,7 @@ def test_two_answers_to_an_exclusive_hook_are_an_error_naming_both(hook: str) ->
     assert not started
 
 
-def test_who_answers_none_to_an_exclusive_hook_does_not_count() -> None:
+def test_none_is_no_answer_to_an_exclusive_hook() -> None:
     strategy = fg.SingleDevice()
     left = plugin("left", sharding_strategy=lambda self: None)
     right = plugin("right", sharding_strategy=lambda self: strategy)
@@ -587,7 +587,7 @@ def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
         )
 
 
-def test_two_plugins_that_give_one_view_clash() -> None:
+def test_two_plugins_with_the_same_view_clash() -> None:
     both = engine(plugin("left", **VIEW), plugin("right", **VIEW), steps=1)
     with pytest.raises(
         PluginError, match="module_views entry 'averaged' comes from both 'left' and 'right'"
@@ -654,7 +654,7 @@ def test_invalid_items_in_an_answer_are_errors_naming_the_plugin(
     assert "careless" in f"{caught.value} {' '.join(noted(caught.value))}"
 
 
-def test_what_a_batch_was_transformed_by_is_told_where_the_step_fails_on_it() -> None:
+def test_failed_step_names_the_plugins_that_transformed_the_batch() -> None:
     with pytest.raises(Trouble) as caught:
         engine(plugin("careless", transform_batch=lambda self: {"y": 1}), steps=1).fit(
             Troubled, numbers([0])
@@ -670,7 +670,7 @@ class Troubled(Counting):
         return trouble()
 
 
-def test_a_metric_of_a_plugin_never_takes_the_place_of_the_steps() -> None:
+def test_plugin_metric_never_replaces_a_metric_of_the_step() -> None:
     class Named(Counting):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(metrics={"norms/all": self.weight})
@@ -682,7 +682,7 @@ def test_a_metric_of_a_plugin_never_takes_the_place_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("hook", WRONG)
-def test_an_answer_that_cannot_be_used_is_an_error_that_names_plugin_and_hook(hook: str) -> None:
+def test_invalid_answer_is_an_error_naming_plugin_and_hook(hook: str) -> None:
     with pytest.raises(FulguriteError) as caught:
         wrong = engine(plugin("careless", **{hook: WRONG[hook]}), steps=1)
         wrong.get_module_view(wrong.fit(Counting(), numbers([0])).state, "averaged")
@@ -701,7 +701,7 @@ def test_an_answer_that_cannot_be_used_is_an_error_that_names_plugin_and_hook(ho
         "module_views",
     ],
 )
-def test_no_answer_is_an_empty_one(hook: str) -> None:
+def test_answer_none_equals_an_empty_answer(hook: str) -> None:
     silent = engine(plugin("silent", **{hook: lambda self: None}), steps=1)
     result = silent.fit(Counting(), numbers([0]))
     assert float(result.module.weight) == -1

@@ -26,7 +26,7 @@ class Agreeing:
         return fg.SingleDevice(Once())
 
 
-def test_what_was_agreed_on_holds_through_an_evaluation() -> None:
+def test_agreed_stop_holds_through_an_evaluation() -> None:
     """An evaluation asks between its batches; that the answer is nothing new then takes nothing
     back."""
     spec = fg.Evaluator("test", numbers([0], [0]))

@@ -312,7 +312,7 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
     assert first.history.records + second.history.records == whole.history.records
 
 
-def test_a_run_that_went_back_to_earlier_weights_counts_on_and_is_resumed_exactly() -> None:
+def test_run_with_replaced_weights_continues_counting_and_resumes_exactly() -> None:
     """After step 4 it goes on from the weights after step 2; an update makes the weight, which is
     the loss, 1 less."""
     kept: list[fg.TrainState] = []
@@ -353,7 +353,7 @@ def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
 
 
 @pytest.mark.parametrize(("path", "stays"), [(None, True), ("run", True), ("other", False)])
-def test_the_records_of_a_run_stay_where_its_own_checkpoint_is_gone_on_from(
+def test_records_are_kept_when_resuming_from_the_runs_own_checkpoint(
     tmp_path: Path, path: str | None, stays: bool
 ) -> None:
     memory, run = Memory(), tmp_path / "run"
@@ -411,7 +411,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_data_goes_on_after_the_last_batch_of_the_checkpoint(source: str) -> None:
+def test_data_continues_after_the_last_batch_of_the_checkpoint(source: str) -> None:
     memory, make = Memory(), SOURCES[source]
     whole = engine(steps=12, log_every=1).fit(Seeing, make()).history["train/seen"].tolist()
     with pytest.raises(Killed):
@@ -468,7 +468,7 @@ def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> No
     assert (resumed.stop_reason, float(resumed.module.weight)) == (None, -12)
 
 
-def test_epochs_are_counted_on() -> None:
+def test_epochs_are_counted_across_a_resume() -> None:
     memory, events = Memory(4), Events()
     data = numbers([0], [0], [0])
     with pytest.raises(Killed):
@@ -549,7 +549,7 @@ def whole() -> tuple[list[str], fg.FitResult]:
 
 
 @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.full), 3])
-def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole_run(
+def test_pending_evaluation_runs_first_and_records_equal_those_of_a_whole_run(
     whole: Any, batch: int
 ) -> None:
     lines, result = whole
@@ -566,7 +566,7 @@ def test_a_pending_evaluation_is_done_first_and_the_records_are_those_of_a_whole
     assert [line for line in events.told if "epoch" in line] == ["epoch 0 ended at 8"]
 
 
-def test_a_pending_evaluation_may_be_cut_off_again(whole: Any) -> None:
+def test_pending_evaluation_may_be_interrupted_again(whole: Any) -> None:
     kept: dict[int, Kept] = {}
     file, data = File(), regression(64, 8)
     line_up(kept, file, interrupting(1, 1)).fit(Learner, data)
@@ -576,7 +576,7 @@ def test_a_pending_evaluation_may_be_cut_off_again(whole: Any) -> None:
     assert file.lines == whole[0]
 
 
-def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
+def test_evaluation_interrupted_at_the_end_leaves_the_run_incomplete(
     whole: Any, tmp_path: Any
 ) -> None:
     kept: dict[int, Kept] = {}
@@ -594,7 +594,7 @@ def test_an_evaluation_cut_off_at_the_end_leaves_the_run_incomplete(
     assert RunDirectory(tmp_path).is_complete
 
 
-def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() -> None:
+def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
     class Both:
         """Runs two evaluations in one action."""
 
@@ -624,7 +624,7 @@ def test_what_an_action_evaluated_before_it_was_cut_off_is_not_recorded_twice() 
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
+def test_run_is_saved_on_request_and_at_its_end() -> None:
     memory = Memory()
     engine(memory, Act(fg.At(3), fg.Run.save), steps=7).fit(Counting(), numbers([0]))
     assert memory.asked == [3, 5, 7]
@@ -635,13 +635,13 @@ def test_a_run_is_saved_when_asked_and_at_its_end() -> None:
     }
 
 
-def test_a_trial_run_saves_nothing() -> None:
+def test_fast_dev_run_saves_nothing() -> None:
     memory = Memory(1)
     engine(memory, steps=7, fast_dev_run=2).fit(Counting(), numbers([0]))
     assert memory.asked == []
 
 
-def test_the_checkpointer_tells_of_its_saves() -> None:
+def test_checkpointer_reports_its_saves() -> None:
     events = Events()
     engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0.0]] * 9))
     assert events.told == ["start at 0", "saved 3 at 3", "saved 6 at 6", "saved 7 at 7", "end at 7"]
@@ -674,7 +674,7 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
     assert seen == [(2, 1), (4, 2), (6, 3)]
 
 
-def test_a_logger_is_rewound_to_where_the_checkpoint_was() -> None:
+def test_logger_is_rewound_to_the_checkpoint() -> None:
     memory, file = Memory(4), File()
     with pytest.raises(Killed):
         engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(
@@ -743,7 +743,7 @@ class Patience:
         self.count = state["count"]
 
 
-def test_what_plugins_keep_on_the_host_is_restored() -> None:
+def test_host_state_of_plugins_is_restored() -> None:
     """Version and state go to the instance that they came from; one that was not there then gets
     nothing."""
     memory = Memory(4)
@@ -796,7 +796,7 @@ class Nothing:
         return None
 
 
-def test_a_checkpointer_that_gives_nothing_is_no_silent_fresh_start() -> None:
+def test_checkpointer_that_returns_nothing_is_an_error() -> None:
     with pytest.raises(CheckpointError, match="memory"):
         engine(Nothing(), steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 

@@ -122,12 +122,12 @@ def test_two_actions_of_one_name_are_an_error() -> None:
         (("a", 1, print, "act", (), "bb"), "before must be a tuple of names, not 'bb'"),
     ],
 )
-def test_an_action_that_cannot_be_meant_is_an_error(arguments: Any, expected: str) -> None:
+def test_invalid_action_is_an_error(arguments: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         fg.ScheduledAction(*arguments)
 
 
-def test_schedule_gives_actions() -> None:
+def test_register_actions_returns_actions() -> None:
     class Loose:
         @fg.hookimpl
         def register_actions(self) -> Any:
@@ -242,7 +242,7 @@ def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
-def test_a_replaced_state_is_gone_on_from_and_seen_by_the_next_action(fuse: int) -> None:
+def test_replaced_state_is_used_and_seen_by_the_next_action(fuse: int) -> None:
     seen: list[float] = []
 
     def replace(run: fg.Run) -> fg.ReplaceState:
@@ -280,7 +280,7 @@ def test_anything_else_that_an_action_returns_is_an_error(answer: Any) -> None:
     assert note.startswith("plugin 'act' (") and note.endswith("), action act, step 2")
 
 
-def test_a_run_is_valid_during_the_call_alone() -> None:
+def test_run_is_valid_only_during_the_call() -> None:
     kept: list[fg.Run] = []
     engine(Act(fg.At(1), kept.append), steps=2).fit(Counting(), numbers([0]))
     with pytest.raises(StateError, match="only during the call"):
@@ -294,7 +294,7 @@ ALWAYS = fg.EverySeconds(1e-9)
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
-def test_what_the_clock_drives_runs_between_steps(fuse: int) -> None:
+def test_time_driven_actions_run_between_steps(fuse: int) -> None:
     steps: list[int] = []
     result = engine(
         Act(ALWAYS, lambda run: steps.append(run.step)),
@@ -331,7 +331,7 @@ class Texts:
 
 
 @pytest.mark.parametrize("trigger", [ALWAYS, fg.FirstStepsAfterStart(1), fg.Every(2) | ALWAYS])
-def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: fg.Trigger) -> None:
+def test_time_driven_windows_are_telemetry_and_the_run_says_so(trigger: fg.Trigger) -> None:
     texts = Texts()
     result = engine(texts, Act(trigger, None, "log"), steps=4, log_every=2).fit(
         Counting(), numbers([0])
@@ -351,7 +351,7 @@ def test_windows_that_a_clock_closes_are_telemetry_and_the_run_says_so(trigger: 
     assert result.metrics["train"]["weight"] == -3
 
 
-def test_an_evaluation_that_a_clock_drives_is_told_too() -> None:
+def test_time_driven_evaluation_is_telemetry_and_the_run_says_so() -> None:
     result = engine(Act(ALWAYS, lambda run: None, "evaluate"), steps=2).fit(
         Counting(), numbers([0])
     )
@@ -380,7 +380,7 @@ class Watching:
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
-def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
+def test_traced_step_knows_which_actions_are_due(fuse: int) -> None:
     noted = Noted()
     watching = [
         Watching("log", "log"),
@@ -402,7 +402,7 @@ def test_the_traced_step_knows_what_is_due_after_it(fuse: int) -> None:
     assert noted.ran == ["look", "look"]
 
 
-def test_asking_for_what_nobody_scheduled_is_an_error() -> None:
+def test_is_due_of_an_unscheduled_action_is_an_error() -> None:
     with pytest.raises(
         PluginError, match=r"no scheduled action is called 'act\.atc'. Did you mean 'act\.act'\?"
     ):
@@ -530,7 +530,7 @@ def test_timings_say_where_the_time_went() -> None:
 
 
 @pytest.mark.parametrize(("log_every", "reads"), [(1, False), (None, True)])
-def test_the_device_is_waited_for_in_an_account_of_its_own(
+def test_waiting_for_the_device_is_timed_separately(
     log_every: int | None, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a record's values, and for a finite state that an action asks for. Each look at the clock

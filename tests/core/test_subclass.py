@@ -31,7 +31,7 @@ class Halving(fg.Engine):
         return rule.apply_gradients(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
 
 
-def test_case_39_a_subclass_gives_the_same_bits_by_fit_fused_fit_and_step() -> None:
+def test_case_39_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:
     data = classes(48, shuffle=True)
     fitted = Halving(steps=10).fit(Classifier, data)
     fused = Halving(steps=10).fit(Classifier, data, steps_per_execution=8)
@@ -80,7 +80,7 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
     assert (3, "exact") in seen
 
 
-def test_a_subclass_that_forgets_what_a_step_gives_is_told() -> None:
+def test_subclass_that_returns_no_step_result_is_an_error() -> None:
     class Gradientless(fg.Engine):
         def train_step(self, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:
             state, output = super().train_step(state, batch, ctx, update_rule)

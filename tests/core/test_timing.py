@@ -38,7 +38,7 @@ def test_the_time_of_a_block_that_fails_counts():
     assert timings.calls["failing"] == 1
 
 
-def test_the_median_step_is_that_between_due_points():
+def test_median_step_time_is_that_between_due_points():
     timings = Timings()
     assert math.isnan(timings.median_step)
     for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):

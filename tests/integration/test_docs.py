@@ -31,7 +31,7 @@ def blocks(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.stem
 )
-def test_the_python_blocks_of_a_page_run_one_after_the_other(
+def test_python_blocks_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(
         exec(compile(block, page, "exec"), namespace.__dict__)
 
 
-def test_blocks_are_found():
+def test_python_blocks_are_extracted():
     assert len(list(blocks(ROOT / "README.md"))) == 2
 
 

@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         ("fsdp", 1, [[64, 16]] * 2),
     ],
 )
-def test_case_x6_a_run_on_eight_devices_goes_on_where_there_are_fewer(
+def test_case_x6_run_on_eight_devices_resumes_on_fewer(
     saved: tuple[Path, dict[str, Any], dict[str, Any]],
     tmp_path: Path,
     layout: str,

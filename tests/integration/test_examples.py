@@ -61,7 +61,7 @@ def test_wgan_gp():
     assert found["high_quality"] > 0.8
 
 
-def test_digits_goes_on_where_it_was_killed(tmp_path: Path):
+def test_digits_resumes_after_a_kill(tmp_path: Path):
     arguments = ["digits.py", "steps=600", "width=32", "--run"]
     run(*arguments, str(tmp_path / "whole"))
     command = [

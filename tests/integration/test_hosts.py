@@ -55,7 +55,7 @@ def expected() -> tuple[dict[str, float], np.ndarray]:
 @pytest.mark.parametrize(
     "processes", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 4]
 )
-def test_uneven_hosts_find_what_scikit_learn_finds_over_the_whole_set(processes: int) -> None:
+def test_uneven_hosts_compute_what_scikit_learn_computes_over_the_whole_set(processes: int) -> None:
     hosts = found(processes, *(["failures"] if processes == 2 else []))
     same = [[line for line in lines if "error" not in line] for lines in hosts]
     assert all(lines == same[0] for lines in same)
@@ -68,7 +68,7 @@ def test_uneven_hosts_find_what_scikit_learn_finds_over_the_whole_set(processes:
         assert sum(values["handed"]) == 103
 
 
-def test_what_fails_on_one_host_fails_on_all() -> None:
+def test_failure_on_one_host_is_raised_on_all() -> None:
     first, second = found(2, "failures")
     errors = [[line["error"] for line in lines if "error" in line] for lines in (first, second)]
     why = "process 1 failed to make batch {} of an evaluation: {}"

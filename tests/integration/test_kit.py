@@ -111,7 +111,7 @@ QUICK |= {"tensorboard", "wandb"}
     "name",
     [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLUGINS],
 )
-def test_a_plugin_of_ours_passes_the_conformance_check(name: str) -> None:
+def test_each_plugin_passes_the_conformance_check(name: str) -> None:
     plugin, options = PLUGINS[name]
     check_plugin(plugin, **options)
 

@@ -73,7 +73,7 @@ def exact(scalars: Scalars) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kills", [pytest.param((), marks=pytest.mark.slow), (13, 28)])
-def test_every_logger_tells_the_same_each_step_once(kills: tuple[int, ...], tmp_path: Path):
+def test_every_logger_holds_each_step_once(kills: tuple[int, ...], tmp_path: Path):
     for kill in (*kills, 0):
         run(tmp_path, kill)
     found = {"jsonl": jsonl(tmp_path), "csv": table(tmp_path), "tensorboard": tensorboard(tmp_path)}

@@ -41,7 +41,7 @@ def found(name: str) -> Any:
 
 
 @pytest.mark.parametrize("page", PAGES.values())
-def test_every_name_is_there(page: str):
+def test_every_documented_name_exists(page: str):
     for name in NAME.findall(" ".join(here for _, _, here, *_ in rows(page))):
         assert found(name) is not None
 
@@ -59,11 +59,11 @@ def test_every_row_says_where_it_is_or_that_it_is_planned(letter: str, page: str
     not PARITY.exists(), reason="the list of capabilities is not beside this checkout"
 )
 @pytest.mark.parametrize(("letter", "page"), PAGES.items())
-def test_no_capability_is_left_out(letter: str, page: str):
+def test_every_capability_has_a_row(letter: str, page: str):
     wanted = re.findall(rf"^\| ({letter}\d+) \|", PARITY.read_text(), re.MULTILINE)
     assert wanted and [identity for identity, *_ in rows(page)] == wanted
 
 
-def test_a_name_that_is_not_there_is_found_out():
+def test_missing_name_is_detected():
     with pytest.raises(ModuleNotFoundError):
         found("fg.Engine.fitted")

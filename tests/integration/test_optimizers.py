@@ -110,7 +110,9 @@ def plugins() -> list[Any]:
         ),
     ],
 )
-def test_a_run_goes_on_in_the_middle_of_everything(tmp_path: Path, until: int, fuse: int) -> None:
+def test_run_resumes_in_the_middle_of_phases_and_accumulation(
+    tmp_path: Path, until: int, fuse: int
+) -> None:
     def engine(name: str, *more: Any) -> fg.Engine:
         freeze = Freeze("generator.layers[0]", until=until)
         parts = [*plugins(), freeze, Checkpointer(every=7, on_exception=False), *more]
@@ -163,7 +165,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def test_several_devices_have_the_numbers_of_one() -> None:
+def test_several_devices_compute_what_one_does() -> None:
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     run = subprocess.run(
         [sys.executable, __file__], capture_output=True, text=True, env=environment

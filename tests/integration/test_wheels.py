@@ -104,7 +104,7 @@ class Outsider:
 }
 
 
-def test_core_alone_holds_its_dependencies_and_no_more(core_alone: Path):
+def test_core_alone_installs_only_its_dependencies(core_alone: Path):
     installed = {
         str(canonicalize_name(found.name)): found
         for found in distributions(path=[site_packages(core_alone)])
@@ -139,24 +139,24 @@ def test_all_members_train_together(everything: Path):
     assert run(everything, "train(['rng'])").stdout.splitlines()[-1] == TRAINED
 
 
-def test_an_outsider_is_found_by_name(everything: Path):
+def test_outside_plugin_is_found_by_name(everything: Path):
     assert (
         run(everything, "fit(['outsider'], 1)", {"FULGURITE_AUTOLOAD": "0"}).stdout == "outsider\n"
     )
 
 
-def test_an_outsider_is_ordered(everything: Path):
+def test_outside_plugin_is_ordered(everything: Path):
     assert run(everything, "fit(['outsider', Scribe()], 1)").stdout == "scribe\noutsider\n"
 
 
-def test_an_outsider_is_blamed(everything: Path):
+def test_outside_plugin_is_named_in_its_errors(everything: Path):
     failed = run(everything, "fit([{'outsider': {'fail': True}}], 1)", check=False)
     assert failed.returncode == 1
     assert "RuntimeError: out of ink" in failed.stderr
     assert "plugin 'outsider' (outsider-dist 0.3), hook on_fit_start" in failed.stderr
 
 
-def test_an_outsider_is_autoloaded(everything: Path):
+def test_outside_plugin_is_autoloaded(everything: Path):
     assert run(everything, "fit([], 1)").stdout == "outsider\n"
 
 
@@ -170,7 +170,7 @@ def test_an_outsider_is_autoloaded(everything: Path):
         pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "rng"}, marks=pytest.mark.slow),
     ],
 )
-def test_an_autoloaded_outsider_is_switched_off(
+def test_autoloaded_outside_plugin_can_be_disabled(
     everything: Path, call: str, variables: dict[str, str]
 ):
     assert run(everything, call, variables).stdout == ""

@@ -17,7 +17,7 @@ def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:
     assert len(hits) >= 2
 
 
-def test_case_37_a_window_that_straddles_a_save_and_a_stop(tmp_path: Path) -> None:
+def test_case_37_window_across_a_save_and_a_stop(tmp_path: Path) -> None:
     """Logged every 7, saved every 10, SIGTERM at 13."""
     arguments = {"steps": 30, "log": 7, "save": 10}
     whole, run = undisturbed(tmp_path / "whole", **arguments), tmp_path / "run"

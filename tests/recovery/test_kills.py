@@ -30,7 +30,7 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_killed_run_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, name: str) -> None:
+def test_killed_run_leaves_what_an_uninterrupted_run_leaves(tmp_path: Path, name: str) -> None:
     """Twenty times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any
     time."""
     arguments = CONFIGURATIONS[name]
@@ -38,7 +38,7 @@ def test_a_killed_run_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, name
     killed(tmp_path, kills(seed, 16, arguments["source"]), 5, **arguments)
 
 
-def test_a_run_that_is_asked_to_stop_leaves_the_same(tmp_path: Path) -> None:
+def test_stopped_run_leaves_what_an_uninterrupted_run_leaves(tmp_path: Path) -> None:
     """By SIGTERM or Ctrl-C, at the same moments."""
     arguments = CONFIGURATIONS["stream"]
     plan = kills(11, 12, "stream", [signal.SIGTERM, signal.SIGINT])

@@ -277,7 +277,7 @@ def test_case_16_the_mean_of_checkpoints(
     )
 
 
-def test_what_cannot_be_averaged_is_an_error(
+def test_checkpoints_that_cannot_be_averaged_are_an_error(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(last: Any, out: Path) -> str:
@@ -292,7 +292,7 @@ def test_what_cannot_be_averaged_is_an_error(
     assert not (tmp_path / "mean").exists()
 
 
-def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_error(
+def test_averaging_accepts_random_keys_and_an_invalid_output_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Keyed(Counting):
@@ -337,7 +337,7 @@ def test_keys_in_a_module_do_not_hinder_a_mean_and_a_place_that_cannot_be_is_an_
         (["checkpoints", "diff", "{run}", "nowhere"], "no run in nowhere"),
     ],
 )
-def test_what_is_not_there_is_an_error(
+def test_missing_run_or_checkpoint_is_an_error(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in printed(capsys, *(argument.format(run=run) for argument in arguments), code=2)

@@ -69,7 +69,7 @@ def restore() -> Callable[..., float]:
 
 
 @pytest.mark.full
-def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Path) -> None:
+def test_damage_anywhere_is_detected(saved: Path, restore: Any, tmp_path: Path) -> None:
     assert restore(saved) == -2
     newest = saved / "checkpoints" / "step-2"
     files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
@@ -91,7 +91,7 @@ def test_damage_at_every_place_is_found(saved: Path, restore: Any, tmp_path: Pat
             shutil.rmtree(run)
 
 
-def test_sizes_alone_show_what_is_cut_off(saved: Path, restore: Any, tmp_path: Path) -> None:
+def test_truncation_is_detected_by_sizes(saved: Path, restore: Any, tmp_path: Path) -> None:
     for verify, damage in (("size", cut), ("size", remove)):
         run = tmp_path / damage.__name__
         shutil.copytree(saved, run)
@@ -106,7 +106,9 @@ def test_sizes_alone_show_what_is_cut_off(saved: Path, restore: Any, tmp_path: P
     assert restore(saved, verify="size") == restore(saved, verify="none") == -2
 
 
-def test_when_none_can_be_read_that_is_an_error(saved: Path, restore: Any, tmp_path: Path) -> None:
+def test_run_without_a_readable_checkpoint_is_an_error(
+    saved: Path, restore: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     flip(run / "checkpoints" / "step-2" / "index.json")
@@ -120,7 +122,7 @@ def test_when_none_can_be_read_that_is_an_error(saved: Path, restore: Any, tmp_p
 
 
 @pytest.mark.parametrize("damage", [remove, flip])
-def test_a_run_goes_on_from_the_one_before_and_writes_the_damaged_one_anew(
+def test_run_resumes_from_the_previous_checkpoint_and_rewrites_the_damaged_one(
     saved: Path, restore: Any, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     run = tmp_path / "run"
@@ -134,7 +136,7 @@ def test_a_run_goes_on_from_the_one_before_and_writes_the_damaged_one_anew(
         assert [restore(run, step) for step in (1, 2, 3)] == [-1, -2, -3]
 
 
-def test_a_checkpoint_deleted_while_it_is_read_is_an_error_of_ours(
+def test_checkpoint_deleted_during_restore_is_a_checkpoint_error(
     saved: Path, restore: Any, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -112,7 +112,7 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
         pytest.param(lambda: future(object()), marks=pytest.mark.full),
     ],
 )
-def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_required(
+def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
     tmp_path: Path, answer: Any
 ) -> None:
     class Careless(Sink):
@@ -141,7 +141,7 @@ def test_a_sink_that_cannot_say_where_it_is_stops_no_checkpoint_unless_it_is_req
         counting(tmp_path / "b", Careless(), every=100, on_exception=False)
 
 
-def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
+def test_host_state_that_is_not_json_is_an_error_naming_the_plugin(tmp_path: Path) -> None:
     class Holding:
         @fg.hookimpl
         def get_host_state(self) -> Any:
@@ -155,7 +155,7 @@ def test_what_is_no_json_on_the_host_names_its_plugin(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(
+def test_loggers_are_rewound_only_for_a_checkpoint_of_the_same_run(
     tmp_path: Path,
 ) -> None:
     sink, say = Sink(), Act(1, lambda run: run.log_text("act", {"at": str(run.step)}))
@@ -169,7 +169,7 @@ def test_sinks_are_rewound_to_the_checkpoint_and_those_of_another_run_are_not(
 
 
 @pytest.mark.filterwarnings("default:.*scores. scores was")
-def test_host_states_and_metrics_are_kept_and_a_complete_run_can_be_made_longer(
+def test_host_states_and_metrics_survive_and_a_complete_run_can_be_extended(
     tmp_path: Path,
 ) -> None:
     class Patience:
@@ -216,7 +216,7 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
         pytest.param("save", marks=pytest.mark.full),
     ],
 )
-def test_what_is_due_after_an_action_that_saves_is_not_lost(tmp_path: Path, phase: Any) -> None:
+def test_actions_after_one_that_saves_are_not_lost(tmp_path: Path, phase: Any) -> None:
     """The run is killed after a save that an action of step 4 asked for, and before any other."""
 
     def records(name: str, *others: Any) -> bytes:
@@ -261,13 +261,13 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     assert int(fit(5, "auto").state.step) == 15
 
 
-def test_a_trial_of_a_run_takes_steps_from_its_checkpoint(tmp_path: Path) -> None:
+def test_fast_dev_run_starts_from_the_checkpoint_of_the_run(tmp_path: Path) -> None:
     counting(tmp_path)
     trial = engine(tmp_path, Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS, resume="auto")
     assert (float(trial.module.weight), steps_in(tmp_path)) == (-7, [3, 4, 5])
 
 
-def test_a_state_of_before_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_state_older_than_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
     """The records of the steps that it takes again would be there twice."""
     first = counting(tmp_path, "jsonl", steps=3)
     trainer = engine(tmp_path, Checkpointer(1), "jsonl", steps=2, log_every=1)

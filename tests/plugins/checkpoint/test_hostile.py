@@ -25,7 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_what_is_read_is_right_or_an_error_of_ours(report: dict[str, Any]) -> None:
+def test_hostile_checkpoint_is_read_correctly_or_a_checkpoint_error(report: dict[str, Any]) -> None:
     outcomes = {name: one["read"] for name, one in report.items()}
     assert {name for name, one in outcomes.items() if one == -1} == {
         "names_outside", "arrays_outside", "step_outside", "pickles", "large", "pipe", "linked_arrays", "deep",
@@ -42,7 +42,7 @@ def test_reading_writes_imports_and_executes_nothing(report: dict[str, Any]) -> 
         assert not one["executed"], name
 
 
-def test_nothing_outside_is_touched_by_a_run_that_goes_on(report: dict[str, Any]) -> None:
+def test_resuming_a_hostile_run_touches_nothing_outside(report: dict[str, Any]) -> None:
     for name, one in report.items():
         assert one["untouched"], name
         assert one["trained"] == -4 or one["trained"].startswith("CheckpointError"), name

@@ -23,7 +23,7 @@ BUCKET = "gs://bucket/runs/a"
 
 
 @pytest.mark.parametrize("scheme", ["s3", "az", "memory", "http"])
-def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
+def test_unsupported_remote_directories_are_errors_at_construction(scheme: str) -> None:
     with pytest.raises(
         ConfigurationError,
         match=rf"{scheme}://bucket/run: checkpoints are kept in local folders and",
@@ -31,7 +31,7 @@ def test_other_remote_places_are_refused_at_construction(scheme: str) -> None:
         Checkpointer(1, directory=f"{scheme}://bucket/run")
 
 
-def test_a_run_itself_is_local() -> None:
+def test_run_directory_must_be_local() -> None:
     with pytest.raises(ConfigurationError, match="run_dir= is no local folder"):
         engine(cast(Path, ""), Checkpointer(1), steps=1).fit(Counting, ZEROS)
     with pytest.raises(ConfigurationError, match="run_dir=gs://bucket/run is no local folder"):
@@ -39,13 +39,13 @@ def test_a_run_itself_is_local() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")
-def test_without_gcsfs_it_says_what_to_install() -> None:
+def test_missing_gcsfs_is_an_error_saying_what_to_install() -> None:
     with pytest.raises(ConfigurationError, match=r"pip install 'fulgurite-checkpoint\[gcs\]'"):
         Checkpointer(1, directory=BUCKET)
 
 
 @pytest.mark.slow
-def test_a_run_whose_checkpoints_are_in_a_bucket(tmp_path: Path) -> None:
+def test_run_resumes_from_checkpoints_in_a_bucket(tmp_path: Path) -> None:
     """In a process of its own, because gcsfs looks for the emulator once, when it is imported."""
     for name in ("gcsfs", "gcp_storage_emulator"):
         pytest.importorskip(name)

@@ -41,7 +41,7 @@ def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, floa
 
 
 @pytest.mark.parametrize(("resume", "first"), [("auto", 5), ("latest", 5), (2, 3), ("never", 1)])
-def test_what_a_run_goes_on_from(run: Path, tmp_path: Path, resume: Any, first: int) -> None:
+def test_resume_selects_the_checkpoint(run: Path, tmp_path: Path, resume: Any, first: int) -> None:
     import shutil
 
     shutil.copytree(run, tmp_path / "run")
@@ -53,7 +53,7 @@ def test_what_a_run_goes_on_from(run: Path, tmp_path: Path, resume: Any, first: 
 
 
 @pytest.mark.full
-def test_another_run_and_one_checkpoint_of_it(run: Path, tmp_path: Path) -> None:
+def test_resume_from_another_run_or_one_of_its_checkpoints(run: Path, tmp_path: Path) -> None:
     assert first_step(tmp_path / "a", run) == (5, -5)
     assert first_step(tmp_path / "b", str(run / "checkpoints" / "step-3")) == (4, -4)
     assert first_step(tmp_path / "c", fg.CheckpointRef(run, 1)) == (2, -2)
@@ -61,7 +61,7 @@ def test_another_run_and_one_checkpoint_of_it(run: Path, tmp_path: Path) -> None
     assert steps_in(run) == [1, 2, 3, 4]
 
 
-def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) -> None:
+def test_fresh_start_beside_checkpoints_must_be_explicit(run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"newest of step 4.*resume='auto'.*resume='never'"):
         counting(run)
     assert steps_in(run) == [1, 2, 3, 4]
@@ -79,14 +79,14 @@ def test_a_fresh_start_where_there_are_checkpoints_must_be_asked_for(run: Path) 
         ("checkpoints/step-9", CheckpointError, r"no checkpoint of step 9 in \."),
     ],
 )
-def test_what_cannot_be_gone_on_from(
+def test_invalid_resume_is_an_error(
     run: Path, resume: Any, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
         counting(run, resume=resume)
 
 
-def test_without_a_run_there_is_nothing_to_go_on_from() -> None:
+def test_resume_without_a_run_directory_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"resume names no run"):
         counting(None, resume="latest")
 
@@ -116,7 +116,7 @@ def wide(*, key: Any) -> Any:
     return eqx.nn.make_with_state(Net)(key=key, width=5)
 
 
-def test_another_shape_is_an_error_that_lists_all_of_them(net: Any, tmp_path: Path) -> None:
+def test_changed_shapes_are_an_error_listing_all_of_them(net: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         going_on(net, wide, Average(), tmp_path=tmp_path)
     text = str(caught.value)
@@ -143,9 +143,7 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
         counting(tmp_path / "other", resume=tmp_path / "installed")
 
 
-def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(
-    run: Path, tmp_path: Path
-) -> None:
+def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: Path) -> None:
     class Slice:
         plugin_name = "slice"
 
@@ -164,7 +162,7 @@ def test_a_new_plugin_is_an_error_and_else_begins_with_a_new_slice(
     )
 
 
-def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
+def test_loggers_and_displays_may_be_added_and_removed(run: Path, tmp_path: Path) -> None:
     class Display:
         @fg.hookimpl
         def log_text(self, record: fg.Record) -> None: ...
@@ -176,7 +174,7 @@ def test_sinks_and_displays_may_come_and_go(run: Path, tmp_path: Path) -> None:
     counting(tmp_path, Display(), resume=run)
 
 
-def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
+def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
     told: list[str] = []
 
     class Told:
@@ -197,7 +195,7 @@ def test_a_sink_that_comes_or_goes_is_noted(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_array_is_told_when_it_differs(net: Any, tmp_path: Path) -> None:
+def test_changed_static_leaves_are_reported(net: Any, tmp_path: Path) -> None:
     def dry(*, key: Any) -> Any:
         return eqx.nn.make_with_state(Net)(key=key, rate=0.25)
 
@@ -216,7 +214,7 @@ class Scaled:
         return batch
 
 
-def test_arguments_plugins_and_data_that_differ_are_told(tmp_path: Path) -> None:
+def test_changed_arguments_plugins_and_data_are_reported(tmp_path: Path) -> None:
     def fit(scale: float, steps: int, data: Any) -> None:
         made = engine(
             tmp_path, Checkpointer(2, max_to_keep=steps), Scaled(scale), steps=steps, log_every=None
@@ -299,7 +297,7 @@ class Reader:
         return Checkpointer(1).restore_checkpoint(resume, template, engine)
 
 
-def test_case_30_a_part_of_another_model(old: Any) -> None:
+def test_case_30_part_of_another_model_is_restored(old: Any) -> None:
     path, result = old
     fresh = beginning(fg.CheckpointRef(path, map={"module.weight": "module.weight"}))
     state = beginning(fg.CheckpointRef(path, map={"module.decoder.layers[1]": "module.encoder"}))
@@ -351,14 +349,14 @@ def test_a_path_that_cannot_be_parsed_is_an_error_at_once() -> None:
         fg.CheckpointRef("runs/a", map={"module.[": "module"})
 
 
-def test_not_strict_takes_what_both_have(old: Any) -> None:
+def test_non_strict_restore_takes_common_leaves(old: Any) -> None:
     path, result = old
     state = beginning(fg.CheckpointRef(path, map={"module": "module"}, strict=False))
     assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
     assert float(state.module.weight) == float(result.module.weight) != 0
 
 
-def test_the_optimizer_is_made_from_the_weights_that_were_read(old: Any) -> None:
+def test_optimizer_state_is_initialized_from_the_loaded_weights(old: Any) -> None:
     class Keeping(Old):
         def configure_optimizers(self) -> optax.GradientTransformation:
             start = optax.GradientTransformation(
@@ -377,7 +375,7 @@ def test_the_optimizer_is_made_from_the_weights_that_were_read(old: Any) -> None
     assert int(state.step) == 0
 
 
-def test_the_optimizer_s_own_arrays_can_be_read_as_well(net: Any) -> None:
+def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
     path, result = net
     seen: list[Any] = []
     look = Act(
@@ -405,7 +403,7 @@ def test_a_state_and_weights_to_begin_with_exclude_each_other(old: Any) -> None:
 
 
 @pytest.mark.slow  # tests/integration/test_elastic.py has fewer devices in the suite
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path) -> None:
+def test_run_resumes_with_another_number_of_devices(tmp_path: Path) -> None:
     """Trained on four simulated devices, gone on from with two and with one; the same numbers but
     for rounding."""
     program = Path(__file__).with_name("elastic.py")

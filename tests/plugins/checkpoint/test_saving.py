@@ -64,9 +64,7 @@ def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path:
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(
-    tmp_path: Path, background: bool
-) -> None:
+def test_later_save_of_the_same_step_replaces_the_earlier(tmp_path: Path, background: bool) -> None:
     """One before an action of the step, one after it: what the action changed must be in it."""
 
     def double(run: fg.Run) -> fg.ReplaceState:
@@ -82,7 +80,7 @@ def test_a_later_save_of_the_same_step_takes_the_place_of_the_earlier(
     assert weights_in(tmp_path) == 7
 
 
-def test_a_trial_writes_nothing(tmp_path: Path) -> None:
+def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
     counting(tmp_path / "run", every=1)
     engine(tmp_path / "trial", Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS)
     assert not (tmp_path / "trial").exists()
@@ -92,7 +90,7 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------
 
 
-def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path: Path) -> None:
+def test_case_22_last_three_are_kept_and_the_run_resumes_from_the_last(tmp_path: Path) -> None:
     counting(tmp_path)
     assert steps_in(tmp_path) == [3, 4, 5]
     seen: list[int] = []
@@ -106,7 +104,7 @@ def test_case_22_the_last_three_stay_and_the_run_goes_on_from_the_last(tmp_path:
     ]
 
 
-def test_every_mth_stays_for_good(tmp_path: Path) -> None:
+def test_keep_period_checkpoints_are_never_deleted(tmp_path: Path) -> None:
     counting(tmp_path, steps=8, max_to_keep=1, keep_period=3)
     assert steps_in(tmp_path) == [3, 6, 8]
 
@@ -165,7 +163,7 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
         weights_in(tmp_path / "nan", "best", monitor="test/score")
 
 
-def test_a_best_that_is_not_measured_is_told(tmp_path: Path) -> None:
+def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
         counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe")
     assert ["which 'test' does not measure" in str(one.message) for one in warned] == [True, False]
@@ -216,7 +214,7 @@ def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(
 # ------------------------------------------------------------------------------------------
 
 
-def test_an_exception_saves_where_going_on_is_exact(tmp_path: Path) -> None:
+def test_exception_saves_where_resuming_is_exact(tmp_path: Path) -> None:
     """The failing action had emitted nothing, so that the resumed run does it again."""
     said: list[int] = []
 
@@ -261,7 +259,7 @@ def test_without_on_exception_nothing_is_saved(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [3]
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     counting(tmp_path, steps=2)
     for name in ("saving-step-3", "trash-step-1"):
         (tmp_path / "checkpoints" / name / "arrays").mkdir(parents=True)
@@ -292,12 +290,12 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
         ({"resume_data": "skip"}, "'exact', 'replay', 'restart'"),
     ],
 )
-def test_options_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         Checkpointer(**{"every": 1, **options})
 
 
-def test_without_a_place_to_write(tmp_path: Path) -> None:
+def test_missing_run_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no place.*Engine\(run_dir="):
         counting(None)
 
@@ -310,7 +308,7 @@ class Stream:
 
 
 @pytest.mark.full
-def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
+def test_data_without_a_state_needs_an_explicit_choice(tmp_path: Path) -> None:
     def fit(resume_data: Any, data: Any, **options: Any) -> fg.FitResult:
         checkpoints = Checkpointer(2, resume_data=resume_data)
         return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(
@@ -324,7 +322,7 @@ def test_data_without_a_state_must_be_asked_for(tmp_path: Path) -> None:
         assert float(fit(how, Stream(), resume=2).module.weight) == -5
 
 
-def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
+def test_iterator_can_only_restart(tmp_path: Path) -> None:
     class Kept(Stream):
         def get_state(self) -> Any:
             return 0
@@ -355,14 +353,14 @@ def test_an_iterator_can_only_begin_anew(tmp_path: Path) -> None:
     assert fit("restart", iter(Stream()), "auto", steps=4).history["train/seen"].tolist() == [0, 1]
 
 
-def test_a_checkpoint_elsewhere_than_the_run(tmp_path: Path) -> None:
+def test_checkpoints_may_be_outside_the_run_directory(tmp_path: Path) -> None:
     counting(tmp_path / "run", directory=tmp_path / "else", steps=2)
     assert (steps_in(tmp_path / "run"), steps_in(tmp_path / "else")) == ([], [1, 2])
     counting(tmp_path / "run", directory=tmp_path / "else", steps=3, resume="auto")
     assert steps_in(tmp_path / "else") == [1, 2, 3]
 
 
-def test_a_signal_in_a_save_does_not_tear_it(tmp_path: Path) -> None:
+def test_signal_during_a_save_does_not_damage_it(tmp_path: Path) -> None:
     class Interrupting:
         @fg.hookimpl
         def on_save(self, run: fg.Run, step: int) -> None:
@@ -374,7 +372,7 @@ def test_a_signal_in_a_save_does_not_tear_it(tmp_path: Path) -> None:
     assert steps_in(tmp_path)[-1] == int(result.state.step)
 
 
-def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> None:
+def test_process_that_lost_the_lock_during_a_save_commits_nothing(tmp_path: Path) -> None:
     class Taking:
         @fg.hookimpl
         def on_save(self, run: fg.Run) -> None:
@@ -387,7 +385,7 @@ def test_who_is_taken_over_while_it_saves_commits_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_checkpoints_elsewhere_that_a_run_does_not_go_on_from_are_set_aside(tmp_path: Path) -> None:
+def test_outside_checkpoints_of_a_fresh_start_are_set_aside(tmp_path: Path) -> None:
     """Left there, they would be the newest: those of the new run would be removed, and `auto` would
     take theirs."""
     run, elsewhere = tmp_path / "run", tmp_path / "else"
@@ -437,7 +435,7 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
 
 
 @pytest.mark.full
-def test_what_made_a_state_is_not_changed_by_a_start_that_takes_no_step(tmp_path: Path) -> None:
+def test_start_without_a_step_does_not_change_the_origin_of_a_state(tmp_path: Path) -> None:
     def model_of(rate: float, steps: int) -> Any:
         start = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(2)], autoload=False)
         start.fit(partial(NET, rate=rate), regression(), resume="auto")

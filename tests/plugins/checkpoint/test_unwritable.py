@@ -26,7 +26,7 @@ def blocked(run: fg.Run) -> None:
         (Path(run.run_dir.path) / "checkpoints" / f"saving-step-{step}").write_text("in the way")  # type: ignore[union-attr]
 
 
-def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path: Path) -> None:
+def test_failed_save_is_reported_keeps_older_ones_and_is_retried(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"step [34] could not be written.*next save tries again"):
         result = counting(tmp_path, Act(fg.At(3), blocked), steps=6, async_save=False)
     assert steps_in(tmp_path) == [2, 5, 6]
@@ -34,7 +34,7 @@ def test_a_failed_save_is_told_keeps_the_older_ones_and_is_tried_again(tmp_path:
 
 
 @pytest.mark.parametrize("every", [1, 99])
-def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(
+def test_three_failed_saves_in_a_row_end_the_run_without_losing_state(
     tmp_path: Path, every: int
 ) -> None:
     """At three steps, and of the only save, at the end."""
@@ -54,7 +54,7 @@ def test_three_failures_in_a_row_end_the_run_and_nothing_trained_is_lost(
     assert "the checkpoint of step 5 could not be written" in result.failures["checkpoints"]
 
 
-def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(
+def test_failed_background_save_is_reported_when_training_fails_too(
     tmp_path: Path,
 ) -> None:
     def fail(run: fg.Run) -> None:
@@ -71,7 +71,7 @@ def test_a_save_that_fails_in_the_background_is_told_when_training_fails_too(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_saving_is_retried(tmp_path: Path) -> None:
     """No file may grow beyond some bytes while steps 3 and 4 are saved. Orbax raises further errors
     on threads that nobody waits for."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -93,7 +93,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("deleted", [".", "checkpoints"])
-def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: str) -> None:
+def test_directory_deleted_during_training(tmp_path: Path, deleted: str) -> None:
     """What was there is gone; training goes on, and what is saved later is whole."""
     run = tmp_path / "run"
     delete = Act(fg.At(3), lambda _: shutil.rmtree(run / deleted))
@@ -104,7 +104,7 @@ def test_a_directory_that_is_deleted_while_it_trains(tmp_path: Path, deleted: st
 
 @pytest.mark.full
 @pytest.mark.parametrize("elsewhere", [None, "other"])
-def test_a_program_that_changes_its_working_directory(
+def test_changed_working_directory_does_not_move_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
 ) -> None:
     """What was given relative to the one it began in stays there."""
@@ -119,7 +119,7 @@ def test_a_program_that_changes_its_working_directory(
 
 
 @pytest.mark.parametrize("name", ["lr=[1]", "*", "back\\slash", "\udcff"])
-def test_names_with_which_orbax_writes_elsewhere_or_nowhere(tmp_path: Path, name: str) -> None:
+def test_directory_names_that_orbax_cannot_write_are_errors(tmp_path: Path, name: str) -> None:
     """Below `[1]` it lost the arrays of a checkpoint that looked complete."""
     with pytest.raises(
         CheckpointError, match="in its name, with which Orbax cannot write: rename the folder"
@@ -128,7 +128,7 @@ def test_names_with_which_orbax_writes_elsewhere_or_nowhere(tmp_path: Path, name
 
 
 @pytest.mark.full
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_directories_are_errors(tmp_path: Path) -> None:
     """In a process for which permissions hold, whoever runs the tests."""
     prefix: list[str] = []
     if os.geteuid() == 0:

@@ -149,13 +149,13 @@ def test_plugins_are_listed_as_json(packages: dict[str, str]):
     } in json.loads(done.stdout)
 
 
-def test_packages_add_commands(packages: dict[str, str]):
+def test_distributions_add_commands(packages: dict[str, str]):
     done = run("greet", "you", "--loud", **packages)
     assert (done.stdout, done.stderr) == ("imported\nhello you --loud\n", "code 5, heavy: []\n")
     assert run("nothing", **packages).stderr == LIGHT
 
 
-def test_a_command_that_there_is_already_is_an_error(packages: dict[str, str], tmp_path: Path):
+def test_duplicate_command_is_an_error(packages: dict[str, str], tmp_path: Path):
     dist = tmp_path / "other-2.0.dist-info"
     dist.mkdir()
     (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
@@ -246,7 +246,7 @@ def test_explain_shows_what_the_engine_of_a_program_does(
         {"FULGURITE_PLUGINS": "rng"},
     ],
 )
-def test_listing_says_active_for_the_plugins_of_an_engine(
+def test_listing_marks_active_plugins_of_an_engine(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     """The listing has the rules a second time, because importing the core's imports jax."""

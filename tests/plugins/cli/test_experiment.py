@@ -166,7 +166,7 @@ def counting(steps: int = 3) -> Experiment:
         ("out=b/c", Path("b/c")),
     ],
 )
-def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
+def test_override_has_the_type_of_its_argument(override: str, value: Any):
     name = override.partition("=")[0]
     got, unchanged = (
         build_experiment(settings, [override]).model,
@@ -199,13 +199,13 @@ def test_an_override_has_the_type_of_its_argument(override: str, value: Any):
         ("lr", "'lr' is not an argument: write name=value"),
     ],
 )
-def test_an_override_that_cannot_be_meant_is_an_error(override: str, message: str):
+def test_invalid_override_is_an_error(override: str, message: str):
     with pytest.raises(ConfigurationError) as caught:
         build_experiment(settings, [override])
     assert message in str(caught.value)
 
 
-def test_arguments_as_manifests_hold_them():
+def test_arguments_are_stored_as_in_manifests():
     made = build_experiment(settings, ["act=tanh", "out=b"])
     assert made.engine.config is not None
     kept = json.loads(json.dumps(made.engine.config))
@@ -226,7 +226,7 @@ def test_arguments_as_manifests_hold_them():
         build_experiment(experiment, [], run_dir="runs/a")
 
 
-def test_arguments_without_default_are_needed():
+def test_missing_argument_without_default_is_an_error():
     def experiment(width: int, depth: int, lr: float = 0.1) -> Experiment:
         return Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
 
@@ -336,7 +336,7 @@ def test_a_signal_ends_the_program_between_steps_with_its_code(
     assert not RunDirectory(tmp_path / "run").is_complete
 
 
-def test_a_standard_error_that_takes_nothing_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch):
+def test_closed_standard_error_does_not_change_the_exit_code(monkeypatch: pytest.MonkeyPatch):
     def batches() -> Iterator[Any]:
         yield np.ones((1, 1), np.float32)
         while True:
@@ -378,7 +378,7 @@ def test_a_second_signal_ends_the_program_at_once(
 
 
 @pytest.mark.parametrize("code", ["0", "256", "-1", "x"])
-def test_an_exit_code_that_is_none_is_an_error(code: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_exit_code_is_an_error(code: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
         run(counting, [f"--preempted-exit-code={code}"])
     assert stopped.value.code == 2
@@ -402,7 +402,7 @@ def started(path: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
             process.kill()
 
 
-def test_an_experiment_that_takes_the_run_is_told_it(tmp_path: Path):
+def test_experiment_with_a_run_argument_receives_the_run_directory(tmp_path: Path):
     def experiment(steps: int = 2, run_dir: str | None = None) -> Experiment:
         engine = fg.Engine(steps=steps, autoload=False)
         return Experiment(engine=engine, model=(steps, run_dir), data=None)

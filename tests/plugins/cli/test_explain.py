@@ -51,7 +51,7 @@ def test_the_explanation_of_two_plugins() -> None:
     ]
 
 
-def test_many_steps_are_cut_short_and_an_engine_without_plugins_has_none() -> None:
+def test_explanation_abbreviates_many_steps_and_is_empty_without_plugins() -> None:
     rows = explain(fg.Engine(epochs=3, log_every=10, autoload=False)).splitlines()
     assert rows[0] == "3 epochs, seed 0, up to 1 steps in a dispatch"
     assert rows[3] == "  none"
@@ -62,7 +62,7 @@ def test_slots_are_the_hooks_that_one_plugin_answers() -> None:
     assert "configure_optimizers" in SLOTS and "loss_terms" not in SLOTS
 
 
-def test_how_often_in_epochs_is_not_known_before_their_end() -> None:
+def test_cadence_in_epochs_is_unknown_before_their_end() -> None:
     engine = fg.Engine(epochs=3, log_every=fg.EvenlySpaced(4) | fg.At(2), autoload=False)
     rows = explain(engine).splitlines()
     assert rows[-1].split(maxsplit=2)[-1] == "EvenlySpaced(n=4) | At(2): 2"

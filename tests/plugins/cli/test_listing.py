@@ -74,7 +74,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_all_tells_hooks_slots_state_and_errors(
+def test_listing_all_shows_hooks_slots_state_and_errors(
     demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, rows = told(capsys, "--all")
@@ -103,7 +103,9 @@ def test_all_tells_hooks_slots_state_and_errors(
     assert "    error: plugin 'broken' (demo-dist 1.5) cannot be imported" in text
 
 
-def test_a_name_tells_the_configuration(demo: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_one_plugin_shows_its_configuration(
+    demo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, told_of = told(capsys, "demo")
     assert (code, told_of["doc"]) == (0, "Shows what a plugin has.")
     assert told_of["fields"] == [
@@ -118,7 +120,7 @@ def test_a_name_tells_the_configuration(demo: None, capsys: pytest.CaptureFixtur
     )
 
 
-def test_a_function_that_makes_a_plugin_is_told_as_well(
+def test_listing_shows_plugin_factories_too(
     demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = tmp_path / "demo_dist-1.5.dist-info" / "entry_points.txt"
@@ -138,7 +140,7 @@ def test_a_function_that_makes_a_plugin_is_told_as_well(
     )
 
 
-def test_a_name_that_cannot_be_imported_or_is_not_there(
+def test_listing_a_broken_or_unknown_name_is_an_error(
     demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins", "broken"]) == 1
@@ -149,7 +151,7 @@ def test_a_name_that_cannot_be_imported_or_is_not_there(
     assert "no plugin 'demos' is installed. Did you mean 'demo'?" in capsys.readouterr().err
 
 
-def test_the_environment_says_what_is_active(
+def test_listing_respects_the_environment(
     demo: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULGURITE_PLUGINS", "demo,-rng")

@@ -19,7 +19,7 @@ def fresh_entry_points() -> Iterator[None]:
     selection.find_installed.cache_clear()
 
 
-def test_what_is_here_is_told_and_nothing_is_wrong(
+def test_doctor_reports_a_healthy_installation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = main(["doctor", str(tmp_path / "new")]), capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_what_is_here_is_told_and_nothing_is_wrong(
     assert any(line.startswith("compilation cache: ") for line in lines)
 
 
-def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
+def test_doctor_reports_an_unwritable_compilation_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def test_a_cache_of_compiled_programs_is_told_and_must_be_writable(
     )
 
 
-def test_what_every_engine_fails_by_is_found(
+def test_doctor_finds_what_breaks_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     info = tmp_path / "eager-1.0.dist-info"
@@ -81,7 +81,7 @@ def test_what_every_engine_fails_by_is_found(
     )
 
 
-def test_broken_entry_points_versions_and_directories_are_found(
+def test_doctor_finds_broken_entry_points_versions_and_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (1, 2):

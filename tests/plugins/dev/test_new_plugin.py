@@ -93,7 +93,7 @@ def fresh_entry_points() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_entry_points")
-def test_a_name_that_is_taken_is_an_error(
+def test_taken_name_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for distribution in (
@@ -118,13 +118,13 @@ def test_a_name_that_is_taken_is_an_error(
         )
 
 
-def test_where_nothing_can_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_target_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["new-plugin", "noise", "--folder", "/proc/none/noise"])
     assert stop.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
-def test_what_is_there_is_not_written_over(
+def test_existing_files_are_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -30,7 +30,7 @@ def told(step: int, **values: Any) -> fg.Record:
 # -------------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_json(tmp_path: Path) -> None:
+def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
     backend = Lines(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
@@ -55,9 +55,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert backend.position() == {"records.jsonl": (tmp_path / "records.jsonl").stat().st_size}
 
 
-def test_a_table_that_took_the_place_of_another_needs_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_table_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure to write down what is deleted ended the logger, which then closed a descriptor that
     it had no more."""
     sync = os.fsync
@@ -89,7 +87,7 @@ def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_a_torn_line_is_dropped_where_nothing_says_how_far_it_was_written(tmp_path: Path) -> None:
+def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
     for name in ("records.jsonl", "telemetry.jsonl"):
         (tmp_path / name).write_bytes(b'{"step":1}\n' + b"x" * 100_000)
     backend = Lines(tmp_path, None)
@@ -116,7 +114,7 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
+def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
     backend = Tables(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan))
     backend.write(
@@ -137,7 +135,7 @@ def test_a_table_gets_columns_as_they_come_up(tmp_path: Path) -> None:
     assert (tmp_path / "telemetry.csv").read_text() == "attempt,wall,step,train/rate\n2,1.5,3,2\n"
 
 
-def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
+def test_table_is_continued_after_a_resume(tmp_path: Path) -> None:
     backend = Tables(tmp_path, None)
     backend.write(scalars(1, a=1))
     with open(tmp_path / "records.csv", "a") as file:
@@ -148,7 +146,7 @@ def test_a_table_is_gone_on_with(tmp_path: Path) -> None:
     assert backend.position() == {"records.csv": {"bytes": 31, "columns": 3, "rows": 2}}
 
 
-def test_a_table_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
         CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"
@@ -193,7 +191,7 @@ RECORDS = st.lists(
     after=RECORDS,
     torn=st.binary(max_size=9).filter(lambda torn: b"\n" not in torn),
 )
-def test_what_is_written_after_going_back_is_as_if_it_had_come_first(
+def test_records_after_a_rewind_are_written_as_if_first(
     tmp_path_factory: pytest.TempPathFactory,
     logger: Any,
     name: str,
@@ -260,7 +258,7 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
         (Tables, {"records.csv": 7}),
     ],
 )
-def test_a_position_that_cannot_be_is_an_error_and_nothing_is_cut(
+def test_invalid_position_is_an_error_and_nothing_is_truncated(
     tmp_path: Path, logger: Any, position: Any
 ) -> None:
     backend = logger(tmp_path, None)

@@ -38,7 +38,7 @@ def test_series_are_the_single_numbers(tmp_path: Path) -> None:
     assert found["test/loss"][0] == [50] and np.isnan(found["test/loss"][1])
 
 
-def test_what_evaluators_in_processes_of_their_own_found_is_drawn(tmp_path: Path) -> None:
+def test_results_of_standalone_evaluators_are_drawn(tmp_path: Path) -> None:
     run, commits = logged(tmp_path / "a"), {}
     for name in ("checkpoints/step-8", "superseded/1/step-8", "superseded/1/step-9"):
         (run / name).mkdir(parents=True)
@@ -90,7 +90,9 @@ def test_a_picture_is_written(tmp_path: Path, kind: str) -> None:
         )
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, out = str(logged(tmp_path / "a")), str(tmp_path / "a.png")
     for arguments, message in (
         ([run, "--metric", "los", "--out", out], "has no metric 'los'. Did you mean"),
@@ -119,7 +121,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ],
     ids=range(10),
 )
-def test_a_line_that_is_no_record_is_named(
+def test_invalid_line_is_an_error_naming_it(
     tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "records.jsonl").write_bytes(
@@ -129,7 +131,7 @@ def test_a_line_that_is_no_record_is_named(
     assert "records.jsonl, line 2: " in capsys.readouterr().err
 
 
-def test_without_matplotlib_it_says_what_to_install(
+def test_missing_matplotlib_is_an_error_saying_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

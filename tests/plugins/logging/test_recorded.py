@@ -64,7 +64,7 @@ class Logger:
 # ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each_log_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_a_line_per_log_step(capsys: pytest.CaptureFixture[str]) -> None:
     notice = Act(
         fg.At(3), lambda run: run.log_text("act", {"message": "hello"}, stream="telemetry")
     )
@@ -122,7 +122,7 @@ def test_numbers_are_short(value: Any, text: str) -> None:
     assert number(value) == text
 
 
-def test_case_18_steps_a_second() -> None:
+def test_case_18_steps_per_second_are_logged() -> None:
     """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log
     step on in a run."""
     from fulgurite.timing import Rate
@@ -149,7 +149,7 @@ class Tower(Line):
         self.layers = [eqx.nn.Linear(4, 2, key=key), eqx.nn.Linear(2, 3, use_bias=False, key=key)]
 
 
-def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys, "argv", ["train.py", "--api-key", "canary1", "token=canary2", "lr=0.1"]
     )
@@ -203,11 +203,11 @@ def test_the_environment_is_told_once_as_telemetry(monkeypatch: pytest.MonkeyPat
         ("s3://bucket/path", "s3://bucket/path"),
     ],
 )
-def test_secrets_are_masked(text: str, expected: str) -> None:
+def test_secrets_are_redacted(text: str, expected: str) -> None:
     assert redact_text(text) == expected
 
 
-def test_what_follows_an_option_is_masked() -> None:
+def test_secret_after_an_option_is_redacted() -> None:
     assert masked_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
         "--token",
         "***",
@@ -241,7 +241,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
 # -----------------------------------------------------------------------------------------
 
 
-def test_norms_are_those_of_numpy() -> None:
+def test_norms_equal_numpy() -> None:
     seen: list[Any] = []
 
     class Witness:
@@ -279,7 +279,7 @@ def test_norms_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
-def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
     def counted(tree: Any) -> Any:
@@ -295,7 +295,7 @@ def test_norms_are_computed_at_log_steps_alone(fuse: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.full
-def test_norms_where_jax_computes_in_double_precision() -> None:
+def test_norms_are_right_in_double_precision() -> None:
     with jax.enable_x64(True):
         result = engine("norms", steps=2).fit(Line, data())
     whole = np.sqrt(
@@ -307,7 +307,7 @@ def test_norms_where_jax_computes_in_double_precision() -> None:
     assert result.history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
 
 
-def test_norms_that_cannot_be_are_errors() -> None:
+def test_invalid_norms_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
         NormMonitor(of=("gradient",))
     with pytest.raises(PathError, match="selects no array"):
@@ -370,7 +370,7 @@ def test_media_are_shown_at_their_trigger() -> None:
     "every",
     [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()],
 )
-def test_media_at_times_at_which_nothing_could_be_shown_are_an_error(every: fg.Trigger) -> None:
+def test_time_driven_media_trigger_is_an_error(every: fg.Trigger) -> None:
     with pytest.raises(ConfigurationError, match="nothing would be shown"):
         MediaLogger(every=every)
 

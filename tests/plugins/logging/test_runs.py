@@ -77,7 +77,7 @@ def test_exact_records_hold_nothing_of_clock_and_process(whole: dict[str, bytes]
         assert set(json.loads(line)) == {"kind", "source", "step", "values"}
 
 
-def test_a_run_is_needed_to_write_into() -> None:
+def test_file_loggers_need_a_run_directory() -> None:
     for logger in ("jsonl", "csv"):
         with pytest.raises(
             ConfigurationError, match=rf"{logger} writes into the run's directory.*--run"
@@ -85,7 +85,7 @@ def test_a_run_is_needed_to_write_into() -> None:
             engine(None, logger).fit(Line, data())
 
 
-def test_a_trial_writes_nothing(tmp_path: Path) -> None:
+def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
     engine(tmp_path / "run", *loggers(), fast_dev_run=2).fit(Line, data())
     assert not (tmp_path / "run").exists()
 
@@ -93,7 +93,7 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_killed_again_and_again_leaves_the_same_files(
+def test_repeatedly_killed_run_leaves_the_same_files(
     tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
     """By SIGKILL in a step, right after a checkpoint, and with records in the queue and a torn
@@ -194,7 +194,7 @@ def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: 
     )
 
 
-def test_a_run_that_died_before_its_first_checkpoint_is_there_once(
+def test_run_killed_before_its_first_checkpoint_is_recorded_once(
     tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
     def die(run: fg.Run) -> None:
@@ -209,7 +209,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_there_once(
     assert files(aside) == dead
 
 
-def test_a_second_fit_goes_on_with_the_files_of_the_first(tmp_path: Path) -> None:
+def test_second_fit_continues_the_files_of_the_first(tmp_path: Path) -> None:
     both = engine(tmp_path, *loggers(), steps=4, log_every=2)
     first = both.fit(Line, data())
     before = files(tmp_path)
@@ -224,7 +224,7 @@ def test_a_second_fit_goes_on_with_the_files_of_the_first(tmp_path: Path) -> Non
     ] == [2, 4, 6, 8]
 
 
-def test_records_that_are_gone_are_an_error_on_resume(tmp_path: Path) -> None:
+def test_missing_records_are_an_error_on_resume(tmp_path: Path) -> None:
     engine(tmp_path, JSONLLogger(), Keeper(6), steps=6, log_every=2).fit(Line, data())
     (tmp_path / "records.jsonl").unlink()
     with pytest.raises(
@@ -253,7 +253,7 @@ def small_disk(tmp_path: Path) -> Iterator[list[str]]:
     yield prefix
 
 
-def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, small_disk: list[str]) -> None:
+def test_training_continues_on_a_full_disk(tmp_path: Path, small_disk: list[str]) -> None:
     done = subprocess.run(
         [*small_disk, sys.executable, __file__, str(tmp_path), "full"],
         capture_output=True,
@@ -322,7 +322,7 @@ def settle(run: fg.Run) -> None:
         future.result(60)
 
 
-def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
+def test_training_continues_when_the_files_are_deleted(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
         settle(run)
         for name in FILES:
@@ -335,7 +335,7 @@ def test_training_goes_on_when_the_files_are_deleted(tmp_path: Path) -> None:
     assert int(result.state.step) == STEPS and len(result.history.records) > 5
 
 
-def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
+def test_training_continues_when_the_directory_is_deleted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     delete = Act(fg.At(8), lambda one: (settle(one), shutil.rmtree(run)) and None)
     with pytest.warns(
@@ -346,7 +346,7 @@ def test_training_goes_on_when_the_directory_is_deleted(tmp_path: Path) -> None:
     assert int(result.state.step) == STEPS and not run.exists()
 
 
-def test_a_required_logger_that_fails_ends_the_run(tmp_path: Path) -> None:
+def test_required_logger_that_fails_ends_the_run(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
         (tmp_path / "records.jsonl").unlink()
 
@@ -359,7 +359,7 @@ def test_a_required_logger_that_fails_ends_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_unopenable_files_are_reported_and_training_continues(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
     logger = JSONLLogger()
     with pytest.warns(UserWarning, match=r"logger 'jsonl' failed.*records\.jsonl"):
@@ -368,7 +368,7 @@ def test_files_that_cannot_be_opened_are_told_and_training_goes_on(tmp_path: Pat
     assert logger.flush_logger(4).result(0)["failed"]
 
 
-def test_a_logger_that_failed_before_a_checkpoint_says_so_on_resume(tmp_path: Path) -> None:
+def test_logger_that_failed_before_a_checkpoint_is_reported_on_resume(tmp_path: Path) -> None:
     def remove(run: fg.Run) -> None:
         logger.flush_logger(run.step).result(60)
         (tmp_path / "telemetry.jsonl").unlink()

@@ -88,7 +88,7 @@ def test_a_position_is_that_of_the_records_before_it() -> None:
     assert writer.flush().result(0) == 6
 
 
-def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
+def test_training_waits_only_for_a_full_queue_and_says_so_once() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
     writer = BackgroundWriter("slow", backend, size=3)
@@ -105,7 +105,7 @@ def test_training_waits_for_a_full_queue_alone_and_says_so_once() -> None:
     assert len(warned) == 1 and backend.steps == list(range(40))
 
 
-def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
+def test_first_failure_ends_writing_and_is_raised_at_the_next_call() -> None:
     backend = Memory(fail_at(2))
     writer = BackgroundWriter("failing", backend)
     writer.put(record(1))
@@ -119,7 +119,7 @@ def test_the_first_failure_is_the_last_and_is_raised_where_it_is_seen() -> None:
     assert writer.flush().result(0) == position
 
 
-def test_a_failure_to_sync_or_to_close_is_one() -> None:
+def test_failure_to_sync_or_close_is_raised() -> None:
     class Unsynced(Memory):
         def sync(self) -> None:
             raise OSError("no sync")
@@ -137,7 +137,7 @@ def test_a_failure_to_sync_or_to_close_is_one() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nothing_waits_for_a_backend_that_hangs() -> None:
+def test_hanging_backend_delays_nothing() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(1, release)
     writer = BackgroundWriter("hung", backend)
@@ -159,7 +159,7 @@ def test_nothing_waits_for_a_backend_that_hangs() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_training_goes_on_without_a_backend_that_hangs() -> None:
+def test_training_continues_without_a_hanging_backend() -> None:
     release, backend = threading.Event(), Memory()
     backend.before = stuck(0, release)
     writer = BackgroundWriter("hung", backend, size=2)

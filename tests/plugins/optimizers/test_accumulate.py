@@ -83,7 +83,7 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     assert float(whole.module.place) == pytest.approx(0.2)
 
 
-def test_what_remains_is_applied_where_a_plugin_stops_too() -> None:
+def test_remainder_is_applied_when_a_plugin_stops_training() -> None:
     class Stopping:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -110,7 +110,7 @@ class Steep(Distance):
         return optax.sgd(1e30)
 
 
-def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
+def test_nonfinite_remainder_is_not_applied() -> None:
     saved: list[int] = []
     plugin = type(
         "Save", (), {"save_checkpoint": fg.hookimpl(lambda self, run: saved.append(run.step))}
@@ -127,7 +127,7 @@ def test_what_remains_is_not_applied_where_it_is_not_finite() -> None:
         np.testing.assert_allclose(result.module.place, expected)
 
 
-def test_what_remains_is_an_update_as_those_before() -> None:
+def test_remainder_is_an_ordinary_update() -> None:
     """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come
     after it."""
 
@@ -214,7 +214,7 @@ class Centred(fg.Module):
         return optax.sgd(0.1)
 
 
-def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone() -> None:
+def test_microbatch_of_padding_leaves_the_model_state_alone() -> None:
     """The second batch is 5 and padding: its second microbatch has no example, and the mean of
     nothing is NaN."""
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5], np.float32), 4, remainder="pad")
@@ -224,7 +224,7 @@ def test_a_microbatch_of_nothing_but_padding_leaves_the_state_of_the_model_alone
 
 
 @pytest.mark.full
-def test_running_metrics_are_those_of_whole_batches() -> None:
+def test_running_metrics_equal_those_of_whole_batches() -> None:
     """Of 0, 1, ... 5, each with a mean over the batch, however it is divided; what begins as a
     plain mean does."""
 
@@ -263,7 +263,7 @@ class Every(fg.metrics.CollectingMetric):
         return self.mask.sum()
 
 
-def test_a_method_called_losses_is_the_modules_own() -> None:
+def test_method_called_losses_belongs_to_the_module() -> None:
     class Helped(Distance):
         def losses(self, place: jax.Array) -> jax.Array:
             return jnp.abs(10 - place)
@@ -277,7 +277,7 @@ def test_a_method_called_losses_is_the_modules_own() -> None:
 
 
 @pytest.mark.full
-def test_half_precision_is_summed_up_in_single() -> None:
+def test_half_precision_gradients_are_summed_in_single() -> None:
     """A gradient of 200 for each of 512 examples is 102,400 in all, which half precision does not
     reach."""
 
@@ -296,7 +296,7 @@ def test_half_precision_is_summed_up_in_single() -> None:
     assert steps.metrics["train"]["default/gradient_norm"] == 800
 
 
-def test_what_was_accumulated_is_applied_where_fewer_steps_are_asked_for_later() -> None:
+def test_accumulated_gradients_are_applied_by_a_shorter_continued_fit() -> None:
     first, later = (
         engine(GradientAccumulation(4, "steps")),
         engine(GradientAccumulation(2, "steps")),
@@ -342,7 +342,7 @@ def test_microbatches_take_a_fraction_of_the_memory() -> None:
     assert memory[1] < 0.35 * memory[0], memory
 
 
-def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() -> None:
+def test_microbatches_draw_distinct_numbers_and_carry_the_model_state() -> None:
     class Counted(fg.Module):
         weight: jax.Array
         index: eqx.nn.StateIndex
@@ -372,7 +372,7 @@ def test_microbatches_draw_numbers_of_their_own_and_pass_the_model_state_on() ->
 
 
 @pytest.mark.full
-def test_phases_accumulate_each_for_itself() -> None:
+def test_phases_accumulate_separately() -> None:
     """x by every second gradient, their mean; y by each: x stays 1 while y is 2 - (2 - 1)/4 = 1.75.
 
     Then x: 1 - ((1 + 2) + (1 + 1.75))/2/2 = -0.4375, y: 1.75 - (1.75 + 0.4375)/4.
@@ -398,7 +398,7 @@ def test_one_microbatch_is_the_plain_step() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("how, expected", [("microbatch", 2.0), ("steps", 3.0)])
-def test_media_are_those_of_the_first_microbatch_or_of_the_step(how: Any, expected: float) -> None:
+def test_media_come_from_the_first_microbatch_or_the_step(how: Any, expected: float) -> None:
     class Shown(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(media={"mean": picture(batch.mean())})

@@ -93,7 +93,7 @@ def by_two_calls(
 
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("fuse", [1, pytest.param(8, marks=pytest.mark.full)])
-def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int) -> None:
+def test_quadratic_games_equal_a_handwritten_step(order: Any, fuse: int) -> None:
     """100 steps in float64, bit for bit, with Adam and momentum; `max` with every third update."""
 
     class Quadratic(fg.Module):
@@ -145,7 +145,7 @@ def test_quadratic_games_are_those_of_one_function_by_hand(order: Any, fuse: int
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
+def test_small_gan_equals_a_handwritten_step(order: Any) -> None:
     """100 steps; losses from one forward pass share its key where they are simultaneous."""
     model = Pair(key=jax.random.key(1))
 
@@ -175,7 +175,7 @@ def test_a_small_gan_is_that_of_one_function_by_hand(order: Any) -> None:
         ),
     ],
 )
-def test_the_gan_of_digits_is_that_of_one_function_by_hand(order: Any) -> None:
+def test_gan_of_digits_equals_a_handwritten_step(order: Any) -> None:
     """100 steps of the convolutional GAN of examples/gan.py on the real digits, with its penalty
     and its optimizer."""
     model = gan.GAN(4, 1.0, key=jax.random.key(1))

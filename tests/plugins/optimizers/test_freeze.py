@@ -43,7 +43,7 @@ class Partial(Two):
         return optimize_only(optax.adamw(1e-2, weight_decay=0.1), "second")
 
 
-def test_what_is_frozen_for_good_has_no_part_in_training() -> None:
+def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
     """No change, no decay, no gradient, no optimizer memory; the same bits as an optimizer for the
     rest alone."""
     compiled = {name: Compiled() for name in ("whole", "frozen")}
@@ -117,7 +117,7 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     np.testing.assert_allclose(result.module.second, params[1], rtol=1e-5)
 
 
-def test_a_fit_that_goes_on_later_is_not_frozen_again() -> None:
+def test_continued_fit_is_not_frozen_again() -> None:
     frozen_first = engine(Freeze("first", until=3), steps=4)
     result = frozen_first.fit(Two, points())
     before = np.asarray(result.module.first)
@@ -166,7 +166,7 @@ def test_phases_may_be_frozen_too() -> None:
     assert played(whole) == (1, 1.75)
 
 
-def test_freezing_that_cannot_be_meant_is_an_error() -> None:
+def test_invalid_freezing_is_an_error() -> None:
     with pytest.raises(PathError, match="'third' selects no array"):
         engine(freeze("third"), steps=1).init_state(Two, points())
     for until in (fg.EveryEpoch(), fg.EvenlySpaced(2) | fg.At(9), fg.AtEnd()):
@@ -208,7 +208,7 @@ class Sum(fg.Module):
 
 
 @pytest.mark.full
-def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
+def test_custom_train_step_respects_frozen_parameters() -> None:
     sgd = optax.sgd(1.0, momentum=0.5)
     cases: list[tuple[Any, list[Any], tuple[float, float]]] = [
         (sgd, [], (-1.25, -1.25)),
@@ -229,7 +229,7 @@ def test_a_train_step_with_gradients_of_its_own_meets_frozen_parts() -> None:
         )
 
 
-def test_one_array_for_all_parameters_cannot_be_left_alone_in_part() -> None:
+def test_part_of_a_packed_array_cannot_be_frozen() -> None:
     flat = optax.flatten(optax.adam(0.1))
     with pytest.raises(
         ConfigurationError, match="is one array for all parameters, as optax.flatten"

@@ -142,7 +142,7 @@ def test_repetitions_may_share_the_batch() -> None:
         engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), odd)
 
 
-def test_phases_and_repetitions_draw_numbers_of_their_own() -> None:
+def test_phases_and_repetitions_draw_distinct_numbers() -> None:
     def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:
         phases = MultiOptimizer(
             place=Phase(optax.sgd(0.5), "place", repeat=repeat),
@@ -156,7 +156,7 @@ def test_phases_and_repetitions_draw_numbers_of_their_own() -> None:
     assert drawn(1)[0] != drawn(2)[0]
 
 
-def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
+def test_each_phase_counts_its_own_updates_for_schedules() -> None:
     """The rate of the n-th update is 1/n; `max` has had one update where `min` has had two."""
 
     def rate(count: Any) -> Any:
@@ -170,7 +170,7 @@ def test_each_phase_has_a_schedule_of_its_own_updates() -> None:
     np.testing.assert_allclose(result.history["train/max/learning_rate"], [1, 1, 1, 1 / 2])
 
 
-def test_phases_may_be_the_modules_own() -> None:
+def test_module_may_define_phases() -> None:
     class Own(Game):
         def configure_optimizers(self) -> Any:
             return {
@@ -202,7 +202,7 @@ def test_terms_of_plugins_are_addressed_by_phase() -> None:
         assert "loss" not in result.metrics["train"]
 
 
-def test_a_single_phase_called_loss_has_the_terms_of_plugins_too() -> None:
+def test_single_phase_named_loss_receives_plugin_terms() -> None:
     class Plain(Game):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(3 * self.x)
@@ -232,7 +232,7 @@ class ByFunctions(fg.Module):
         return {"min": lambda: self.x * batch.mean(), "max": largest}
 
 
-def test_what_losses_gives_is_evaluated_too() -> None:
+def test_losses_are_evaluated_too() -> None:
     data, plugin = (
         [np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([5.0], np.float32)],
         MultiOptimizer(**sgd(0.5, 0.25)),
@@ -283,7 +283,7 @@ class Three(Game):
     z: jax.Array
 
 
-def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> None:
+def test_losses_must_be_named_functions_and_every_term_needs_a_phase() -> None:
     class Giving(Apart):
         gives: Any = eqx.field(static=True)
 
@@ -330,7 +330,7 @@ def test_what_losses_gives_is_functions_by_name_and_every_term_has_a_phase() -> 
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm", "updates"])
-def test_names_that_phases_record_themselves_are_taken(name: str) -> None:
+def test_metric_names_of_phases_are_reserved(name: str) -> None:
     class Named(Apart):
         def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
             return {
@@ -342,7 +342,7 @@ def test_names_that_phases_record_themselves_are_taken(name: str) -> None:
         engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1).init_state(game(kind=Named), ONE)
 
 
-def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
+def test_optimizer_of_unused_parameters_is_reported() -> None:
     phases = MultiOptimizer(
         min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y")
     )
@@ -357,7 +357,7 @@ def test_an_optimizer_for_what_no_loss_depends_on_is_told_of() -> None:
         assert len(caught) == 1
 
 
-def test_phases_that_cannot_be_meant_are_errors() -> None:
+def test_invalid_phases_are_errors() -> None:
     sgd = optax.sgd(0.1)
     for make in (
         lambda: Phase(sgd, every=0),
@@ -459,7 +459,7 @@ def test_losses_from_one_forward_pass_take_fewer_operations() -> None:
 
 
 @pytest.mark.full
-def test_what_both_phases_make_of_the_same_noise_is_computed_once() -> None:
+def test_generator_output_shared_by_both_phases_is_computed_once() -> None:
     """Each phase has random numbers of its own; those in the batch are the same for both."""
 
     class Given(PairApart):
@@ -527,7 +527,7 @@ class ShownApart(Apart):
 
 
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-def test_media_are_those_of_a_phase_that_runs_at_every_step(order: Any) -> None:
+def test_media_come_from_a_phase_that_runs_every_step(order: Any) -> None:
     show, x, y, expected = Show(), 1.0, 2.0, []
     for _ in range(3):
         expected.append(x)
@@ -538,7 +538,7 @@ def test_media_are_those_of_a_phase_that_runs_at_every_step(order: Any) -> None:
     np.testing.assert_allclose(show.numbers("x"), expected)
 
 
-def test_a_phase_shows_its_media_at_steps_at_which_it_does_nothing_as_well() -> None:
+def test_idle_phase_still_shows_its_media() -> None:
     """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 +
     0.75)."""
     show = Show()

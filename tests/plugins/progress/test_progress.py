@@ -81,11 +81,11 @@ LINE = Line(1200, 2000, 812.3, {"batch_loss": 0.5, "loss": 0.25, "test/error": 0
         (16, "step 1,200/2,000"),
     ],
 )
-def test_a_line_holds_what_fits_and_the_most_telling_first(width: int, expected: str):
+def test_line_shows_the_most_important_values_that_fit(width: int, expected: str):
     assert LINE.text(width).plain == expected
 
 
-def test_without_a_width_everything_is_there_but_the_bar():
+def test_without_a_width_everything_but_the_bar_is_shown():
     everything = "step 1,200/2,000  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  batch_loss 0.5  compiling"
     assert LINE.text().plain == everything
 
@@ -146,7 +146,7 @@ def test_rates_and_times(rate: float, left: int, shown: str):
     assert shown in text and f"{clock} left" in text
 
 
-def test_a_run_is_shown_on_standard_error_twice_in_one_process(capsys: pytest.CaptureFixture[str]):
+def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.CaptureFixture[str]):
     trained = engine(ProgressBar(), steps=20)
     for _ in range(2):
         trained.fit(Net, fg.DataSource(BATCHES))
@@ -191,7 +191,7 @@ def test_colors_are_left_out_on_request(
     assert "\x1b[1m" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_terminal_that_can_do_nothing_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
     threads: list[str] = []
@@ -210,9 +210,7 @@ def test_a_terminal_that_can_do_nothing_gets_plain_lines(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "where", ["a pipe that nobody reads", "a full disk", "a file that is closed"]
 )
-def test_an_output_that_cannot_be_written_to_is_not_the_end_of_the_run(
-    where: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_unwritable_output_does_not_end_the_run(where: str, monkeypatch: pytest.MonkeyPatch):
     file = open(os.devnull if "closed" in where else "/dev/full", "w")
     if "pipe" in where:
         reader, writer = os.pipe()
@@ -280,7 +278,7 @@ class Watching:
         self.note()
 
 
-def test_the_line_says_what_is_going_on():
+def test_line_names_the_current_activity():
     progress = ProgressBar()
     watching = Watching(progress)
     engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES))
@@ -290,7 +288,7 @@ def test_the_line_says_what_is_going_on():
     ]
 
 
-def test_what_is_going_on_may_end_while_it_is_looked_at():
+def test_activity_may_end_while_the_line_is_drawn():
     class Fleeting(list[str]):
         def __getitem__(self, place: Any) -> Any:
             found = super().__getitem__(place)
@@ -301,7 +299,7 @@ def test_what_is_going_on_may_end_while_it_is_looked_at():
     assert activity(["wait"]) == "", "which is for steps"
 
 
-def test_the_end_of_a_run_in_epochs_is_that_known_so_far():
+def test_end_of_a_run_in_epochs_is_the_current_estimate():
     progress = ProgressBar()
     watching = Watching(progress)
     sizes = iter([10, 12])
@@ -355,7 +353,7 @@ SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
         pytest.param("input()", marks=pytest.mark.full),
     ],
 )
-def test_a_terminal_is_left_as_it_was(act: str):
+def test_terminal_is_restored(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,
     no line is longer than the terminal, and what the program prints is there as it is."""
     mine, theirs = pty.openpty()
@@ -395,7 +393,7 @@ def test_a_terminal_is_left_as_it_was(act: str):
 
 
 @pytest.mark.full
-def test_what_is_printed_into_a_file_stays_there_though_the_line_is_in_a_terminal(tmp_path: Path):
+def test_output_redirected_to_a_file_stays_there(tmp_path: Path):
     mine, theirs = pty.openpty()
     program = PROGRAM.format(folder=os.path.dirname(__file__), said=SAID, act="pass").replace(
         "1_000", "30"
@@ -418,7 +416,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_times_by_part():
+def test_timing_table_lists_each_part():
     accounts = fg.Timings()
     for name, seconds in (
         ("start", 8.0),
@@ -443,7 +441,7 @@ def test_times_by_part():
         assert re.search(rf"{part} +{seconds}", text)
 
 
-def test_a_deep_model_is_summed_up_to_the_rows_there_are():
+def test_deep_model_is_summarized_to_the_available_rows():
     class Deep(Net):
         many: list[eqx.nn.MLP]
 
@@ -460,7 +458,7 @@ def test_a_deep_model_is_summed_up_to_the_rows_there_are():
     ] == "54"
 
 
-def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(
+def test_summary_shows_optimizer_bytes_and_frozen_parameters(
     capsys: pytest.CaptureFixture[str],
 ):
     class Inner(eqx.Module):
@@ -490,7 +488,7 @@ def test_optimizer_bytes_belong_to_one_array_and_what_is_frozen_is_told(
     ]
 
 
-def test_a_table_of_all_arrays():
+def test_parameter_table_lists_all_arrays():
     rows = [
         row.rstrip() for row in text_of(parameter_table(Net(key=jax.random.key(0)))).splitlines()
     ]
@@ -502,6 +500,6 @@ def test_a_table_of_all_arrays():
 
 
 @pytest.mark.parametrize("refresh", [0, -1, 61, "often"])
-def test_a_refresh_that_cannot_be_is_an_error(refresh: Any):
+def test_invalid_refresh_is_an_error(refresh: Any):
     with pytest.raises(ConfigurationError, match="refresh"):
         ProgressBar(refresh=refresh)

@@ -143,7 +143,7 @@ def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
         assert_array_equal(drawn(trained("dropout", plugins=plugins), "dropout")[7], expected)
 
 
-def test_case_34_it_differs_from_other_steps_streams_phases_and_seeds():
+def test_case_34_keys_differ_between_steps_streams_phases_and_seeds():
     streams = Rng(RngStream("dropout", init=True, train=True, eval=True)).streams(0)
     keys = [
         streams.train_keys(7)["dropout"],
@@ -195,7 +195,7 @@ def test_a_stream_that_is_not_per_step_draws_one_key():
     assert_array_equal(drawn(result, "fixed"), [folded(0, "fixed", "train")] * 3)
 
 
-def test_modules_are_made_from_the_key_of_params():
+def test_modules_are_initialized_from_the_stream_params():
     for plugins in ([], [Rng()]):
         result = fg.Engine(steps=1, seed=5, autoload=False, plugins=plugins).fit(witness(), BATCHES)
         assert_array_equal(result.module.made_from, folded(5, "params", "init"))
@@ -241,7 +241,7 @@ class Evaluations:
         return [fg.ScheduledAction("evaluate", 2, evaluate, stage="evaluate")]
 
 
-def test_evaluation_folds_evaluator_and_batch_and_the_step_only_if_fresh():
+def test_evaluation_keys_fold_evaluator_and_batch_and_the_step_only_if_new_each_time():
     history = trained("noise", steps=4, plugins=[Rng(NOISE), Evaluations()]).history
     for evaluation, step in enumerate((2, 4)):
         repeating = [folded(0, "noise", "eval", "repeating", index) for index in range(3)]
@@ -276,7 +276,7 @@ def test_engine_evaluate_draws_by_name_and_batch():
 # ---------------------------------------------------------------------------------------------
 
 
-def test_the_defaults():
+def test_default_streams():
     streams = Rng().streams(0)
     assert streams.init_keys().keys() == {"params"}
     assert streams.train_keys(0).keys() == {"default", "dropout"}
@@ -309,7 +309,7 @@ def test_the_plugin_is_active_as_soon_as_it_is_installed():
 
 
 @pytest.mark.full
-def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
+def test_random_numbers_of_a_plugin_do_not_depend_on_other_plugins():
     alone = trained("dropout", steps=3, plugins=[Drawing(), Rng()])
     among_others = trained("dropout", steps=3, plugins=[Rng(NOISE), Evaluations(), Drawing()])
     assert_array_equal(
@@ -319,31 +319,31 @@ def test_what_a_plugin_draws_is_its_own_and_changes_with_no_other_plugin():
     assert (drawn(alone, "drawing/dropout") != drawn(alone, "dropout")).any(axis=1).all()
 
 
-def test_without_the_plugin_another_stream_is_an_error_that_says_how_to_get_it():
+def test_unknown_stream_without_the_plugin_is_an_error_saying_what_to_install():
     with pytest.raises(
         PluginError, match=r"'dropout'.*default.*fulgurite-rng.*Stream\('dropout', train=True\)"
     ):
         trained("dropout", plugins=[], autoload=False)
 
 
-def test_a_misspelt_stream_is_an_error_that_names_the_nearest():
+def test_misspelt_stream_is_an_error_naming_the_nearest():
     with pytest.raises(PluginError, match=r"'droput'.*Did you mean 'dropout'\?"):
         trained("droput", plugins=[Rng()])
 
 
-def test_a_stream_that_is_not_for_training_is_refused_there():
+def test_evaluation_stream_in_training_is_an_error():
     with pytest.raises(PluginError, match=r"'noise' is not for training.*train=True"):
         trained("noise", plugins=[Rng(RngStream("noise", eval=True))])
 
 
-def test_two_plugins_with_one_stream_are_an_error_that_names_both():
+def test_two_plugins_with_the_same_stream_are_an_error_naming_both():
     with pytest.raises(
         PluginError, match="RngStream 'drawing' comes from both 'rng' and 'drawing'"
     ):
         fg.Engine(steps=1, plugins=[Rng(RngStream("drawing", train=True)), Drawing()])
 
 
-def test_what_cannot_be_a_stream_is_refused():
+def test_invalid_stream_is_an_error():
     with pytest.raises(ConfigurationError, match="two streams called 'noise'"):
         Rng(NOISE, RngStream("noise", train=True))
     with pytest.raises(TypeError):

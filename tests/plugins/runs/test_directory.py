@@ -20,7 +20,7 @@ def checkpoint(run: RunDirectory, name: str, committed: bool = True) -> Path:
     return folder
 
 
-def test_a_run_directory_that_is_not_there_is_empty_and_stays_so(tmp_path: Path):
+def test_missing_run_directory_is_empty_and_not_created(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
     assert run.num_attempts == 0
     assert not run.is_complete
@@ -77,7 +77,7 @@ def test_a_checkpoint_without_commit_does_not_exist(tmp_path: Path):
     assert [step for step, _ in run.list_checkpoints()] == [1, 2]
 
 
-def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
+def test_links_and_foreign_names_are_ignored(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
     real = checkpoint(run, "step-7")
     elsewhere = checkpoint(RunDirectory(tmp_path / "other"), "step-8")
@@ -100,7 +100,7 @@ def test_links_and_foreign_names_are_passed_over(tmp_path: Path):
     assert list(run.list_checkpoints()) == [(7, real)]
 
 
-def test_a_run_is_complete_until_it_is_begun_again(tmp_path: Path):
+def test_run_is_complete_until_restarted(tmp_path: Path):
     run = RunDirectory(tmp_path)
     run.start_attempt()
     assert not run.is_complete
@@ -139,7 +139,7 @@ RECORDS = {"records.jsonl", "metrics.csv"}
 OTHERS = {"telemetry.jsonl", "notes.txt"}
 
 
-def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
+def test_resuming_from_the_newest_checkpoint_moves_nothing(tmp_path: Path):
     run = populated(tmp_path)
     before = tree(tmp_path)
     assert before == KEPT | RECORDS | OTHERS
@@ -151,7 +151,7 @@ def test_what_goes_on_from_the_newest_moves_nothing(tmp_path: Path):
     assert (tmp_path / "superseded" / "2" / "records.jsonl").read_text() == "records.jsonl"
 
 
-def test_what_begins_anew_moves_all_checkpoints_and_records(tmp_path: Path):
+def test_fresh_start_sets_aside_all_checkpoints_and_records(tmp_path: Path):
     run = populated(tmp_path)
     run.start_attempt()
     moved = {f"superseded/1/step-{step}/COMMIT" for step in (5, 10, 15)} | {
@@ -164,7 +164,7 @@ def test_what_begins_anew_moves_all_checkpoints_and_records(tmp_path: Path):
     assert tree(tmp_path) == before
 
 
-def test_an_attempt_holds_its_manifest_and_is_written_once(tmp_path: Path):
+def test_manifest_of_an_attempt_is_written_once(tmp_path: Path):
     run = RunDirectory(tmp_path)
     with run.lock():
         assert run.start_attempt('{"seed": 0}') == 1

@@ -84,7 +84,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- one machine
 
 
-def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
+def test_run_in_use_by_another_process_is_an_error_naming_it(
     tmp_path: Path, holder: Callable[..., Any]
 ):
     process = holder()
@@ -98,7 +98,7 @@ def test_a_run_in_use_by_another_process_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("arguments", [(), ("with a worker",)])
-def test_the_run_of_a_killed_process_is_free_at_once(
+def test_lock_of_a_killed_process_is_free_at_once(
     tmp_path: Path, holder: Callable[..., Any], arguments: Any
 ):
     """Also where a process that it had forked lives on."""
@@ -136,7 +136,7 @@ def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
     )  # the lock went with the fit
 
 
-def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
+def test_fit_that_fails_before_its_first_step_releases_the_lock(tmp_path: Path):
     one = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
     with pytest.raises(Exception, match="no batch"):
         one.fit(Counting, [])
@@ -144,7 +144,7 @@ def test_a_fit_that_fails_before_its_first_step_lets_go(tmp_path: Path):
     assert one.fit(Counting, numbers([0])).stop_reason is None
 
 
-def test_a_dev_run_takes_no_lock(tmp_path: Path):
+def test_fast_dev_run_takes_no_lock(tmp_path: Path):
     fg.Engine(steps=3, run_dir=tmp_path / "run", fast_dev_run=1, autoload=False).fit(
         Counting, numbers([0])
     )
@@ -157,7 +157,7 @@ def test_a_dev_run_takes_no_lock(tmp_path: Path):
 @pytest.mark.parametrize(
     "changes", [{}, {"host": platform.node()}], ids=["other host", "other boot"]
 )
-def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(
+def test_remote_owner_without_a_heartbeat_for_a_minute_is_dead(
     tmp_path: Path, changes: dict[str, str]
 ):
     path = foreign(tmp_path, 61.0, **changes)
@@ -166,7 +166,7 @@ def test_an_owner_elsewhere_without_a_heartbeat_for_a_minute_is_dead(
         assert found and found[0].is_local
 
 
-def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
+def test_remote_owner_that_ended_is_not_waited_for(tmp_path: Path):
     foreign(tmp_path, 0.0, ended=True)
     with RunDirectory(tmp_path).lock():
         pass
@@ -174,7 +174,7 @@ def test_an_owner_elsewhere_that_ended_is_not_waited_for(tmp_path: Path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "of before a clock was put back"])
-def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
+def test_remote_owner_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
     foreign(tmp_path, age)
     with pytest.warns(
         UserWarning, match=r"last used by attempt 4, process 1 on elsewhere.* waiting up to \d s"
@@ -183,7 +183,7 @@ def test_an_owner_elsewhere_is_waited_for_until_it_is_dead(tmp_path: Path, quick
             pass
 
 
-def test_an_owner_elsewhere_that_shows_life_keeps_the_run(tmp_path: Path, quick: None):
+def test_remote_owner_with_a_heartbeat_keeps_the_lock(tmp_path: Path, quick: None):
     path, over = foreign(tmp_path, 0.0), threading.Event()
 
     def live() -> None:
@@ -204,7 +204,7 @@ def test_an_owner_elsewhere_that_shows_life_keeps_the_run(tmp_path: Path, quick:
 
 
 @pytest.mark.full
-def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
+def test_stale_file_server_lock_of_a_dead_machine_is_replaced(
     tmp_path: Path, holder: Callable[..., Any]
 ):
     """Its file is left to it: the process that holds it finds another one in its place."""
@@ -216,7 +216,7 @@ def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_replaced(
         assert (tmp_path / "lock.4").stat().st_ino == kept
 
 
-def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
+def test_process_that_lost_the_lock_stops_before_its_next_write(tmp_path: Path):
     saved: list[int] = []
 
     class Saving(RunPlugin):
@@ -243,7 +243,7 @@ def test_who_was_taken_over_stops_before_its_next_write(tmp_path: Path):
     assert found and found[0].attempt == 2 and not found[0].ended  # left to its new owner
 
 
-def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
+def test_recent_check_is_not_repeated(tmp_path: Path):
     run = RunDirectory(tmp_path)
     with run.lock():
         foreign(tmp_path, 0.0, attempt=2)
@@ -254,9 +254,7 @@ def test_a_check_that_is_recent_enough_is_not_done_again(tmp_path: Path):
             run.assert_locked(within=0.0)
 
 
-def test_a_file_of_a_run_that_was_taken_over_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As by a process that another one took for dead, and that goes on as if nothing had been."""
     written: list[int] = []
 
@@ -308,7 +306,7 @@ def test_the_heartbeat_is_renewed(tmp_path: Path, quick: None):
     held.release()
 
 
-def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, quick: None):
+def test_heartbeat_of_a_deleted_directory_has_no_owner(tmp_path: Path, quick: None):
     held = Lock(tmp_path / "lock", 1)
     (tmp_path / "lock").unlink()
     held.check()
@@ -331,7 +329,7 @@ def test_the_heartbeat_of_a_directory_that_is_gone_is_nobodys(tmp_path: Path, qu
         '{"host": 1, "boot": 2, "pid": "x", "started": 0, "attempt": 1}',
     ],
 )
-def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, content: str):
+def test_foreign_lock_file_has_no_owner(tmp_path: Path, content: str):
     (tmp_path / "lock").write_text(content)
     assert RunDirectory(tmp_path).read_owner() is None
     with RunDirectory(tmp_path).lock():
@@ -340,7 +338,7 @@ def test_a_lock_file_that_nobody_of_us_wrote_has_no_owner(tmp_path: Path, conten
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("victim"), Path.mkdir, os.mkfifo])
-def test_a_lock_that_is_no_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]):
+def test_lock_that_is_not_a_regular_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]):
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / "lock")
     with pytest.raises(CheckpointError, match=r"cannot be written|no regular file"):

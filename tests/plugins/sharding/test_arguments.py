@@ -91,12 +91,12 @@ def test_rules_and_axes_may_come_from_an_iterator() -> None:
     assert plugin.sharding_strategy().get_batch_shardings(np.zeros((4, 2))).spec == P("data")
 
 
-def test_a_pattern_that_cannot_be_read_is_an_error_at_once() -> None:
+def test_invalid_pattern_is_an_error_at_construction() -> None:
     with pytest.raises(PathError, match="cannot read"):
         TensorParallel([("weight[", P("model"))])
 
 
-def test_a_mesh_that_does_not_take_the_devices_is_an_error_of_the_engine() -> None:
+def test_mesh_unlike_the_devices_is_an_error_of_the_engine() -> None:
     with pytest.raises(ConfigurationError, match=r"'data': 7.*does not take all 1 devices"):
         fg.Engine(steps=1, plugins=[Sharding({"data": 7})], autoload=False)
 
@@ -120,7 +120,7 @@ def test_two_shardings_are_an_error() -> None:
     ],
     ids=str,
 )
-def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
+def test_every_layout_trains_alike_on_one_device(plugin: Any) -> None:
     plain, laid_out = (
         fg.Engine(steps=9, log_every=3, plugins=plugins, autoload=False).fit(Line, data())
         for plugins in ((), (plugin,))
@@ -132,7 +132,7 @@ def test_on_one_device_every_layout_trains_alike(plugin: Any) -> None:
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_sharding_and_without(tmp_path: Path) -> None:
+def test_run_resumes_with_and_without_sharding(tmp_path: Path) -> None:
     """Where arrays lie decides no number, so that a checkpoint asks for no plugin that says it."""
 
     def trained(steps: int, *plugins: Any) -> fg.FitResult:

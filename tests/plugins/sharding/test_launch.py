@@ -143,7 +143,7 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
 
 
-def test_a_process_whose_output_nobody_reads_any_more_goes_on(program: Path) -> None:
+def test_process_with_unread_output_continues(program: Path) -> None:
     """More of it than a pipe holds."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -163,7 +163,7 @@ def test_a_process_whose_output_nobody_reads_any_more_goes_on(program: Path) -> 
         pytest.param("exit", 7, "exit code 7", marks=pytest.mark.slow),
     ],
 )
-def test_when_one_process_fails_the_others_are_ended(
+def test_failure_of_a_process_ends_the_others(
     program: Path, how: str, code: int, words: str
 ) -> None:
     """Long before the heartbeat, which is a minute here, would tell JAX."""
@@ -245,7 +245,7 @@ def test_gpus_are_divided_evenly(
 
 
 @pytest.mark.parametrize("process", [0, 1])
-def test_a_process_that_never_arrives(process: int, program: Path) -> None:
+def test_process_that_never_connects_is_an_error(process: int, program: Path) -> None:
     """Whoever waits, says for whom, and ends."""
     place = f"127.0.0.1:{20_000 + os.getpid() % 10_000} {process}/2 timeout=2"
     ended = run("fit", program, environment={"FULGURITE_DISTRIBUTED": place})
@@ -254,7 +254,7 @@ def test_a_process_that_never_arrives(process: int, program: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_where_nothing_is_detected() -> None:
+def test_undetected_cluster_is_an_error() -> None:
     program = "import fulgurite_sharding; fulgurite_sharding.initialize_distributed()"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240
@@ -329,7 +329,7 @@ def test_processes_of_a_cluster_find_each_other(
             member.communicate()
 
 
-def test_a_backend_in_use() -> None:
+def test_backend_already_in_use_is_an_error() -> None:
     jax.devices()
     with pytest.raises(
         ConfigurationError, match="jax is in use already.*initialize_distributed\\(\\) before"
@@ -350,7 +350,7 @@ def test_a_backend_in_use() -> None:
         (("127.0.0.1:4000", 2, 0, 0), "at least 1"),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments: tuple, words: str) -> None:
+def test_invalid_arguments_are_errors(arguments: tuple, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Group(*arguments)
 
@@ -358,14 +358,14 @@ def test_arguments_that_cannot_be_meant(arguments: tuple, words: str) -> None:
 @pytest.mark.parametrize(
     "text", ["yes", "host:1 0", "host:1 0/x", "host:1 0/2 wait=3", "auto timeout=long"]
 )
-def test_a_variable_that_cannot_be_meant(text: str) -> None:
+def test_invalid_environment_variable_is_an_error(text: str) -> None:
     with pytest.raises(
         ConfigurationError, match="FULGURITE_DISTRIBUTED is '.*write `auto`, or `HOST:PORT"
     ):
         Group.parse(text)
 
 
-def test_the_variable() -> None:
+def test_environment_variable_round_trips() -> None:
     assert Group.parse("auto heartbeat=7") == Group(heartbeat=7)
     group = Group("[::1]:4000", 3, 1, 20, 30)
     assert str(group) == "[::1]:4000 1/3 timeout=20 heartbeat=30"

@@ -163,7 +163,7 @@ def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layo
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_killed_run_ends_like_one_that_was_not(whole: Path, tmp_path: Path) -> None:
+def test_killed_run_ends_like_an_uninterrupted_run(whole: Path, tmp_path: Path) -> None:
     """Process 1 is killed at step 45: the launcher says so at once, and both go on from one
     checkpoint, each with its own host state."""
     out, run = tmp_path / "two", tmp_path / "run"
@@ -179,7 +179,7 @@ def test_a_killed_run_ends_like_one_that_was_not(whole: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> None:
+def test_surviving_process_ends_without_a_launcher(tmp_path: Path) -> None:
     """By the heartbeat of 10 s: within 30 s of real time, plus what a busy machine takes."""
     out = tmp_path / "two"
     with socket.socket() as reserved:
@@ -218,7 +218,7 @@ def test_the_survivor_of_a_process_ends_without_a_launcher(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes_and_devices(
+def test_run_resumes_with_another_number_of_processes_and_devices(
     single: Path, tmp_path: Path
 ) -> None:
     """`ArrayData` has one place for all: from eight devices of one process to two processes to
@@ -270,7 +270,7 @@ def test_sigterm_to_one_process_stops_all_at_one_step(ended_by_sigterm: Path) ->
     assert saved[-1] == end["ended"]
 
 
-def test_a_place_in_ones_own_data_needs_the_number_of_processes(
+def test_position_in_custom_data_needs_the_number_of_processes(
     ended_by_sigterm: Path, tmp_path: Path
 ) -> None:
     out = ended_by_sigterm
@@ -296,7 +296,7 @@ def test_a_place_in_ones_own_data_needs_the_number_of_processes(
     [({"limit": 4, "period": 0.3}, "time limit"), ({"vote": 16}, "enough")],
     ids=["limit", "vote"],
 )
-def test_what_a_process_wishes_for_itself_is_agreed_on(
+def test_requests_of_one_process_are_agreed_on(
     options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     """The limit is by process 0's clock, the wish to stop is that of process 1 alone."""
@@ -316,7 +316,7 @@ def test_what_a_process_wishes_for_itself_is_agreed_on(
     assert values(out, "saved", 0) == values(out, "saved", 1)
 
 
-def test_several_processes_need_a_plugin_that_makes_them_one(tmp_path: Path) -> None:
+def test_several_processes_need_a_sharding_plugin(tmp_path: Path) -> None:
     output = together(tmp_path / "two", code=1, alone="")
     assert (
         "ConfigurationError: this is one of 2 processes, and no plugin makes them train one model"

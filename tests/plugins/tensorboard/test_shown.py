@@ -122,9 +122,7 @@ def until(so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_a_server_that_runs_shows_one_curve_of_a_run_that_was_killed_and_resumed(
-    reader: int, shown: Any
-):
+def test_running_server_shows_one_curve_of_a_killed_and_resumed_run(reader: int, shown: Any):
     servers, whole = shown
     server = servers[reader]
     for tag in ("loss", "double"):

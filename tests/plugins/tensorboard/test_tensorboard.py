@@ -113,7 +113,7 @@ def scalars(run: Path, split: str) -> list[tuple[int, str, float]]:
     ]
 
 
-def test_scalars_are_those_of_the_history_each_once(tmp_path: Path):
+def test_scalars_equal_the_history_each_once(tmp_path: Path):
     history = fit(tmp_path, Showing()).history
     for split in ("train", "test"):
         expected = [
@@ -149,7 +149,7 @@ def test_media(tmp_path: Path):
     assert values["figure"].image.width == 20
 
 
-def test_what_a_plugin_tells(tmp_path: Path):
+def test_records_of_a_plugin_are_written(tmp_path: Path):
     @dataclass(frozen=True)
     class Telling:
         @fg.hookimpl
@@ -200,7 +200,7 @@ def by_pyplot(values: Any) -> Figure:
     return figure
 
 
-def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
+def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: Path):
     class Own(media.Text):
         pass
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
 
 
-def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
+def test_each_source_has_its_own_directory(tmp_path: Path):
     sources = [
         "a/b",
         "a b",
@@ -271,7 +271,7 @@ def test_each_source_has_a_directory_of_its_own(tmp_path: Path):
     )
 
 
-def test_texts_that_are_none_are_shown_as_such(tmp_path: Path):
+def test_text_values_that_are_not_plain_strings_are_shown(tmp_path: Path):
     assert not fit(
         tmp_path, Emitting("text", {"list": ["a", 1], "name": "caf\udce9"}), steps=1
     ).failures
@@ -396,13 +396,13 @@ def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
     assert aside == [0, 4, 4, 6]  # header, START, and the two records
 
 
-def test_a_run_that_starts_anew_sets_all_files_aside(tmp_path: Path):
+def test_fresh_start_sets_all_files_aside(tmp_path: Path):
     for _ in range(2):
         fit(tmp_path, steps=4)
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4]
 
 
-def test_a_fit_from_the_state_of_the_one_before_goes_on_behind_it(tmp_path: Path):
+def test_fit_from_the_state_of_an_earlier_one_continues_after_it(tmp_path: Path):
     engine = fg.Engine(
         steps=4,
         run_dir=tmp_path,
@@ -434,9 +434,7 @@ def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_the_checkpoint_does_not_know_is_an_error(
-    change: Any, message: str, tmp_path: Path
-):
+def test_file_unknown_to_the_checkpoint_is_an_error(change: Any, message: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match=message):
         damaged(change, tmp_path)
 
@@ -452,7 +450,7 @@ def test_a_file_that_the_checkpoint_does_not_know_is_an_error(
         {".": {"events.out.tfevents.0000000001.fulgurite": 1}},
     ],
 )
-def test_a_position_that_is_none_is_an_error(position: Any, tmp_path: Path):
+def test_invalid_position_is_an_error(position: Any, tmp_path: Path):
     memory = Memory()
     fit(tmp_path, memory, steps=3)
     memory.kept[3] = (*memory.kept[3][:3], {"tensorboard": position})
@@ -460,7 +458,7 @@ def test_a_position_that_is_none_is_an_error(position: Any, tmp_path: Path):
         fit(tmp_path, memory, steps=6, resume=fg.CheckpointRef(tmp_path, 3))
 
 
-def test_a_flipped_bit_is_seen(tmp_path: Path):
+def test_flipped_bit_is_detected(tmp_path: Path):
     file = EventFile(tmp_path / "a")
     file.append(started(3))
     file.close()
@@ -471,13 +469,13 @@ def test_a_flipped_bit_is_seen(tmp_path: Path):
         list(read_events(tmp_path / "a"))
 
 
-def test_without_a_run_directory_it_says_so():
+def test_missing_run_directory_is_an_error():
     engine = fg.Engine(steps=2, plugins=[TensorBoardLogger()], autoload=False)
     with pytest.raises(ConfigurationError, match="Engine\\(run_dir="):
         engine.fit(Line, fg.DataSource(BATCHES))
 
 
-def test_a_trial_writes_nothing(tmp_path: Path):
+def test_fast_dev_run_writes_nothing(tmp_path: Path):
     engine = fg.Engine(
         fast_dev_run=2, run_dir=tmp_path / "run", plugins=[TensorBoardLogger()], autoload=False
     )

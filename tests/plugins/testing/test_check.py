@@ -72,7 +72,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("check", "plugin", "message"), BROKEN, ids=lambda one: getattr(one, "__name__", None)
 )
-def test_each_check_finds_what_breaks_its_promise(check: str, plugin: Any, message: str) -> None:
+def test_each_check_detects_its_broken_plugin(check: str, plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure) as failure:
         check_plugin(
             plugin,
@@ -84,12 +84,12 @@ def test_each_check_finds_what_breaks_its_promise(check: str, plugin: Any, messa
     assert message in failure.value.failures[check]
 
 
-def test_a_sound_plugin_passes() -> None:
+def test_correct_plugin_passes() -> None:
     check_plugin(broken.Sound, bad_arguments=[{"decay": 2.0}])
     check_plugin(broken.Sound(decay=0.5), only=["trains", "resume"])
 
 
-def test_two_processes_train_with_a_sound_plugin_and_find_one_that_writes_from_both() -> None:
+def test_two_processes_accept_a_correct_plugin_and_detect_one_that_writes_from_both() -> None:
     check_plugin(broken.Sound, only=["processes"])
     with pytest.raises(
         PluginFailure, match=r"process [01] of 2 ended with code 1(.|\n)*FileExistsError"
@@ -97,18 +97,18 @@ def test_two_processes_train_with_a_sound_plugin_and_find_one_that_writes_from_b
         check_plugin(broken.WritesFromAll, only=["processes"])
 
 
-def test_every_check_has_a_plugin_that_it_finds() -> None:
+def test_every_check_has_a_plugin_that_fails_it() -> None:
     assert {check for check, _, _ in BROKEN} | {"processes"} == CHECKS.keys()
 
 
-def test_all_failures_are_told_at_once() -> None:
+def test_all_failures_are_reported_at_once() -> None:
     with pytest.raises(PluginFailure) as failure:
         check_plugin(broken.TellsTheTime, only=["deterministic", "resume", "streams"])
     assert list(failure.value.failures) == ["deterministic", "resume"]
     assert str(failure.value).startswith("TellsTheTime does not pass:\n  deterministic: two runs")
 
 
-def test_what_counts_of_a_file_may_be_said() -> None:
+def test_compared_part_of_a_file_may_be_specified() -> None:
     def rows(path: Path) -> Any:
         with closing(sqlite3.connect(path)) as database:
             return database.execute("select * from losses").fetchall()
@@ -123,11 +123,11 @@ def test_what_counts_of_a_file_may_be_said() -> None:
         (broken.Locked(), "cannot be copied: give its class"),
     ],
 )
-def test_what_no_run_can_be_given_is_told(plugin: Any, message: str) -> None:
+def test_invalid_plugin_arguments_are_reported(plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure, match=message):
         check_plugin(plugin, only=["hooks"])
 
 
-def test_a_check_that_there_is_not_is_an_error() -> None:
+def test_unknown_check_is_an_error() -> None:
     with pytest.raises(ValueError, match="there is no check 'resumes'; there are hooks, arguments"):
         check_plugin(broken.Sound, skip=["resumes"])

@@ -40,9 +40,7 @@ def test_pytest_starts_without_jax_and_fulgurite(tmp_path: Path) -> None:
     assert "2 passed" in ran.stdout
 
 
-def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(
-    run_with: Any, record_events: Any
-) -> None:
+def test_run_with_returns_the_result_and_messages(run_with: Any, record_events: Any) -> None:
     other = record_events()
     other.__dict__["instance"] = "other"
     result, events = run_with(other, steps=4)
@@ -55,7 +53,7 @@ def test_a_run_with_a_plugin_gives_its_result_and_what_it_told(
     )
 
 
-def test_a_run_is_gone_on_with(run_with: Any, tmp_path: Path) -> None:
+def test_run_with_resumes_a_run(run_with: Any, tmp_path: Path) -> None:
     memory = Memory()
     run_with(memory, steps=4)
     result, events = run_with(Memory(memory.kept), resume="latest")

@@ -197,7 +197,7 @@ def test_pictures_are_shown_while_another_thread_imports_pillow(tmp_path: Path):
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/train/picture*.png"))
 
 
-def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path):
+def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: Path):
     class Own(media.Text):
         pass
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_shown_is_told_once_and_the_rest_is_shown(tmp_path: Path)
     assert row["told/fine/bins"] == [*range(0, 1025, 3), 1025]
 
 
-def test_what_is_left_of_a_lost_network_can_be_sent_later(
+def test_records_of_a_lost_network_can_be_sent_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gate = threading.Event()
@@ -339,7 +339,7 @@ def cut_behind(file: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("there", [0, 4, 8])
-def test_a_resumed_run_fills_the_gap_and_sends_no_step_twice(there: int, tmp_path: Path):
+def test_resumed_run_sends_missing_steps_and_none_twice(there: int, tmp_path: Path):
     whole = fit(None, steps=12).history
     found = resumed_with(tmp_path / "run", there, [])
     assert [step for step, _ in found] == [2, 4, 6, 8, 10, 12]
@@ -347,13 +347,13 @@ def test_a_resumed_run_fills_the_gap_and_sends_no_step_twice(there: int, tmp_pat
         assert row["train/loss"] == whole["train/loss"][step // 2 - 1]
 
 
-def test_without_records_the_gap_is_told(tmp_path: Path):
+def test_missing_records_are_reported(tmp_path: Path):
     with pytest.warns(UserWarning, match="wandb has the steps up to 4 of 8"):
         found = resumed_with(tmp_path, 4, None)
     assert [step for step, _ in found] == [2, 4, 10, 12]
 
 
-def test_what_an_online_attempt_has_here_is_not_sent_again_offline(
+def test_records_of_an_online_attempt_are_not_sent_again_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in {
@@ -382,7 +382,7 @@ def test_what_an_online_attempt_has_here_is_not_sent_again_offline(
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [10, 12]
 
 
-def test_a_fit_from_the_state_of_the_one_before_goes_on_with_its_run(tmp_path: Path):
+def test_fit_from_the_state_of_an_earlier_one_continues_its_run(tmp_path: Path):
     logger = offline()
     engine = fg.Engine(steps=4, run_dir=tmp_path, log_every=2, plugins=[logger], autoload=False)
     result = engine.fit(Line, fg.DataSource(BATCHES))
@@ -392,7 +392,7 @@ def test_a_fit_from_the_state_of_the_one_before_goes_on_with_its_run(tmp_path: P
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [2, 4, 6, 8]
 
 
-def test_a_run_that_begins_with_the_checkpoint_of_another_is_a_run_of_its_own(tmp_path: Path):
+def test_run_from_the_checkpoint_of_another_is_a_separate_run(tmp_path: Path):
     memory, first, second = Memory(), offline(), offline()
     fit(tmp_path / "a", first, memory)
     memory.another = True
@@ -442,7 +442,7 @@ def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}]
 )
-def test_without_a_key_or_a_network_it_goes_on_offline_and_no_secret_is_written(
+def test_missing_key_or_network_means_offline_and_no_secret_is_written(
     variables: Any, tmp_path: Path
 ):
     status, said = run_program("online", tmp_path / "run", **variables)
@@ -489,7 +489,7 @@ print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
     not Path("/proc/self/environ").exists(),
     reason="needs /proc to see another process's environment",
 )
-def test_wandbs_own_process_is_thrifty_unless_it_is_told_otherwise(tmp_path: Path):
+def test_wandb_process_has_few_threads_unless_configured(tmp_path: Path):
     given = {
         name: value for name, value in os.environ.items() if name not in ("GOMAXPROCS", "GOGC")
     }
@@ -505,7 +505,7 @@ def test_wandbs_own_process_is_thrifty_unless_it_is_told_otherwise(tmp_path: Pat
     assert run.stdout.splitlines() == ["wandb ('1', '50')", "left (None, '50')"]
 
 
-def test_disabled_writes_nothing(tmp_path: Path):
+def test_mode_disabled_writes_nothing(tmp_path: Path):
     fit(tmp_path, WandbLogger("tests", mode="disabled"))
     assert not (tmp_path / "wandb").exists()
 
@@ -521,6 +521,6 @@ def test_disabled_writes_nothing(tmp_path: Path):
         ({"timeout": 0}, "timeout is 0"),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments: Any, message: str):
+def test_invalid_arguments_are_errors(arguments: Any, message: str):
     with pytest.raises(ConfigurationError, match=message):
         WandbLogger("tests", **arguments)
