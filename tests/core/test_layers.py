@@ -22,7 +22,7 @@ LAYERS = """
     errors timing redact
     tree.paths tree.select tree.specs tree.typecheck
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics data.sources data.iterator
-    plugins.markers plugins.ordering plugins.selection plugins.manager
+    plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
     model.media model.mode model.context model.module
     training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.step

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError, ModelError, PluginError
+from fulgurite.plugins.strategy import PluginStrategy
 from models import Act, Counting, numbers
 
 
@@ -541,7 +542,8 @@ def test_none_is_no_answer_to_an_exclusive_hook() -> None:
     strategy = fg.SingleDevice()
     left = plugin("left", sharding_strategy=lambda self: None)
     right = plugin("right", sharding_strategy=lambda self: strategy)
-    assert engine(left, right).sharding is strategy
+    sharding = engine(left, right).sharding
+    assert isinstance(sharding, PluginStrategy) and sharding.strategy is strategy
 
 
 # --- answers that are merged
@@ -764,6 +766,45 @@ def test_a_failure_inside_a_trace_is_blamed(hook: str) -> None:
         engine(plugin("culprit", **{hook: TRACED[hook]}), steps=1).fit(Counting(), numbers([0]))
     (note,) = noted(caught.value)
     assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step 1")
+
+
+STRATEGY_METHODS = (
+    "check_processes",
+    "mesh_context",
+    "shard_state",
+    "shard_batch",
+    "get_batch_spec",
+    "constrain_params",
+    "constrain_output",
+    "put_on_mesh",
+    "process_shard",
+    "check_batch",
+    "check_same",
+    "shard_eval_batch",
+    "align_batches",
+    "replicate",
+    "describe",
+)
+
+
+@pytest.mark.parametrize("method", STRATEGY_METHODS)
+def test_failure_inside_a_sharding_strategy_names_its_plugin_and_method(method: str) -> None:
+    """Its methods are called long after the hook returned it, some of them while tracing."""
+    strategy = type("Failing", (fg.SingleDevice,), {method: trouble})()
+    sharded = engine(plugin("culprit", sharding_strategy=lambda self: strategy), steps=1)
+    with pytest.raises(Trouble) as caught:
+        result = sharded.fit(Counting(), numbers([0]))
+        sharded.evaluate(result.state, numbers([0]))
+        sharded.explain_sharding(np.zeros(2))
+    (note,) = noted(caught.value)
+    assert note.startswith("plugin 'culprit' (")
+    assert note.endswith(f"), hook sharding_strategy, {method}")
+
+
+def test_every_method_of_a_sharding_strategy_names_its_plugin_on_failure() -> None:
+    # `raise_on_any_process` raises the failure of something else.
+    methods = fg.ShardingStrategy.__abstractmethods__ - {"raise_on_any_process"}
+    assert methods == {*STRATEGY_METHODS}
 
 
 @pytest.mark.parametrize("hook", TRACED)

@@ -57,8 +57,9 @@ from fulgurite.fit.start import (
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.strategy import PluginStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
-from fulgurite.sharding import FIT, ShardingStrategy, SingleDevice
+from fulgurite.sharding import FIT_START, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
@@ -142,8 +143,8 @@ class Engine:
             self.plugins.get_single_impl(hook)
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
-        strategy = self.plugins.ask("sharding_strategy")
-        self.sharding: ShardingStrategy = strategy or SingleDevice()
+        strategy = self.plugins.ask_exclusive("sharding_strategy")
+        self.sharding: ShardingStrategy = PluginStrategy(*strategy) if strategy else SingleDevice()
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
@@ -505,7 +506,7 @@ class Engine:
                 "arrays": digest(arrays),
             }
 
-        self.sharding.check_same(FIT, describe, first_batch)
+        self.sharding.check_same(FIT_START, describe, first_batch)
 
     def _build_services(self) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]

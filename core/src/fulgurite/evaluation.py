@@ -335,7 +335,7 @@ class Evaluation:
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
         """Return the leaves of the target and the arrays of data that stays on the device."""
-        leaves = self._sharding.put_shared(target.leaves)
+        leaves = self._sharding.put_on_mesh(target.leaves)
         return leaves, self._sharding.replicate(get_device_arrays(data))
 
     @contextmanager

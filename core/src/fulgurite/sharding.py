@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.paths import leaves_with_paths
 
-FIT = "fit"
+FIT_START = "fit"
 """The name under which processes compare what they begin a fit with."""
 
 ProcessShard = tuple[int, int]
@@ -69,7 +69,7 @@ class ProcessSync:
         return [value]
 
 
-LOCAL = ProcessSync()
+SINGLE_PROCESS = ProcessSync()
 
 
 class ShardingStrategy(ABC):
@@ -89,8 +89,13 @@ class ShardingStrategy(ABC):
     """
 
     mesh: Mesh | None = None
-    sync: ProcessSync = LOCAL
+    sync: ProcessSync = SINGLE_PROCESS
     replicated: NamedSharding | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
 
     @abstractmethod
     def check_processes(self) -> None:
@@ -143,7 +148,7 @@ class ShardingStrategy(ABC):
         """Return host or local arrays, the same in every process, whole on every device."""
 
     @abstractmethod
-    def put_shared(self, tree: PyTree) -> PyTree:
+    def put_on_mesh(self, tree: PyTree) -> PyTree:
         """Return arrays as arguments of a program on the mesh.
 
         They may be a process's own, the same on each, or lie on the mesh already, where they stay.
@@ -199,7 +204,7 @@ class SingleDevice(ShardingStrategy):
         sync: how processes agree, for a plugin that decides when training stops.
     """
 
-    def __init__(self, sync: ProcessSync = LOCAL) -> None:
+    def __init__(self, sync: ProcessSync = SINGLE_PROCESS) -> None:
         self.sync = sync
 
     def check_processes(self) -> None:
@@ -234,7 +239,7 @@ class SingleDevice(ShardingStrategy):
     def replicate(self, tree: PyTree) -> PyTree:
         return tree
 
-    def put_shared(self, tree: PyTree) -> PyTree:
+    def put_on_mesh(self, tree: PyTree) -> PyTree:
         return tree
 
     def process_shard(self, get_batch_spec: Callable[[], PyTree | None]) -> ProcessShard:

@@ -116,7 +116,7 @@ class Program:
             # `jax.eval_shape` nothing is made.
             if model_init.model is None and not isinstance(key, Tracer):
                 initialize = self._compile_initializer(initialize, key, params_key)
-            model_arrays = self._services.sharding.put_shared(model_init.arrays)
+            model_arrays = self._services.sharding.put_on_mesh(model_init.arrays)
             arrays = iter(initialize(model_arrays, key, params_key))
         return jax.tree.map(
             lambda leaf: next(arrays) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
@@ -366,7 +366,7 @@ def get_state_shardings(
     are_named = all(isinstance(leaf, NamedSharding) for leaf in leaves)
     if len(leaves) != len(arrays) or not are_named:
         raise PluginError(
-            f"shard_state of {type(sharding).__name__} must return a NamedSharding for each of the "
+            f"shard_state of {sharding.name} must return a NamedSharding for each of the "
             f"{len(arrays)} arrays of the state and None for its other leaves; it returned "
             f"{len(leaves)} leaves"
         )

@@ -16,7 +16,7 @@ from fulgurite.fit.signals import StopRequests
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.ordering import sort_topologically
 from fulgurite.plugins.selection import RegisteredPlugin
-from fulgurite.sharding import LOCAL, ProcessSync
+from fulgurite.sharding import SINGLE_PROCESS, ProcessSync
 from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
 
 EPOCH_END = "epoch_end"
@@ -165,7 +165,7 @@ class Scheduler:
     def should_stop_soon(self) -> bool:
         """Whether the next dispatch need not be filled: this process is to stop, and there is no
         other one."""
-        return self._signals.requested is not None and self._sync is LOCAL
+        return self._signals.requested is not None and self._sync is SINGLE_PROCESS
 
     @property
     def stop_reasons(self) -> list[str]:
@@ -196,7 +196,7 @@ class Scheduler:
     def poll_requests(self, step: int) -> bool:
         """Whether a clock or a request to stop wants attention at `step`, agreed by all
         processes."""
-        if not self._clocks and self._signals.requested is None and self._sync is LOCAL:
+        if not self._clocks and self._signals.requested is None and self._sync is SINGLE_PROCESS:
             return False
         self._now = monotonic()
         requests = {

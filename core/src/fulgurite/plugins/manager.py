@@ -176,15 +176,11 @@ class PluginManager:
         Raises:
             PluginError: two plugins answer where one may, or give the same name.
         """
-        answers = [
-            (plugin, answer)
-            for plugin, answer in self.call(hook, **arguments)
-            if answer is not None
-        ]
         combine = self.hooks[hook].combine
         if combine is Combine.EXCLUSIVE:
-            self._check_exclusive(hook, [plugin for plugin, _ in answers])
-            return answers[0][1] if answers else None
+            single = self.ask_exclusive(hook, **arguments)
+            return None if single is None else single[1]
+        answers = self._collect_answers(hook, arguments)
         if combine is Combine.MERGE:
             return merge_by_name(answers, f"{hook} entry")
         items = [(plugin, item) for plugin, answer in answers for item in answer]
@@ -194,12 +190,29 @@ class PluginManager:
             return merge_by_name(named_items, item_class.__name__)
         return items
 
+    def ask_exclusive(self, hook: str, /, **arguments: Any) -> tuple[RegisteredPlugin, Any] | None:
+        """Return the one answer to a build hook that is not None, and the plugin that gave it.
+
+        Raises:
+            PluginError: two plugins answer; it names both.
+        """
+        answers = self._collect_answers(hook, arguments)
+        self._check_exclusive(hook, [plugin for plugin, _ in answers])
+        return answers[0] if answers else None
+
     def get_single_impl(self, hook: str) -> HookImpl | None:
         """Return the one implementation of an exclusive hook, or None; two are an error that names
         them."""
         implementations = self.implementations(hook)
         self._check_exclusive(hook, [impl.plugin for impl in implementations])
         return implementations[0] if implementations else None
+
+    def _collect_answers(
+        self, hook: str, arguments: dict[str, Any]
+    ) -> list[tuple[RegisteredPlugin, Any]]:
+        """Call every implementation of a hook, and return the answers that are not None."""
+        answers = self.call(hook, **arguments)
+        return [(plugin, answer) for plugin, answer in answers if answer is not None]
 
     def _check_exclusive(self, hook: str, plugins: list[RegisteredPlugin]) -> None:
         if len(plugins) > 1:

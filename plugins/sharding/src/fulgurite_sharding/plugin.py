@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.sharding import LOCAL
+from fulgurite.sharding import SINGLE_PROCESS
 from jax.sharding import AxisType, Mesh
 
 from fulgurite_sharding.rule_strategy import RuleStrategy, get_optimizer_rules
@@ -124,7 +124,7 @@ class Sharding:
     @fg.hookimpl
     def sharding_strategy(self) -> RuleStrategy:
         """Return the strategy that follows the rules, with the mesh built when the engine is."""
-        sync = CoordinatedSync(self.agree_every) if jax.process_count() > 1 else LOCAL
+        sync = CoordinatedSync(self.agree_every) if jax.process_count() > 1 else SINGLE_PROCESS
         return RuleStrategy(
             self.devices,
             sync,

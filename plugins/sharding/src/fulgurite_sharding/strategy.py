@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.sharding import LOCAL, ProcessShard
+from fulgurite.sharding import SINGLE_PROCESS, ProcessShard
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -38,7 +38,7 @@ class MeshStrategy(fg.ShardingStrategy):
     mesh: Mesh  # pyright: ignore[reportIncompatibleVariableOverride]
     replicated: NamedSharding  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, mesh: Mesh, sync: fg.ProcessSync = LOCAL) -> None:
+    def __init__(self, mesh: Mesh, sync: fg.ProcessSync = SINGLE_PROCESS) -> None:
         self.mesh = mesh  # pyright: ignore[reportIncompatibleVariableOverride]
         self.sync = sync
         self.replicated = NamedSharding(mesh, PartitionSpec())  # pyright: ignore
@@ -73,7 +73,7 @@ class MeshStrategy(fg.ShardingStrategy):
         return None
 
     def check_processes(self) -> None:
-        if jax.process_count() > 1 and self.sync is LOCAL:
+        if jax.process_count() > 1 and self.sync is SINGLE_PROCESS:
             raise ConfigurationError(
                 f"this is one of {jax.process_count()} processes, and no plugin makes them train "
                 f"one model: {type(self).__name__} has no ProcessSync. Give it one, such as "
@@ -113,8 +113,8 @@ class MeshStrategy(fg.ShardingStrategy):
     def replicate(self, tree: PyTree) -> PyTree:
         return jax.tree.map(self._replicate_leaf, tree)
 
-    def put_shared(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(self._put_shared_leaf, tree)
+    def put_on_mesh(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(self._put_leaf_on_mesh, tree)
 
     def process_shard(self, get_batch_spec: Callable[[], PyTree | None]) -> ProcessShard:
         own = jax.process_index(), jax.process_count()
@@ -167,7 +167,7 @@ class MeshStrategy(fg.ShardingStrategy):
         array = np.asarray(leaf)
         return jax.make_array_from_callback(array.shape, self.replicated, array.__getitem__)
 
-    def _put_shared_leaf(self, leaf: Any) -> Any:
+    def _put_leaf_on_mesh(self, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
             is_on_mesh = getattr(leaf.sharding, "mesh", None) == self.mesh
             if is_on_mesh or not leaf.is_fully_addressable:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, ProcessError
-from fulgurite.sharding import FIT
+from fulgurite.sharding import FIT_START
 
 from fulgurite_sharding.distributed import client, reached_sync_point
 
@@ -98,7 +98,7 @@ class CoordinatedSync(fg.ProcessSync):
             self._drop(f"{key}/{other}")
         # All have come here, and so have read what was gathered before.
         self._drop(f"fulgurite/gather/{name}/{number - 1}/all")
-        if name == FIT:
+        if name == FIT_START:
             _said.honoured = (
                 _said.meetings
             )  # a vote that came too late for a fit must not end the next one
