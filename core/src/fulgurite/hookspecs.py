@@ -281,7 +281,8 @@ def on_compile(
 
 @hookspec("event", when="Before a checkpoint is written, at its step.")
 def on_save(run: Run, step: int) -> None:
-    """A checkpoint is about to be written; called by the checkpointer. May not change the state.
+    """A checkpoint is about to be written; called by the checkpointer, which alone knows whether it
+    really writes. May not change the state.
 
     Args:
         run: a view of the run, valid during the call.

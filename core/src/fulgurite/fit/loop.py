@@ -132,6 +132,7 @@ class Loop:
     def state(self) -> TrainState:
         """Return the state after the newest step; raises if it is not finite."""
         if self._state is None:
+            # Otherwise the plugin that asks for the state would be charged for the training.
             with self._timings.time("wait"):
                 nonfinite = self.program.read_nonfinite(self._flat)
             self.program.check_finite(nonfinite)
@@ -231,6 +232,7 @@ class Loop:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
         if self.resumed is not None:
             self._call_event("on_restore", step=self.step)
+        # Before any other event, because messages are logged before `on_fit_start`.
         self.emitter.open(self.step, run=self.run)
         if self.run.manifest is not None:
             self.run.log_config("fulgurite", self.run.manifest, stream="telemetry")
@@ -492,6 +494,8 @@ class Loop:
             self._timings.time(action.name),
             plugin_error_context(action.plugin, where, self.step),
         ):
+            # What an action does by the clock is telemetry, whatever it says itself: only the
+            # engine knows the trigger.
             self.is_exact = is_exact(action.trigger)
             try:
                 answer = function(self.run)

@@ -175,6 +175,8 @@ def plan_step_range(
         stop = _find_end_of_epoch(epochs, start, epoch_ends, epoch_length)
     if snapshot is not None and stop is not None:
         step = int(snapshot.state.step)
+        # The fit would return a model with more steps than requested, and the run would never be
+        # marked as complete.
         if step > stop:
             raise CheckpointError(
                 f"the checkpoint of step {step} is past step {stop}, where this fit should end: "

@@ -389,8 +389,8 @@ def _get_options(member: Any) -> dict[str, Any] | None:
 
 
 def _make_function(method: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Return the method as a marked function: pluggy passes over anything else, such as methods of
-    Equinox modules."""
+    """Return the method as a marked function: pluggy skips anything else, such as methods of
+    Equinox modules, and reads the names of arguments from the signature."""
 
     def function(**arguments: Any) -> Any:
         return method(**arguments)

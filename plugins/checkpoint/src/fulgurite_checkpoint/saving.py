@@ -122,6 +122,8 @@ class Saver:
         }
         self._check_best(measured)
         found = arrays.flatten_state(snapshot.state)
+        # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
+        # saved again while the old checkpoint stays until its successor is there.
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
         texts = {
             "manifest.json": dumps(self._manifest(run)),

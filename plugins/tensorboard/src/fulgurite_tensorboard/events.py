@@ -27,7 +27,8 @@ def recorded(step: int, wall: float, summary: Any) -> Any:
 
 def started(step: int) -> Any:
     """Tells a server that a run goes on: what it has of this step and later ones is no longer
-    so."""
+    so. A resumed run therefore gives the step after the restored one, whose records are in the
+    file."""
     return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
 
 
