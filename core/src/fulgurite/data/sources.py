@@ -51,6 +51,11 @@ class MaskedBatch:
 class Indexed:
     """A batch for `ArrayData.gather`.
 
+    The compiled step gathers, so the arrays on the device are an argument of it. A jitted call of
+    its own would spare `Program`, `CompiledStep` and `Loop` that argument. Measured on CPU with a
+    perceptron of 64 inputs and batches of 32, it takes a step from 47 to 70 us. With 50 steps in an
+    execution it costs no time, but it holds 50 batches at once on the device.
+
     Attributes:
         indices: the examples, int32 `(batch,)`. The index of padding is the number of examples,
             which is out of bounds.
