@@ -368,7 +368,7 @@ def test_an_iterator_resumes_exactly_from_every_position(
 ) -> None:
     steps = 14  # three epochs of four batches and the beginning of a fourth
     with BatchIterator(DataSource(make(), prefetch=prefetch), seed=5) as stream:
-        assert stream.resumable
+        assert stream.is_resumable
         items = list(islice(stream, steps))
     for consumed, item in enumerate(items[:-1], start=1):
         position = json.loads(json.dumps(item.position))
@@ -401,7 +401,7 @@ def test_a_stateful_iterator_resumes_and_ends() -> None:
     assert [item.epoch_end for item in items] == [False, False, False, True]
     for consumed, item in enumerate(items, start=1):
         with BatchIterator(Tape(4), seed=0, position=item.position) as resumed:
-            assert resumed.resumable
+            assert resumed.is_resumable
             assert list(map(bits, resumed)) == list(map(bits, items[consumed:]))
 
 
@@ -428,7 +428,7 @@ def test_stateful_source_is_restored_to_the_last_consumed_batch(make: Any, prefe
 def test_an_iterator_does_not_repeat() -> None:
     source = ones(2)
     with BatchIterator(source, seed=0) as stream:
-        assert not stream.resumable
+        assert not stream.is_resumable
         assert stream.epoch_length is None
         assert [item.epoch_end for item in stream] == [False, True]
         with pytest.raises(DataError, match="has ended"):

@@ -102,7 +102,7 @@ class Late(Saver):
 
 @pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    ("model", "culprit"),
+    ("model", "term"),
     [
         (Root, "the gradient of shift"),
         (Loss, "the loss"),
@@ -110,12 +110,12 @@ class Late(Saver):
         (Update, "the update of weight"),
     ],
 )
-def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, culprit: str, fuse: int) -> None:
+def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, term: str, fuse: int) -> None:
     saver, events = Late(), Events()
     with pytest.raises(NonFiniteError) as caught:
         fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, events]).fit(model, batches())
-    assert caught.value.step == BAD and caught.value.culprit == culprit
-    assert str(caught.value).startswith(f"step {BAD}: {caught.value.culprit} is not finite")
+    assert caught.value.step == BAD and caught.value.term == term
+    assert str(caught.value).startswith(f"step {BAD}: {caught.value.term} is not finite")
     assert saver.saved == list(range(1, BAD))
     assert [error.step for error in saver.refused] == [BAD] * 3  # type: ignore[attr-defined]
     assert events.exceptions == [caught.value] and not events.results
@@ -139,7 +139,7 @@ def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
     breaking = Weights(lambda weight, step: jnp.where(step == BAD, jnp.nan, weight))
     with pytest.raises(NonFiniteError) as caught:
         fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, breaking]).fit(Root, good)
-    assert (caught.value.step, caught.value.culprit) == (BAD, "what after_update made of weight")
+    assert (caught.value.step, caught.value.term) == (BAD, "what after_update made of weight")
     assert saver.saved == list(range(1, BAD))
     skipping = fg.Engine(
         steps=6, steps_per_execution=fuse, on_nonfinite="skip", plugins=[breaking]
@@ -152,7 +152,7 @@ def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
         fg.Engine(steps=6, plugins=[Weights(lambda weight, step: jnp.clip(weight, -1, 1))]).fit(
             Update, batches()
         )
-    assert (caught.value.step, caught.value.culprit) == (BAD, "the update of weight")
+    assert (caught.value.step, caught.value.term) == (BAD, "the update of weight")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_case_20_the_error_names_the_step_even_if_found_later(fuse: int, log: in
         fg.Engine(steps=6, steps_per_execution=fuse, log_every=log, plugins=[plugin]).fit(
             Root, batches()
         )
-    assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
+    assert (caught.value.step, caught.value.term) == (BAD, "the gradient of shift")
     assert saved == [2]
 
 
@@ -244,7 +244,7 @@ def test_a_step_loop_finds_a_bad_step_when_it_reads_metrics() -> None:
             engine.check_finite(state)
     with pytest.raises(NonFiniteError) as caught:
         engine.check_finite(state)
-    assert (caught.value.step, caught.value.culprit) == (BAD, "the gradient of shift")
+    assert (caught.value.step, caught.value.term) == (BAD, "the gradient of shift")
     assert int(state.nonfinite.step) == BAD
     with pytest.raises(NonFiniteError):
         engine.fit(data=batches(), state=state)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.tree.paths import Path, from_keys, leaves_with_paths, parse, path_tree, resolve
+from fulgurite.tree.paths import Path, from_keys, leaves_with_paths, map_to_paths, parse, resolve
 from fulgurite.tree.select import Pattern, Selector, exclude, select
 from fulgurite.tree.specs import shape_summary, total_size
 from hypothesis import given, strategies as st
@@ -191,7 +191,7 @@ def test_a_missing_node_is_an_error_that_lists_what_is_there(net: Net, path: str
 
 
 def test_the_path_tree_has_the_same_structure(net: Net):
-    paths = path_tree(net)
+    paths = map_to_paths(net)
     assert jax.tree.structure(paths) == jax.tree.structure(net)
     assert paths.blocks[1].bias == "blocks[1].bias"
     assert jax.tree.leaves(paths) == [path for path, _ in leaves_with_paths(net)]

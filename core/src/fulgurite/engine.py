@@ -469,7 +469,7 @@ class Engine:
             if self.fast_dev_run is not None:
                 steps = int(state.step) - start_step + self.fast_dev_run
             # Otherwise the data begins anew, as it has already.
-            if snapshot.data_position is not None or batches.shared:
+            if snapshot.data_position is not None or batches.is_shared:
                 batches.close()
                 position = snapshot.data_position
                 batches = stack.enter_context(self._iterate(request.data, start_step, position))

@@ -57,18 +57,18 @@ class NonFiniteError(FulguriteError, FloatingPointError):
 
     Attributes:
         step: the first step whose update was not finite.
-        culprit: what was not finite, such as ``loss`` or ``gradient of layers[0].weight``.
+        term: what was not finite, such as ``loss`` or ``gradient of layers[0].weight``.
     """
 
-    def __init__(self, step: int, culprit: str) -> None:
+    def __init__(self, step: int, term: str) -> None:
         super().__init__(
-            f"step {step}: {culprit} is not finite. Nothing of this step is saved. Look at the "
+            f"step {step}: {term} is not finite. Nothing of this step is saved. Look at the "
             "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave "
             "such "
             "updates out."
         )
         self.step = step
-        self.culprit = culprit
+        self.term = term
 
 
 @contextmanager

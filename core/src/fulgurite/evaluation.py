@@ -41,7 +41,7 @@ from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.forward import count_examples, forward, split_mask
-from fulgurite.training.metric_window import merge_named_values
+from fulgurite.training.metric_window import merge_losses_and_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState, check_has_state, check_not_consumed
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec, tree_signature
@@ -484,7 +484,7 @@ class Evaluation:
         num_examples = count_examples(batch, ctx.mask)
         merged: dict[str, Metric] = {}
         collected: dict[str, CollectingMetric] = {}
-        for name, value in merge_named_values(total, terms, metrics).items():
+        for name, value in merge_losses_and_metrics(total, terms, metrics).items():
             if isinstance(value, CollectingMetric):
                 collected[name] = value
             elif isinstance(value, RunningMetric):

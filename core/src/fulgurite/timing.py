@@ -21,14 +21,14 @@ class Timings:
         print(timings)
 
     Attributes:
-        open: the names for which time is being measured now, the innermost last; displays read it
-            on their own threads.
+        active_names: the names for which time is being measured now, the innermost last; displays
+            read it on their own threads.
         seconds: by name. Time of a nested measurement counts only there.
         calls: by name.
     """
 
     def __init__(self) -> None:
-        self.open: list[str] = []
+        self.active_names: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = [0.0]
@@ -41,11 +41,11 @@ class Timings:
         """Add the time of the block to `name`."""
         start = perf_counter()
         self._inner.append(0.0)
-        self.open.append(name)
+        self.active_names.append(name)
         try:
             yield
         finally:
-            self.open.pop()
+            self.active_names.pop()
             elapsed = perf_counter() - start
             self.add(name, elapsed - self._inner.pop())
             self._inner[-1] += elapsed
@@ -70,12 +70,12 @@ class Timings:
 
     @property
     def total(self) -> float:
-        """Return the seconds since this was made."""
+        """The seconds since this was made."""
         return perf_counter() - self._start
 
     @property
     def median_step(self) -> float:
-        """Return the median of the seconds per step, each a mean between two due points, without
+        """The median of the seconds per step, each a mean between two due points, without
         hooks; NaN before the first."""
         return statistics.median(self._steps) if self._steps else float("nan")
 

@@ -31,12 +31,12 @@ class StepRange:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value, as checkpoints hold it."""
-        return {"origin": self.start, "end": self.stop, "epoch_ends": list(self.epoch_ends)}
+        return {"start": self.start, "stop": self.stop, "epoch_ends": list(self.epoch_ends)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "StepRange":
         """Return the range that `to_json` wrote."""
-        return cls(value["origin"], value["end"], tuple(value["epoch_ends"]))
+        return cls(value["start"], value["stop"], tuple(value["epoch_ends"]))
 
 
 class UnboundedRange(StepRange):

@@ -299,9 +299,9 @@ def test_counts_stay_exact_where_float32_does_not() -> None:
     added = jax.jit(
         lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one)
     )()
-    assert float(added.counts.value[1, 1]) + float(added.counts.error[1, 1]) == 2**26 + 65
+    assert float(added.counts.total[1, 1]) + float(added.counts.rounding_error[1, 1]) == 2**26 + 65
     many = count_indices(jnp.zeros(2**24 + 1, jnp.int32), 2)
-    assert float(many.value[0]) + float(many.error[0]) == 2**24 + 1
+    assert float(many.total[0]) + float(many.rounding_error[0]) == 2**24 + 1
 
 
 def test_label_that_is_not_a_class_is_never_right() -> None:

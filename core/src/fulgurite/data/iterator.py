@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fulgurite.data.sources import ArrayData, DataSource, Seed, Stateful, as_array, as_data
+from fulgurite.data.sources import ArrayData, DataSource, Seed, StatefulSource, as_array, as_data
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
 
@@ -49,10 +49,10 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     A source that is not in memory is read by a thread; its exceptions arrive as they are, after the
     batches before them.
 
-    From the `position` of an item, `ArrayData` seeks, and a `Stateful` source gets its state back.
+    From the `position` of an item, `ArrayData` seeks, and a `StatefulSource` gets its state back.
     Any other source is *replayed*: a new pass begins, without its first batches.
 
-    A `Stateful` source is left right after the batch consumed last, because what was read ahead
+    A `StatefulSource` is left right after the batch consumed last, because what was read ahead
     would be lost to the next walk, and how much that is depends on timing.
 
     Example:
@@ -63,12 +63,12 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     Attributes:
         epoch_length: batches in the last epoch that ended, before that what `len()` says, or None.
         description: what the source is, in words.
-        resumable: whether a walk can begin at a position. An iterator must be `Stateful` for that,
-            and a `Stateful` source have no limit.
-        exact: whether it then goes on with the same batches for certain. A replayed source does if
+        is_resumable: whether a walk can begin at a position. An iterator can if it is a
+            `StatefulSource`, and a `StatefulSource` if it has no limit.
+        is_exact: whether it then certainly goes on with the same batches. A replayed source does if
             it is a list or tuple.
-        shared: whether the position is that of all processes together, as for `ArrayData`; in other
-            sources each process has its own.
+        is_shared: whether the position is that of all processes together, as for `ArrayData`; in
+            other sources each process has its own.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
             epochs: the number of epochs; without end by default.
             process: which part of each batch of an `ArrayData` is read. Any other source yields
                 what is for its own process.
-            restore_on_close: leave a `Stateful` source as it was at the beginning, instead of after
+            restore_on_close: leave a `StatefulSource` as it was at the beginning, instead of after
                 the batch consumed last.
 
         Raises:
@@ -101,20 +101,20 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         """
         options = as_data(data)
         position = position or {"epoch": 0, "batch": 0}
-        self._source = _make_source(options, seed, limit, epochs, process)
-        self.epoch_length = self._source.epoch_length
-        self.resumable = self._source.is_resumable
-        self.exact = self._source.is_exact
-        self.shared = isinstance(self._source, SeekableSource)
-        self.description = self._source.description
+        self._reader = _make_reader(options, seed, limit, epochs, process)
+        self.epoch_length = self._reader.epoch_length
+        self.is_resumable = self._reader.is_resumable
+        self.is_exact = self._reader.is_exact
+        self.is_shared = isinstance(self._reader, SeekableReader)
+        self.description = self._reader.description
         self._check_position(position, options.source)
-        items = self._source.iter_items(position)
+        items = self._reader.iter_items(position)
         self._items = _prefetch(items, options.prefetch) if options.prefetch else items
         self._next_item: BatchItem | None = None
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
         # Where the source is left by `close`.
-        self._final_position = self._source.get_position() if restore_on_close else {}
+        self._final_position = self._reader.get_position() if restore_on_close else {}
 
     def __next__(self) -> BatchItem:
         item = next(self._items) if self._next_item is None else self._next_item
@@ -142,15 +142,15 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         """
         self._next_item = None
         self._items.close()
-        self._source.set_position(self._final_position)
+        self._reader.set_position(self._final_position)
         self._final_position = {}
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_position(self, position: Position, source: Any) -> None:
-        needs_state = "source" in position and not isinstance(self._source, StatefulSource)
-        needs_resume = any(position.values()) and not self.resumable
+        needs_state = "source" in position and not isinstance(self._reader, StatefulReader)
+        needs_resume = any(position.values()) and not self.is_resumable
         # An empty epoch is reported when it is read, not as a position behind its end.
         is_beyond_end = self.epoch_length is not None and position["batch"] >= max(
             self.epoch_length, 1
@@ -183,7 +183,7 @@ class BatchReader(Protocol):
         ...
 
 
-class SeekableSource(BatchReader):
+class SeekableReader(BatchReader):
     """An `ArrayData`: any batch of any epoch can be read at once."""
 
     is_resumable = True
@@ -225,7 +225,7 @@ class SeekableSource(BatchReader):
         pass
 
 
-class ReplayedSource(BatchReader):
+class ReplayedReader(BatchReader):
     """Any iterable: its passes are read from the beginning, and the first batches left out.
 
     An iterator has one pass only, and cannot be replayed.
@@ -285,8 +285,8 @@ class ReplayedSource(BatchReader):
         return _as_arrays(batch, self._copies), {}
 
 
-class StatefulSource(ReplayedSource):
-    """A `Stateful` source, such as an iterator of grain: it goes on from its own state."""
+class StatefulReader(ReplayedReader):
+    """A `StatefulSource`, such as an iterator of grain: it goes on from its own state."""
 
     def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
         super().__init__(options, limit, epochs)
@@ -321,18 +321,18 @@ class StatefulSource(ReplayedSource):
         return arrays, self.get_position()
 
 
-def _make_source(
+def _make_reader(
     options: DataSource,
     seed: Seed,
     limit: int | None,
     epochs: int | None,
     process: ProcessShard,
-) -> SeekableSource | ReplayedSource:
+) -> SeekableReader | ReplayedReader:
     if isinstance(options.source, ArrayData):
-        return SeekableSource(options.source, seed, limit, epochs, process)
-    if isinstance(options.source, Stateful):
-        return StatefulSource(options, limit, epochs)
-    return ReplayedSource(options, limit, epochs)
+        return SeekableReader(options.source, seed, limit, epochs, process)
+    if isinstance(options.source, StatefulSource):
+        return StatefulReader(options, limit, epochs)
+    return ReplayedReader(options, limit, epochs)
 
 
 def _make_position(epoch: int, number: int, is_last: bool) -> Position:

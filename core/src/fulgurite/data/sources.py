@@ -67,7 +67,7 @@ class Indexed:
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class StatefulSource(Protocol):
     """A source that can go on in the middle of an epoch. Iterators of grain are such sources."""
 
     def get_state(self) -> Any:

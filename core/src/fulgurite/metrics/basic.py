@@ -38,12 +38,12 @@ class Sum(Metric):
         Sum.from_values(jnp.array([1.0, 2.0])).merge(Sum.from_values(3.0)).compute()  # 6.0
 
     Attributes:
-        value: the rounded sum.
-        error: what rounding lost.
+        total: the sum, rounded.
+        rounding_error: what rounding lost; the two together are the sum.
     """
 
-    value: Float[Array, "..."]
-    error: Float[Array, "..."]
+    total: Float[Array, "..."]
+    rounding_error: Float[Array, "..."]
 
     @staticmethod
     def from_values(values: Values, mask: Mask | None = None) -> "Sum":
@@ -53,17 +53,18 @@ class Sum(Metric):
         return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))
 
     def merge(self, other: Any) -> "Sum":
-        total, lost = _add_exactly(self.value, other.value)
-        value, error = _add_exactly(total, (self.error + other.error) + lost)
+        rounded, lost = _add_exactly(self.total, other.total)
+        lost += self.rounding_error + other.rounding_error
+        total, rounding_error = _add_exactly(rounded, lost)
         # What an infinite sum has lost is NaN, and would hide that the sum is infinite.
-        finite = jnp.isfinite(value)
-        return Sum(jnp.where(finite, value, total), jnp.where(finite, error, 0))
+        is_finite = jnp.isfinite(total)
+        return Sum(jnp.where(is_finite, total, rounded), jnp.where(is_finite, rounding_error, 0))
 
     def empty(self) -> "Sum":
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> Any:
-        return self.value + self.error
+        return self.total + self.rounding_error
 
 
 class Mean(Metric):
@@ -206,17 +207,18 @@ class Std(Metric):
     def from_values(values: Values, mask: Mask | None = None) -> "Std":
         """Return the standard deviation of the values that `mask` does not exclude."""
         numbers = to_float(values)
-        count = jnp.maximum(Sum.from_values(jnp.ones_like(numbers), mask).value, 1)
-        mean = Sum.from_values(numbers, mask).value / count
-        error = Sum.from_values(numbers - mean, mask).value / count
+        count = jnp.maximum(Sum.from_values(jnp.ones_like(numbers), mask).total, 1)
+        mean = Sum.from_values(numbers, mask).total / count
+        error = Sum.from_values(numbers - mean, mask).total / count
         return Std(Sum(mean, error), Mean.from_values(((numbers - mean) - error) ** 2, mask))
 
     def merge(self, other: Any) -> "Std":
-        own_weight = self.variance.weight.value
-        other_weight = other.variance.weight.value
+        own_weight = self.variance.weight.total
+        other_weight = other.variance.weight.total
         variance = self.variance.merge(other.variance)
-        share = other_weight / jnp.maximum(variance.weight.value, 1)
-        delta = (other.mean.value - self.mean.value) + (other.mean.error - self.mean.error)
+        share = other_weight / jnp.maximum(variance.weight.total, 1)
+        delta = other.mean.total - self.mean.total
+        delta += other.mean.rounding_error - self.mean.rounding_error
         between = Sum.from_values(delta**2 * own_weight * share)
         both = Std(
             self.mean.merge(Sum.from_values(delta * share)),

@@ -16,7 +16,7 @@ from fulgurite.model.media import render_if_due
 from fulgurite.model.module import Output, get_method
 from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy
-from fulgurite.training.metric_window import merge_named_values
+from fulgurite.training.metric_window import merge_losses_and_metrics
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
 
@@ -54,7 +54,7 @@ def forward(
     output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
     total = _sum_terms(terms)
-    merge_named_values(total, terms, output.metrics)
+    merge_losses_and_metrics(total, terms, output.metrics)
     model_state = output.model_state
     if model_state is None:
         model_state = ctx.model_state

@@ -111,7 +111,7 @@ def collect_step_metrics(
     return metrics, running
 
 
-def merge_named_values(
+def merge_losses_and_metrics(
     total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the loss, its terms and the metrics by name. A metric may replace the loss, but no

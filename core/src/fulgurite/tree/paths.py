@@ -84,7 +84,7 @@ def leaves_with_paths(tree: PyTree) -> list[tuple[str, Any]]:
     ]
 
 
-def path_tree(tree: PyTree) -> PyTree[str]:
+def map_to_paths(tree: PyTree) -> PyTree[str]:
     """Return the same tree with every leaf replaced by its path."""
     return jax.tree_util.tree_map_with_path(lambda keys, _: str(from_keys(keys)), tree)
 

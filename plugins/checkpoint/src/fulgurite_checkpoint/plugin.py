@@ -305,9 +305,9 @@ class Checkpointer(RunPlugin):
             ) from error
 
     def _check_data(self, run: fg.Run) -> None:
-        if self.resume_data == "restart" or run.data_iterator.exact:
+        if self.resume_data == "restart" or run.data_iterator.is_exact:
             return
-        if not run.data_iterator.resumable:
+        if not run.data_iterator.is_resumable:
             raise ConfigurationError(
                 "no run could go on in the middle of this data: it is an iterator, which can be "
                 "gone through once, or "

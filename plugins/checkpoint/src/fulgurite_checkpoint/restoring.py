@@ -120,7 +120,7 @@ def check_processes(kept: Read, feed: BatchIterator) -> None:
     """Raises `CheckpointError` if the place in the data is that of one process among another number
     of them."""
     then, now = len(kept.commit.hashes), jax.process_count()
-    if then != now and not feed.shared:
+    if then != now and not feed.is_shared:
         raise CheckpointError(
             f"{kept.path} was saved by {then} processes, each with its own place in the data, and "
             f"this run has {now}: "

@@ -74,7 +74,7 @@ class Display:
     def line(self) -> Line:
         """What is known at this moment; nothing is read from the device."""
         step, end, accounts = self._run.step, self._run.step_range.stop, self._run.timings
-        if "compile" not in accounts.open:
+        if "compile" not in accounts.active_names:
             now = monotonic() - accounts.seconds.get(
                 "compile", 0.0
             )  # how fast steps are tells nothing of it
@@ -83,7 +83,7 @@ class Display:
                 self._seen.popleft()
         (begun, first), (last, newest) = self._seen[0], self._seen[-1]
         rate = (newest - first) / (last - begun) if newest > first and last > begun else None
-        doing = self._how or activity(accounts.open)
+        doing = self._how or activity(accounts.active_names)
         return Line(step, end, rate, dict(self._metrics), doing, ended=self._how is not None)
 
     def _print_at_times(self) -> None:
