@@ -36,7 +36,7 @@ KINDS = {
         " every plugin."
     ),
     "logger": (
-        "Receive the records of a run, in step order. If a logger raises, there is one notice, it"
+        "Receive the records of a run, in step order. If a logger raises, there is one message, it"
         " gets no more records, and it is listed in `result.failures`; it ends the run only if it"
         " has `required = True`."
     ),
