@@ -54,7 +54,7 @@ class Slow(FileLogger):
     plugin_name = "slow"
     release = threading.Event()
 
-    def backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
         return _Waiting(self.release)
 
 
@@ -67,7 +67,7 @@ class _Waiting:
 
     def sync(self) -> None: ...
 
-    def position(self) -> None: ...
+    def get_position(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -17,8 +17,6 @@ FILES = sorted(
     for path in folder.rglob("*.py")
 )
 PENDING = {
-    "plugins/logging/src/fulgurite_logging/file_logger.py",
-    "plugins/logging/src/fulgurite_logging/media.py",
     "core/src/fulgurite/fit/records.py",
     "core/src/fulgurite/fit/start.py",
     "core/src/fulgurite/manifest.py",
@@ -41,10 +39,6 @@ PENDING = {
     "plugins/evaluators/src/fulgurite_evaluators/command.py",
     "plugins/evaluators/src/fulgurite_evaluators/follow.py",
     "plugins/evaluators/src/fulgurite_evaluators/results.py",
-    "plugins/logging/src/fulgurite_logging/compilations.py",
-    "plugins/logging/src/fulgurite_logging/environment.py",
-    "plugins/logging/src/fulgurite_logging/norms.py",
-    "plugins/logging/src/fulgurite_logging/plot.py",
     "plugins/metrics/src/fulgurite_metrics/regression.py",
     "plugins/optimizers/src/fulgurite_optimizers/clip.py",
     "plugins/optimizers/src/fulgurite_optimizers/constraints.py",

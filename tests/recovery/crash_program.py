@@ -257,8 +257,8 @@ class Delayed(JSONLLogger):
         super().__init__()
         self.delay = delay
 
-    def backend(self, run: fg.Run, position: Any) -> LogBackend:
-        backend = super().backend(run, position)
+    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+        backend = super().open_backend(run, position)
         write = backend.write
 
         def delayed(record: fg.Record) -> None:

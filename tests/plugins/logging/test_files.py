@@ -12,8 +12,8 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_logging.jsonl import Lines
-from fulgurite_logging.table import Tables
+from fulgurite_logging.jsonl import JSONLBackend
+from fulgurite_logging.table import CSVBackend
 from fulgurite_runs.json_codec import loads
 from hypothesis import given, settings, strategies as st
 
@@ -31,7 +31,7 @@ def told(step: int, **values: Any) -> fg.Record:
 
 
 def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
-    backend = Lines(tmp_path, None)
+    backend = JSONLBackend(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
     backend.write(told(2, steps_per_second=math.inf))
@@ -52,7 +52,7 @@ def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert math.isnan(loads(lines[0])["values"]["accuracy"])
     assert loads(lines[1])["values"]["text"] == "é\n\udc80"
-    assert backend.position() == {"records.jsonl": (tmp_path / "records.jsonl").stat().st_size}
+    assert backend.get_position() == {"records.jsonl": (tmp_path / "records.jsonl").stat().st_size}
 
 
 def test_replaced_table_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_replaced_table_is_not_synced(tmp_path: Path, monkeypatch: pytest.Monkey
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
-    backend = Tables(tmp_path, None)
+    backend = CSVBackend(tmp_path, None)
     backend.write(scalars(1, loss=0.5))
     backend.write(scalars(2, loss=0.5, error=1))
     backend.close()
@@ -81,7 +81,7 @@ def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
         "b": {"y": {"a": 2, "b": 1}, "x": 1},
     }.items():
         (tmp_path / name).mkdir()
-        Lines(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
+        JSONLBackend(tmp_path / name, None).write(fg.Record("config", "run", 1, values))
     assert (tmp_path / "a" / "records.jsonl").read_bytes() == (
         tmp_path / "b" / "records.jsonl"
     ).read_bytes()
@@ -90,7 +90,7 @@ def test_equal_records_are_equal_bytes(tmp_path: Path) -> None:
 def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
     for name in ("records.jsonl", "telemetry.jsonl"):
         (tmp_path / name).write_bytes(b'{"step":1}\n' + b"x" * 100_000)
-    backend = Lines(tmp_path, None)
+    backend = JSONLBackend(tmp_path, None)
     backend.write(told(2))
     assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
     first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
@@ -98,12 +98,12 @@ def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
 
 
 def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
-    backend = Lines(tmp_path, None)
+    backend = JSONLBackend(tmp_path, None)
     backend.write(told(1))
-    position = backend.position()
+    position = backend.get_position()
     backend.write(told(2))
     backend.write(scalars(2))
-    Lines(tmp_path, position)
+    JSONLBackend(tmp_path, position)
     assert [
         json.loads(line)["step"]
         for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
@@ -115,7 +115,7 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
 
 
 def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
-    backend = Tables(tmp_path, None)
+    backend = CSVBackend(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan))
     backend.write(
         scalars(2, "test, held out", loss=np.float64(1.5), words="a,b\nc", none=None, flag=True)
@@ -136,14 +136,14 @@ def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
 
 
 def test_table_is_continued_after_a_resume(tmp_path: Path) -> None:
-    backend = Tables(tmp_path, None)
+    backend = CSVBackend(tmp_path, None)
     backend.write(scalars(1, a=1))
     with open(tmp_path / "records.csv", "a") as file:
         file.write("2,torn")
-    backend = Tables(tmp_path, None)
+    backend = CSVBackend(tmp_path, None)
     backend.write(scalars(2, b=2))
     assert (tmp_path / "records.csv").read_text() == "step,train/a,train/b\n1,1,\n2,,2\n"
-    assert backend.position() == {"records.csv": {"bytes": 31, "columns": 3, "rows": 2}}
+    assert backend.get_position() == {"records.csv": {"bytes": 31, "columns": 3, "rows": 2}}
 
 
 def test_foreign_table_is_left_alone(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_foreign_table_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"
     ):
-        Tables(tmp_path, None)
+        CSVBackend(tmp_path, None)
     (tmp_path / "records.csv").write_text('step,"a\n')
     with pytest.raises(CheckpointError, match=r"records\.csv cannot be read"):
-        Tables(tmp_path, None)
+        CSVBackend(tmp_path, None)
 
 
 # --- going back
@@ -183,7 +183,9 @@ RECORDS = st.lists(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("logger", "name"), [(Lines, "records.jsonl"), (Tables, "records.csv")])
+@pytest.mark.parametrize(
+    ("logger", "name"), [(JSONLBackend, "records.jsonl"), (CSVBackend, "records.csv")]
+)
 @settings(max_examples=40)
 @given(
     before=RECORDS,
@@ -208,7 +210,7 @@ def test_records_after_a_rewind_are_written_as_if_first(
         straight.write(record)
         first.write(record)
     first.sync()
-    position, kept = json.loads(json.dumps(first.position())), (whole / name).read_bytes()
+    position, kept = json.loads(json.dumps(first.get_position())), (whole / name).read_bytes()
     for record in lost:
         first.write(record)
     first.close()
@@ -216,7 +218,7 @@ def test_records_after_a_rewind_are_written_as_if_first(
         file.write(torn)
     second = logger(cut, position)
     assert (cut / name).read_bytes() == kept
-    assert second.position() == position
+    assert second.get_position() == position
     for record in after:
         straight.write(record)
         second.write(record)
@@ -226,7 +228,7 @@ def test_records_after_a_rewind_are_written_as_if_first(
 
 
 def test_every_row_has_every_column(tmp_path: Path) -> None:
-    backend = Tables(tmp_path, None)
+    backend = CSVBackend(tmp_path, None)
     for step in range(1, 6):
         backend.write(scalars(step, **{f"new_{step // 2}": step}))
     with open(tmp_path / "records.csv", newline="") as file:
@@ -243,19 +245,19 @@ def test_every_row_has_every_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("logger", "position"),
     [
-        (Lines, {"records.jsonl": 10_000}),
-        (Lines, {"records.jsonl": 5}),
-        (Lines, {"records.jsonl": -1}),
-        (Lines, {"records.jsonl": True}),
-        (Lines, {"records.jsonl": "../../victim"}),
-        (Lines, {"../victim": 0}),
-        (Lines, [1]),
-        (Tables, {"records.csv": {"bytes": 10_000, "columns": 2, "rows": 1}}),
-        (Tables, {"records.csv": {"bytes": 5, "columns": 2, "rows": 1}}),
-        (Tables, {"records.csv": {"bytes": 20, "columns": 9, "rows": 1}}),
-        (Tables, {"records.csv": {"bytes": 20, "columns": 1, "rows": 7}}),
-        (Tables, {"records.csv": {"bytes": 20, "columns": "2", "rows": None}}),
-        (Tables, {"records.csv": 7}),
+        (JSONLBackend, {"records.jsonl": 10_000}),
+        (JSONLBackend, {"records.jsonl": 5}),
+        (JSONLBackend, {"records.jsonl": -1}),
+        (JSONLBackend, {"records.jsonl": True}),
+        (JSONLBackend, {"records.jsonl": "../../victim"}),
+        (JSONLBackend, {"../victim": 0}),
+        (JSONLBackend, [1]),
+        (CSVBackend, {"records.csv": {"bytes": 10_000, "columns": 2, "rows": 1}}),
+        (CSVBackend, {"records.csv": {"bytes": 5, "columns": 2, "rows": 1}}),
+        (CSVBackend, {"records.csv": {"bytes": 20, "columns": 9, "rows": 1}}),
+        (CSVBackend, {"records.csv": {"bytes": 20, "columns": 1, "rows": 7}}),
+        (CSVBackend, {"records.csv": {"bytes": 20, "columns": "2", "rows": None}}),
+        (CSVBackend, {"records.csv": 7}),
     ],
 )
 def test_invalid_position_is_an_error_and_nothing_is_truncated(
@@ -281,15 +283,15 @@ def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:
     run.mkdir()
     os.symlink(victim, run / "records.jsonl")
     with pytest.raises(OSError, match=r"records\.jsonl"):
-        Lines(run, None)
+        JSONLBackend(run, None)
     os.remove(run / "records.jsonl")
     os.mkfifo(run / "records.jsonl")
     with pytest.raises(OSError, match="no regular file"):
-        Lines(run, None)
+        JSONLBackend(run, None)
     assert victim.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("logger", [Lines, Tables])
+@pytest.mark.parametrize("logger", [JSONLBackend, CSVBackend])
 def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, logger: Any) -> None:
     backend = logger(tmp_path, None)
     backend.write(scalars(1, a=1))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_cli.command import main
-from fulgurite_logging.plot import LONGEST_LINE, command, series
+from fulgurite_cli import command
+from fulgurite_logging.plot import LONGEST_LINE, load_series, main
 
 
 def logged(run: Path, factor: float = 1.0) -> Path:
@@ -32,7 +32,7 @@ def logged(run: Path, factor: float = 1.0) -> Path:
 
 
 def test_series_are_the_single_numbers(tmp_path: Path) -> None:
-    found = series(logged(tmp_path / "a"))
+    found = load_series(logged(tmp_path / "a"))
     assert list(found) == ["train/loss", "train/accuracy", "test/loss"]
     assert found["train/loss"] == (list(range(1, 50)), [1 / step for step in range(1, 50)])
     assert found["test/loss"][0] == [50] and np.isnan(found["test/loss"][1])
@@ -56,10 +56,10 @@ def test_results_of_standalone_evaluators_are_drawn(tmp_path: Path) -> None:
     ]
     (run / "evaluations").mkdir()
     (run / "evaluations" / "side.jsonl").write_text("\n".join([*lines, '{"eval']))
-    assert series(run)["slow/accuracy"] == ([4, 8], [0.25, 0.5])
+    assert load_series(run)["slow/accuracy"] == ([4, 8], [0.25, 0.5])
     (run / "evaluations" / "side.jsonl").write_text("{}\n")
     with pytest.raises(ConfigurationError, match="side.jsonl, line 1: no result: 'evaluator'"):
-        series(run)
+        load_series(run)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
@@ -67,7 +67,7 @@ def test_a_picture_is_written(tmp_path: Path, kind: str) -> None:
     runs = [str(logged(tmp_path / "a")), str(logged(tmp_path / "b", 2.0))]
     out = tmp_path / f"loss.{kind}"
     assert (
-        main(
+        command.main(
             [
                 "plot",
                 *runs,
@@ -100,7 +100,7 @@ def test_mistakes_are_reported_in_one_line(
         ([run, "--out", str(tmp_path / "a.doc")], "is no kind of picture: choose one of"),
         ([run, "--out", str(tmp_path / "none" / "a.png")], "No such file or directory"),
     ):
-        assert command(arguments) == 2
+        assert main(arguments) == 2
         told = capsys.readouterr().err
         assert told.startswith("error: ") and message in told and told.count("\n") == 1
 
@@ -127,7 +127,7 @@ def test_invalid_line_is_an_error_naming_it(
     (tmp_path / "records.jsonl").write_bytes(
         b'{"kind":"text","source":"a","step":1,"values":{}}\n' + line + b"\n"
     )
-    assert command([str(tmp_path), "--out", str(tmp_path / "a.png")]) == 2
+    assert main([str(tmp_path), "--out", str(tmp_path / "a.png")]) == 2
     assert "records.jsonl, line 2: " in capsys.readouterr().err
 
 
@@ -135,5 +135,5 @@ def test_missing_matplotlib_is_an_error_saying_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert command([str(logged(tmp_path / "a")), "--out", str(tmp_path / "a.png")]) == 2
+    assert main([str(logged(tmp_path / "a")), "--out", str(tmp_path / "a.png")]) == 2
     assert "pip install 'fulgurite-logging[plot]'" in capsys.readouterr().err

@@ -23,8 +23,8 @@ from fulgurite_logging import (
     MediaLogger,
     NormMonitor,
 )
-from fulgurite_logging.console import number
-from fulgurite_logging.environment import masked_arguments
+from fulgurite_logging.console import format_number
+from fulgurite_logging.environment import redact_arguments
 from fulgurite_logging.media import Histogram
 from fulgurite_runs.json_codec import loads
 from logged import Act, Line, data
@@ -119,7 +119,7 @@ def test_a_closed_pipe_does_not_end_training() -> None:
     ],
 )
 def test_numbers_are_short(value: Any, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_case_18_steps_per_second_are_logged() -> None:
@@ -208,7 +208,7 @@ def test_secrets_are_redacted(text: str, expected: str) -> None:
 
 
 def test_secret_after_an_option_is_redacted() -> None:
-    assert masked_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
+    assert redact_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
         "--token",
         "***",
         "x",
@@ -286,9 +286,9 @@ def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.Mon
         jax.debug.callback(lambda: computed.append(1))
         return jnp.zeros(())
 
-    monkeypatch.setattr("fulgurite_logging.norms.norm", counted)
+    monkeypatch.setattr("fulgurite_logging.norms.compute_norm", counted)
     result = engine(
-        NormMonitor(of=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse
+        NormMonitor(quantities=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse
     ).fit(Line, data())
     jax.effects_barrier()
     assert len(computed) == len(result.history["train/norms/gradients"]) == 3
@@ -309,7 +309,7 @@ def test_norms_are_right_in_double_precision() -> None:
 
 def test_invalid_norms_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
-        NormMonitor(of=("gradient",))
+        NormMonitor(quantities=("gradient",))
     with pytest.raises(PathError, match="selects no array"):
         engine(NormMonitor(groups={"top": "nowhere"})).fit(Line, data())
 

@@ -155,8 +155,8 @@ class Gated(JSONLLogger):
         super().__init__()
         self.gate, self.free = gate, free
 
-    def backend(self, run: fg.Run, position: Any) -> LogBackend:
-        backend = super().backend(run, position)
+    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+        backend = super().open_backend(run, position)
         write, left = backend.write, iter(range(self.free))
 
         def gated(record: fg.Record) -> None:

@@ -34,7 +34,7 @@ class Memory:
     def sync(self) -> None:
         self.synced.append(len(self.steps))
 
-    def position(self) -> int:
+    def get_position(self) -> int:
         return len(self.steps)
 
     def close(self) -> None:

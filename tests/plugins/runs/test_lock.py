@@ -264,13 +264,13 @@ def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: 
 
         def sync(self) -> None: ...
         def close(self) -> None: ...
-        def position(self) -> int:
+        def get_position(self) -> int:
             return len(written)
 
     class Numbers(FileLogger):
         plugin_name = "numbers"
 
-        def backend(self, run: fg.Run, position: Any) -> LogBackend:
+        def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
             return Backend()
 
     def take(run: fg.Run) -> None:

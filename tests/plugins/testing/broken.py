@@ -222,7 +222,7 @@ class TellsAnOldPlace(FileLogger):
 
     plugin_name = "old"
 
-    def backend(self, run: fg.Run, position: Any) -> Any:
+    def open_backend(self, run: fg.Run, position: Any) -> Any:
         assert run.run_dir is not None
         return OldPlace(run.run_dir.path / "losses.txt", position or 0)
 
@@ -239,7 +239,7 @@ class OldPlace:
     def sync(self) -> None:
         self.file.flush()
 
-    def position(self) -> int:
+    def get_position(self) -> int:
         return self.file.tell()
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class WritesADatabase(FileLogger):
 
     plugin_name = "database"
 
-    def backend(self, run: fg.Run, position: Any) -> Any:
+    def open_backend(self, run: fg.Run, position: Any) -> Any:
         assert run.run_dir is not None
         return Database(run.run_dir.path / "losses.db", position or 0)
 
@@ -283,7 +283,7 @@ class Database:
     def sync(self) -> None:
         self.database.commit()
 
-    def position(self) -> int:
+    def get_position(self) -> int:
         return self.rows
 
     def close(self) -> None:

@@ -1,16 +1,18 @@
-"""Records of Fulgurite as JSON lines, CSV and console lines, each exactly once; and plugins that
-record more."""
+"""Write the records of Fulgurite as JSON lines, CSV and console lines, and record more.
+
+Each record of the exact stream is written exactly once, also by a run that is resumed.
+"""
 
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
 from fulgurite_logging.file_logger import FileLogger as FileLogger
 from fulgurite_logging.jsonl import JSONLLogger as JSONLLogger
+from fulgurite_logging.media_logger import MediaLogger as MediaLogger
 from fulgurite_logging.norms import (
     LearningRateMonitor as LearningRateMonitor,
     NormMonitor as NormMonitor,
 )
-from fulgurite_logging.show import MediaLogger as MediaLogger
 from fulgurite_logging.table import CSVLogger as CSVLogger
 from fulgurite_logging.writer import (
     BackgroundWriter as BackgroundWriter,

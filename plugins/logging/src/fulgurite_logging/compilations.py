@@ -1,4 +1,4 @@
-"""What was compiled, and why again."""
+"""Record what was compiled, and why it was compiled again."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +10,15 @@ from fulgurite.tree.paths import leaves_with_paths
 
 @dataclass(eq=False)
 class CompilationMonitor:
-    """Reports each executable that a fit compiles to the loggers, as telemetry: its cost and memory
-    as XLA estimates them and, if it is not the first of its name, what changed in the batch."""
+    """Emit a record for each executable that a fit compiles, as telemetry.
+
+    It holds the cost and the memory as XLA estimates them and, if the executable is not the first
+    of its name, a text that says what changed in the batch.
+
+    ```python
+    fg.Engine(steps=100, plugins=[CompilationMonitor(), "console"])
+    ```
+    """
 
     _specs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
 
@@ -19,39 +26,37 @@ class CompilationMonitor:
     def on_compile(
         self, run: fg.Run | None, name: str, batch_spec: Any, compiled: jax.stages.Compiled
     ) -> None:
-        """Emits the records."""
+        """Emit the records."""
         spec = {
             path or "batch": f"{leaf.dtype}{list(leaf.shape)}"
             for path, leaf in leaves_with_paths(batch_spec)
         }
-        before = self._specs.get(name)
+        previous = self._specs.get(name)
         self._specs[name] = spec
         if run is None:
             return
-        run.log_scalars(f"compilation/{name}", _cost(compiled), stream="telemetry")
-        if before is not None:
-            changes = [
-                f"{path} from {before.get(path, 'nothing')} to {spec.get(path, 'nothing')}"
-                for path in dict.fromkeys((*before, *spec))
-                if before.get(path) != spec.get(path)
-            ]
-            what = (
-                f"the batch changed: {'; '.join(changes)}"
-                if changes
-                else "for another program of the same batches"
-            )
-            run.log_text(
-                "compilations",
-                {"message": f"{name} was compiled again, {what}"},
-                stream="telemetry",
-            )
+        run.log_scalars(f"compilation/{name}", _estimate_cost(compiled), stream="telemetry")
+        if previous is not None:
+            message = f"{name} was compiled again, {_describe_change(previous, spec)}"
+            run.log_text("compilations", {"message": message}, stream="telemetry")
 
 
-def _cost(compiled: jax.stages.Compiled) -> dict[str, float]:
-    """What the backend tells of an executable; nothing where it does not."""
+def _describe_change(previous: dict[str, str], spec: dict[str, str]) -> str:
+    changes = [
+        f"{path} from {previous.get(path, 'nothing')} to {spec.get(path, 'nothing')}"
+        for path in dict.fromkeys((*previous, *spec))
+        if previous.get(path) != spec.get(path)
+    ]
+    if not changes:
+        return "for another program of the same batches"
+    return f"the batch changed: {'; '.join(changes)}"
+
+
+def _estimate_cost(compiled: jax.stages.Compiled) -> dict[str, float]:
+    """Return what the backend knows of an executable; nothing where it has no estimate."""
     cost: Any = compiled.cost_analysis() or {}
     memory: Any = compiled.memory_analysis()
-    told = {"flops": cost.get("flops"), "bytes_accessed": cost.get("bytes accessed")}
-    for name in ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes"):
-        told[name.replace("_size_in_bytes", "_bytes")] = getattr(memory, name, None)
-    return {name: float(value) for name, value in told.items() if value is not None}
+    estimates = {"flops": cost.get("flops"), "bytes_accessed": cost.get("bytes accessed")}
+    for name in ("temp", "argument", "output"):
+        estimates[f"{name}_bytes"] = getattr(memory, f"{name}_size_in_bytes", None)
+    return {name: float(value) for name, value in estimates.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Records as lines in a terminal or a pipe."""
+"""Print records as lines in a terminal or a pipe."""
 
 import math
 import sys
@@ -12,7 +12,11 @@ from fulgurite_logging.writer import BackgroundWriter
 
 @dataclass(eq=False)
 class ConsoleLogger:
-    """Prints a line for each record of exact scalars, and every notice, to standard output.
+    """Print a line for each record of exact scalars, and every message, to standard output.
+
+    ```python
+    fg.Engine(steps=100, plugins=[ConsoleLogger(hide=("loss_average",))])
+    ```
 
     Attributes:
         hide: names of metrics not to show.
@@ -26,33 +30,34 @@ class ConsoleLogger:
 
     @fg.hookimpl
     def open_logger(self, run: fg.Run) -> None:
-        """Begins a thread that prints, so that training does not wait for a terminal."""
-        shown = sys.stdout is not None  # which it is where the process was started without one
-        self._writer = (
-            BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide))) if shown else None
-        )
+        """Start a thread that prints, so that training does not wait for a terminal."""
+        self._writer = None
+        # It is None where the process was started without standard output.
+        if sys.stdout is not None:
+            self._writer = BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide)))
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        """Has the record printed."""
+        """Print the record."""
         if self._writer is not None:
             self._writer.put(record)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        """Has the record printed."""
+        """Print the record."""
         self.log_scalars(record)
 
     @fg.hookimpl
     def close_logger(self) -> None:
-        """Waits until everything is printed."""
+        """Wait until everything is printed."""
         if self._writer is not None:
             self._writer.close()
 
 
 class _Backend:
     def __init__(self, hide: frozenset[str]) -> None:
-        self._hide, self._rates = hide, dict[str, float]()
+        self._hide = hide
+        self._rates: dict[str, float] = {}
 
     def write(self, record: fg.Record) -> None:
         values = {name: value for name, value in record.values.items() if name not in self._hide}
@@ -60,25 +65,26 @@ class _Backend:
             if "message" in values:
                 print(f"step {record.step:>7}  note: {values['message']}", flush=True)
         elif record.stream == "exact":
+            cells = [f"{name} {format_number(value)}" for name, value in values.items()]
             rate = self._rates.get(record.source)
-            shown = [f"{name} {number(value)}" for name, value in values.items()]
-            shown += [] if rate is None else [f"{number(rate)} steps/s"]
-            print(f"step {record.step:>7}  {record.source}  {'  '.join(shown)}", flush=True)
+            if rate is not None:
+                cells.append(f"{format_number(rate)} steps/s")
+            print(f"step {record.step:>7}  {record.source}  {'  '.join(cells)}", flush=True)
         elif "steps_per_second" in values:
             self._rates[record.source] = values["steps_per_second"]
 
     def sync(self) -> None:
         sys.stdout.flush()
 
-    def position(self) -> None:
+    def get_position(self) -> None:
         return None
 
     def close(self) -> None:
         sys.stdout.flush()
 
 
-def number(value: Any) -> str:
-    """A number in about four digits, an array in short."""
+def format_number(value: Any) -> str:
+    """Return a number in about four digits, and an array as its shape."""
     if isinstance(value, bool | str) or value is None:
         return str(value)
     if isinstance(value, int):

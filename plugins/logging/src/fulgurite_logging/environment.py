@@ -1,4 +1,4 @@
-"""What a run is made of and where it runs, told once at its start."""
+"""Record what a run is made of and where it runs, once at its start."""
 
 import fnmatch
 import os
@@ -33,17 +33,21 @@ VARIABLES = (
     "XLA_*",
 )
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-_OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class EnvironmentLogger:
     """Emit the environment and the parameters as telemetry at the start of a fit.
 
-    It makes two records of kind `config`: `environment` (versions, plugins, devices, processes,
+    There are two records of kind `config`: `environment` (versions, plugins, devices, processes,
     command, variables) and `parameters` (count and bytes of the arrays, of each module, and of the
     optimizer's state), and one text: a table of the arrays. Secrets in the command and in variables
-        are masked.
+    are masked.
+
+    ```python
+    fg.Engine(steps=100, run_dir="runs/a", plugins=[EnvironmentLogger(("MY_*",)), "jsonl"])
+    ```
 
     Attributes:
         variables: names or patterns of further environment variables that may be recorded.
@@ -53,18 +57,19 @@ class EnvironmentLogger:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Emits the records."""
+        """Emit the records."""
         state = run.state
-        run.log_config("environment", self.environment(run), stream="telemetry")
-        run.log_config("parameters", parameters(state), stream="telemetry")
+        run.log_config("environment", self.describe_environment(run), stream="telemetry")
+        run.log_config("parameters", describe_parameters(state), stream="telemetry")
         run.log_text("parameters", {"table": shape_summary(state.module)}, stream="telemetry")
 
-    def environment(self, run: fg.Run) -> dict[str, Any]:
-        """Where the run runs, as JSON."""
+    def describe_environment(self, run: fg.Run) -> dict[str, Any]:
+        """Return where and with what the run runs, as JSON."""
         devices = jax.devices()
-        allowed = (*VARIABLES, *self.variables)
+        patterns = (*VARIABLES, *self.variables)
+        plugins = run.engine.plugins.plugins
         return {
-            "argv": masked_arguments(sys.argv),
+            "argv": redact_arguments(sys.argv),
             "devices": {
                 "kind": devices[0].device_kind,
                 "platform": devices[0].platform,
@@ -72,7 +77,7 @@ class EnvironmentLogger:
             },
             "host": platform.node(),
             "machine": platform.platform(),
-            "plugins": {name: one.distribution for name, one in run.engine.plugins.plugins.items()},
+            "plugins": {name: plugin.distribution for name, plugin in plugins.items()},
             "process": {
                 "index": jax.process_index(),
                 "count": jax.process_count(),
@@ -83,15 +88,15 @@ class EnvironmentLogger:
             "variables": {
                 name: redact_text(f"{name}={value}").removeprefix(f"{name}=")
                 for name, value in sorted(os.environ.items())
-                if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
             },
             "versions": {name: version(name) for name in PACKAGES},
         }
 
 
-def parameters(state: fg.TrainState) -> dict[str, Any]:
-    """Elements and bytes of the module, of each module in it by path, of the arrays, and of the
-    optimizer's state."""
+def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
+    """Return elements and bytes, as JSON: of the module, of each module in it by path, of each
+    array by path, and of the optimizer's state."""
     modules: dict[str, dict[str, int]] = defaultdict(lambda: {"count": 0, "bytes": 0})
     arrays = {}
     for path, leaf in leaves_with_paths(state.module):
@@ -99,27 +104,31 @@ def parameters(state: fg.TrainState) -> dict[str, Any]:
             continue
         count, size = total_size(leaf)
         arrays[path] = {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "bytes": size}
-        parts = parse(path)
-        for depth in range(1, len(parts)):
-            module = modules[str(type(parts)(parts[:depth]))]
+        keys = parse(path)
+        for depth in range(1, len(keys)):
+            module = modules[str(type(keys)(keys[:depth]))]
             module["count"] += count
             module["bytes"] += size
     count, size = total_size(state.module)
-    optimizer = total_size(state.opt_state)[1]
+    _, optimizer_size = total_size(state.opt_state)
     return {
         "count": count,
         "bytes": size,
-        "optimizer_bytes": optimizer,
+        "optimizer_bytes": optimizer_size,
         "modules": dict(modules),
         "arrays": arrays,
     }
 
 
-def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command, each `masked`, and those behind an option such as `--api-key` as
-    well."""
-    hidden = [bool(_OPTION.fullmatch(before)) for before in ("", *arguments)]
-    return [
-        MASK if secret and not argument.startswith("--") else redact_text(argument)
-        for secret, argument in zip(hidden, arguments, strict=False)
-    ]
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command without secrets: those that hold one, and those after an
+    option such as `--api-key`."""
+    redacted = []
+    is_secret = False
+    for argument in arguments:
+        if is_secret and not argument.startswith("--"):
+            redacted.append(MASK)
+        else:
+            redacted.append(redact_text(argument))
+        is_secret = _SECRET_OPTION.fullmatch(argument) is not None
+    return redacted

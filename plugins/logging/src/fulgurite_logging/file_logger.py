@@ -1,4 +1,4 @@
-"""What the loggers that write into a run's directory have in common."""
+"""The base class of loggers that write into the run's directory."""
 
 from abc import abstractmethod
 from concurrent.futures import Future
@@ -18,8 +18,16 @@ class FileLogger(RunPlugin):
     """A logger that writes into the run's directory on its own thread, and resumes where its
     checkpoint was.
 
-    A subclass supplies the `backend` that writes. For records other than scalars it adds hooks that
-    call `put`.
+    A subclass defines `open_backend`. For records other than scalars it adds hooks that call
+    `put`.
+
+    ```python
+    class Losses(FileLogger):
+        plugin_name = "losses"
+
+        def open_backend(self, run, position):
+            return LossFile(run.run_dir.path / "losses.txt", position or 0)  # a `LogBackend`
+    ```
 
     Attributes:
         required: whether training ends when the logger fails. Otherwise training continues without
@@ -29,63 +37,70 @@ class FileLogger(RunPlugin):
     required: bool = False
     plugin_name: ClassVar[str]
     _position: Any = field(default=None, init=False, repr=False)
-    _failed: str | None = field(default=None, init=False, repr=False)
+    _earlier_failure: str | None = field(default=None, init=False, repr=False)
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @abstractmethod
-    def backend(self, run: Run, position: Any) -> LogBackend:
-        """A backend that writes to the files in `run.run_dir`, cut back to `position` unless that
-        is None."""
+    def open_backend(self, run: Run, position: Any) -> LogBackend:
+        """Return a backend that writes to files in `run.run_dir`.
+
+        Args:
+            run: the run.
+            position: what the backend's `get_position` returned when the checkpoint was saved that
+                the run resumes from: the files must be cut back to it. None if there is none.
+        """
 
     def put(self, record: Record) -> None:
-        """Has the record written."""
+        """Queue a record for writing."""
         if self._writer is not None:
             self._writer.put(record)
 
     @hookimpl
     def rewind_logger(self, position: Any) -> None:
-        """Notes where to go on from; `open_logger` does it, which knows the directory."""
+        """Note where to go on; `open_logger`, which knows the directory, cuts the files back."""
         if isinstance(position, dict) and "failed" in position:
-            self._failed, position = str(position["failed"]), position.get("position")
+            self._earlier_failure = str(position["failed"])
+            position = position.get("position")
         self._position = position
 
     @hookimpl
     def open_logger(self, run: Run) -> None:
-        """Opens the files and drops what came after the checkpoint that is gone on from."""
+        """Open the files and drop what came after the checkpoint that the run resumes from."""
         if run.run_dir is None:
-            gap = f"{self.plugin_name} writes into the run's directory, and this run has none"
             raise ConfigurationError(
-                f"{gap}: give Engine(run_dir='runs/a') or --run runs/a, or leave it out"
+                f"{self.plugin_name} writes into the run's directory, and this run has none: give "
+                "Engine(run_dir='runs/a') or --run runs/a, or leave it out"
             )
         self._writer = None
-        # Who was taken for dead for 60 s and wakes up may not write into what another process goes
-        # on with.
-        held = partial(run.run_dir.assert_locked, within=1.0)
-        self._writer = BackgroundWriter(
-            self.plugin_name, self.backend(run, self._position), pre_write=held
-        )
+        # A process that was suspended for 60 s counts as dead. When it wakes up it must not write
+        # into the files that another process has taken over.
+        check_lock = partial(run.run_dir.assert_locked, within=1.0)
+        backend = self.open_backend(run, self._position)
+        self._writer = BackgroundWriter(self.plugin_name, backend, pre_write=check_lock)
         self._position = None
 
     @hookimpl
     def on_fit_start(self, run: Run) -> None:
-        """Says that records are missing if the logger had failed before the checkpoint that is gone
-        on from."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            told = (
+        """Say that records are missing if the logger had failed before the checkpoint that the run
+        resumes from."""
+        failure = self._earlier_failure
+        self._earlier_failure = None
+        if failure is not None:
+            message = (
                 f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are "
-                f"missing. {failed}"
+                f"missing. {failure}"
             )
-            run.log_text(self.plugin_name, {"message": told}, stream="telemetry")
+            run.log_text(self.plugin_name, {"message": message}, stream="telemetry")
 
     @hookimpl
     def log_scalars(self, record: Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
     @hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":
-        """The position after everything up to `step`, once it is on disk."""
+        """Return the position after everything up to `step`, as a future that is done once that is
+        on disk."""
         if self._writer is not None:
             return self._writer.flush()
         future: Future[Any] = Future()
@@ -94,6 +109,6 @@ class FileLogger(RunPlugin):
 
     @hookimpl
     def close_logger(self) -> None:
-        """Waits until everything is written."""
+        """Wait until everything is written."""
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Records as lines of JSON."""
+"""Write records as lines of JSON."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,48 +8,54 @@ import fulgurite as fg
 from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, entry
+from fulgurite_logging.files import LineFile, get_entry
 from fulgurite_logging.writer import LogBackend
 
-EXACT, TELEMETRY = "records.jsonl", "telemetry.jsonl"
+EXACT_FILE = "records.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
 
 
 @dataclass(eq=False)
 class JSONLLogger(FileLogger):
-    """Writes scalars, text and configuration into the run's directory, one line of JSON per record.
+    """Write scalars, text and configuration into the run's directory, one line of JSON per record.
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
     once. `telemetry.jsonl` holds the rest, with `attempt` and `wall` (seconds since 1970); it only
     grows. `fulgurite_runs.json_codec.loads` reads a line.
+
+    ```python
+    fg.Engine(steps=100, run_dir="runs/a", plugins=[JSONLLogger()])  # or plugins=["jsonl"]
+    ```
     """
 
     plugin_name = "jsonl"
 
-    def backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
         assert run.run_dir is not None
-        return Lines(run.run_dir.path, position)
+        return JSONLBackend(run.run_dir.path, position)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
     @fg.hookimpl
     def log_config(self, record: fg.Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
 
-class Lines:
+class JSONLBackend:
     """The two files in `folder`, the exact one cut back to `position` unless that is None."""
 
     def __init__(self, folder: Path, position: Any) -> None:
-        self._exact, self._telemetry = LineFile(folder / EXACT), LineFile(folder / TELEMETRY)
+        self._exact = LineFile(folder / EXACT_FILE)
+        self._telemetry = LineFile(folder / TELEMETRY_FILE)
         if position is None:
             self._exact.repair()
         else:
-            self._exact.rewind(entry(position, EXACT))
+            self._exact.rewind(get_entry(position, EXACT_FILE))
         self._telemetry.repair()
 
     def write(self, record: fg.Record) -> None:
@@ -59,17 +65,18 @@ class Lines:
             "step": record.step,
             "values": record.values,
         }
+        file = self._exact
         if record.stream == "telemetry":
             line |= {"attempt": record.attempt, "wall": record.wall_time}
-        file = self._exact if record.stream == "exact" else self._telemetry
+            file = self._telemetry
         file.append(json_codec.dumps(line, sort_keys=True) + "\n")
 
     def sync(self) -> None:
         self._exact.sync()
         self._telemetry.sync()
 
-    def position(self) -> Any:
-        return {EXACT: self._exact.size}
+    def get_position(self) -> Any:
+        return {EXACT_FILE: self._exact.size}
 
     def close(self) -> None:
         self._exact.close()

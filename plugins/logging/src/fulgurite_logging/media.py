@@ -1,4 +1,4 @@
-"""What a step or an evaluation can show besides numbers: pictures, histograms, texts and figures.
+"""Media that a step or an evaluation can show: pictures, histograms, texts and figures.
 
 A step returns them by name in `fg.Output(media=...)`, as an object or as a function without
 arguments that returns one:
@@ -24,33 +24,47 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt8
 
 
 class Image(Media):
-    """A picture, `(height, width, channels)` with 1, 3 or 4 channels, uint8."""
+    """A picture, `(height, width, channels)` with 1, 3 or 4 channels, uint8.
+
+    ```python
+    media.Image.from_pixels(jnp.zeros((28, 28)))
+    ```
+    """
 
     pixels: UInt8[Array, "height width channels"]
 
     @staticmethod
     def from_pixels(pixels: Shaped[Array, "..."]) -> "Image":
-        """From `(height, width)` or `(height, width, channels)`, with numbers as for
-        `Images.from_pixels`."""
+        """Build a picture from `(height, width)` or `(height, width, channels)`, with numbers as
+        for `Images.from_pixels`."""
         pictures = Images.from_pixels(pixels).pixels
         if jnp.ndim(pixels) == 4:
             raise ModelError(
                 f"media.Image: {jnp.shape(pixels)} are several pictures; give "
-                f"media.Images.from_pixels(...)"
+                "media.Images.from_pixels(...)"
             )
         return Image(pictures[0])
 
 
 class Images(Media):
-    """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8; one picture is `n =
-    1`."""
+    """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8.
+
+    ```python
+    media.Images.from_pixels(jnp.zeros((16, 28, 28, 3)))
+    ```
+    """
 
     pixels: UInt8[Array, "n height width channels"]
 
     @staticmethod
     def from_pixels(pixels: Shaped[Array, "..."]) -> "Images":
-        """From `(height, width)`, `(height, width, channels)` or `(n, height, width, channels)`:
-        uint8, or floats and booleans in [0, 1], clipped to that range."""
+        """Build pictures from pixels.
+
+        Args:
+            pixels: `(height, width)`, `(height, width, channels)` or
+                `(n, height, width, channels)`: uint8, or floats and booleans in [0, 1], clipped to
+                that range. NaN is black.
+        """
         pixels = jnp.asarray(pixels)
         shape = pixels.shape
         if pixels.ndim == 2:
@@ -58,35 +72,40 @@ class Images(Media):
         if pixels.ndim == 3:
             pixels = pixels[None]
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
-            shapes = (
-                "(height, width), (height, width, channels) or (n, height, width, channels), 1, 3 "
-                "or 4 channels"
-            )
             raise ModelError(
-                f"media.Images: an array of shape {shape} is no picture; give {shapes}"
+                f"media.Images: an array of shape {shape} is no picture; give (height, width), "
+                "(height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
             )
         if pixels.dtype != jnp.uint8:
             if not jnp.issubdtype(pixels.dtype, jnp.floating) and pixels.dtype != bool:
                 raise ModelError(
                     f"media.Images: pixels are {pixels.dtype}; give uint8, or floats or bools up "
-                    f"to 1"
+                    "to 1"
                 )
-            pixels = jnp.round(
-                255 * jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
-            ).astype(jnp.uint8)
+            brightness = jnp.nan_to_num(jnp.clip(pixels.astype(jnp.float32), 0, 1))
+            pixels = jnp.round(255 * brightness).astype(jnp.uint8)
         return Images(pixels)
 
 
 class Histogram(Media):
-    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`.
+
+    ```python
+    media.Histogram.from_values(model, bins=32)  # of all its parameters
+    ```
+    """
 
     counts: Int[Array, " bins"]
     edges: Float[Array, " bins+1"]
 
     @staticmethod
     def from_values(values: PyTree[Shaped[Array, "..."]], bins: int = 64) -> "Histogram":
-        """Of all finite numbers in an array or a tree with arrays, such as a module, in `bins`
-        equal bins from the smallest to the largest."""
+        """Count the finite numbers in equal bins from the smallest to the largest.
+
+        Args:
+            values: an array, or a tree with arrays, such as a module.
+            bins: how many bins.
+        """
         leaves = [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "dtype")]
         arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
         if not arrays:
@@ -97,7 +116,8 @@ class Histogram(Media):
         finite = jnp.isfinite(flat)
         low = jnp.min(flat, where=finite, initial=jnp.inf)
         high = jnp.max(flat, where=finite, initial=-jnp.inf)
-        low, high = jnp.where(finite.any(), low, 0.0), jnp.where(finite.any(), high, 0.0)
+        low = jnp.where(finite.any(), low, 0.0)
+        high = jnp.where(finite.any(), high, 0.0)
         counts, edges = jnp.histogram(
             jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32)
         )
@@ -105,13 +125,28 @@ class Histogram(Media):
 
 
 class Text(Media):
-    """A text, known when the step is traced."""
+    """A text, known when the step is traced.
+
+    ```python
+    media.Text("a sample of epoch 3")
+    ```
+    """
 
     text: str = eqx.field(static=True)
 
 
 class Figure(Media):
-    """A figure, drawn on the host: `draw(values)` gives a `matplotlib.figure.Figure`.
+    """A figure, drawn on the host: `draw(values)` returns a `matplotlib.figure.Figure`.
+
+    ```python
+    def draw(values):
+        figure = matplotlib.figure.Figure()
+        figure.add_subplot().plot(values)
+        return figure
+
+
+    media.Figure(draw, jnp.arange(10.0))
+    ```
 
     Attributes:
         draw: called by the loggers that show figures.

@@ -11,15 +11,14 @@ from typing import Any
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite_runs import json_codec
 
-from fulgurite_logging.jsonl import EXACT
+from fulgurite_logging.jsonl import EXACT_FILE
 
 LONGEST_LINE = 1 << 24
-FOLDERS = ("superseded/*", "checkpoints")
 Series = dict[str, tuple[list[int], list[float]]]
 
 
-def command(arguments: list[str]) -> int:
-    """`fulgurite plot RUN [RUN ...] --metric loss --out loss.png`."""
+def main(arguments: list[str]) -> int:
+    """Run `fulgurite plot RUN [RUN ...] --metric loss --out loss.png`; return the exit status."""
     parser = argparse.ArgumentParser(
         "fulgurite plot", description="Draws metrics of runs over steps."
     )
@@ -45,16 +44,30 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--log", action="store_true", help="a logarithmic axis")
     options = parser.parse_args(arguments)
     try:
-        draw(options.runs, options.metric or ["loss"], options.out, log=options.log)
+        plot_runs(options.runs, options.metric or ["loss"], options.out, log=options.log)
     except (ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool = False) -> None:
-    """Writes a figure with a line for each metric of each run; matplotlib is imported here."""
+def plot_runs(
+    runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool = False
+) -> None:
+    """Write a figure with a line for each metric of each run.
+
+    Args:
+        runs: directories of runs, or their files of records.
+        metrics: names such as `train/loss`, or `loss` for that of every source.
+        out: the picture; its suffix decides the format.
+        log: whether the vertical axis is logarithmic.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed, a run has no such metric, or a file cannot
+            be read.
+    """
     try:
+        # Imported here, because only this command needs it.
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(
@@ -63,82 +76,98 @@ def draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool =
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", yscale="log" if log else "linear")
     for run in runs:
-        found = series(run)
-        known = {*found, *(name.partition("/")[2] for name in found)}
+        series = load_series(run)
         for metric in metrics:
-            names = [name for name in found if name == metric or name.partition("/")[2] == metric]
-            if not names:
-                raise ConfigurationError(
-                    f"{run} has no metric {metric!r}. {did_you_mean(metric, known)}"
-                )
-            for name in names:
-                steps, values = found[name]
+            for name in _match_names(run, metric, series):
+                steps, values = series[name]
                 label = name if len(runs) == 1 else f"{run.name} {name}"
-                axes.plot(
-                    steps, values, label=label, linewidth=1.2, marker="." if len(steps) < 30 else ""
-                )
+                marker = "." if len(steps) < 30 else ""
+                axes.plot(steps, values, label=label, linewidth=1.2, marker=marker)
     if len(metrics) == 1:
         axes.set_ylabel(metrics[0])
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    if out.suffix.removeprefix(".").lower() not in figure.canvas.get_supported_filetypes():
-        kinds = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
-        raise ConfigurationError(f"{out} is no kind of picture: choose one of {kinds}")
+    formats = figure.canvas.get_supported_filetypes()
+    if out.suffix.removeprefix(".").lower() not in formats:
+        raise ConfigurationError(
+            f"{out} is no kind of picture: choose one of {', '.join(sorted(formats))}"
+        )
     figure.savefig(out, dpi=150)
 
 
-def series(run: Path) -> Series:
-    """The exact scalars of a run that are single numbers, by `SOURCE/NAME`: steps and values. What
-    evaluators in processes of their own found is among them."""
-    found: Series = {}
+def _match_names(run: Path, metric: str, series: Series) -> list[str]:
+    """Return the names `SOURCE/NAME` that are `metric` or end in it."""
+    short_names = {name: name.partition("/")[2] for name in series}
+    names = [name for name, short_name in short_names.items() if metric in (name, short_name)]
+    if not names:
+        known = {*series, *short_names.values()}
+        raise ConfigurationError(f"{run} has no metric {metric!r}. {did_you_mean(metric, known)}")
+    return names
+
+
+def load_series(run: Path) -> Series:
+    """Return the steps and values, by `SOURCE/NAME`, of the exact scalars of a run that are single
+    numbers; the results of evaluators that ran in processes of their own are among them."""
     rows = (
-        (one["source"], one["step"], one["values"])
-        for one in records(run)
-        if one["kind"] == "scalars"
+        (record["source"], record["step"], record["values"])
+        for record in iter_records(run)
+        if record["kind"] == "scalars"
     )
-    for source, step, values in chain(rows, evaluations(run)):
+    series: Series = {}
+    for source, step, values in chain(rows, load_evaluations(run)):
         for name, value in values.items():
             if isinstance(value, int | float):
-                steps, numbers = found.setdefault(f"{source}/{name}", ([], []))
+                steps, numbers = series.setdefault(f"{source}/{name}", ([], []))
                 steps.append(step)
                 numbers.append(float(value))
-    return found
+    return series
 
 
-def records(run: Path) -> Iterator[dict[str, Any]]:
-    """The records of a run, or of a file, one by one."""
-    path = run / EXACT if run.is_dir() else run
+def iter_records(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the exact records of a run, or of a file."""
+    path = run / EXACT_FILE if run.is_dir() else run
     if not path.is_file():
         raise ConfigurationError(
             f"there is no {path}: give the directory of a run that was logged with 'jsonl'"
         )
-    return _lines(path, "record", {"kind": str, "source": str, "step": int, "values": dict})
+    return _iter_lines(path, "record", {"kind": str, "source": str, "step": int, "values": dict})
 
 
-def evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
-    """Evaluator, step and metrics of the results that `fulgurite evaluate --group` wrote into the
-    directory of a run, the newest of each step, but those of checkpoints that a later attempt set
-    aside."""
-    aside, there = (
-        {_digest(path) for path in run.glob(f"{where}/step-*/COMMIT")} for where in FOLDERS
-    )
-    found = {}
-    for file in sorted(run.glob("evaluations/*.jsonl")):
-        for one in _lines(
-            file, "result", {"evaluator": str, "step": int, "commit": str, "metrics": dict}
-        ):
-            if one["commit"] in there or one["commit"] not in aside:
-                found[one["evaluator"], one["step"]] = one["metrics"]
-    return [(name, step, found[name, step]) for name, step in sorted(found)]
+def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
+    """Return evaluator, step and metrics of what `fulgurite evaluate --group` wrote into the
+    directory of a run.
+
+    Of several results of a step only the newest counts, and those of checkpoints that a later
+    attempt has superseded are left out.
+    """
+    superseded = _hash_commits(run, "superseded/*")
+    current = _hash_commits(run, "checkpoints")
+    types = {"evaluator": str, "step": int, "commit": str, "metrics": dict}
+    metrics: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted(run.glob("evaluations/*.jsonl")):
+        for result in _iter_lines(path, "result", types):
+            commit = result["commit"]
+            if commit in current or commit not in superseded:
+                metrics[result["evaluator"], result["step"]] = result["metrics"]
+    return [(name, step, metrics[name, step]) for name, step in sorted(metrics)]
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _hash_commits(run: Path, folder: str) -> set[str]:
+    """Return the digests that results name checkpoints by."""
+    paths = run.glob(f"{folder}/step-*/COMMIT")
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _lines(path: Path, what: str, members: dict[str, type]) -> Iterator[dict[str, Any]]:
-    """The lines of a file, which have these members. A last one that is not whole is left out: a
-    run may be writing it."""
+def _iter_lines(path: Path, item: str, types: dict[str, type]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file as dictionaries.
+
+    A last line that is not whole is left out: a run may be writing it.
+
+    Args:
+        path: a file of JSON lines.
+        item: what a line holds, for messages.
+        types: the types of the members that each line must have.
+    """
     with open(path, "rb") as file:
         number = 0
         while line := file.readline(LONGEST_LINE):
@@ -148,9 +177,9 @@ def _lines(path: Path, what: str, members: dict[str, type]) -> Iterator[dict[str
                     return
                 raise ConfigurationError(f"{path}, line {number}: longer than {LONGEST_LINE} bytes")
             try:
-                one = json_codec.loads(line)
-                if not all(type(one[name]) is kind for name, kind in members.items()):
-                    raise ValueError(f"it lacks {', '.join(members)}")
+                values = json_codec.loads(line)
+                if not all(type(values[name]) is expected for name, expected in types.items()):
+                    raise ValueError(f"it lacks {', '.join(types)}")
             except (ValueError, TypeError, LookupError, RecursionError) as error:
-                raise ConfigurationError(f"{path}, line {number}: no {what}: {error}") from error
-            yield one
+                raise ConfigurationError(f"{path}, line {number}: no {item}: {error}") from error
+            yield values

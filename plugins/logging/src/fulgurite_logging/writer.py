@@ -23,7 +23,7 @@ class LogBackend(Protocol):
     def sync(self) -> None:
         """Make everything that was written durable."""
 
-    def position(self) -> Any:
+    def get_position(self) -> Any:
         """Return how far it has written, as JSON, for `rewind_logger`.
 
         After a failure, how far the output is complete. This alone may be called on another thread.
@@ -175,7 +175,7 @@ class BackgroundWriter:
         if future not in self._unanswered:
             return
         self._unanswered.remove(future)
-        position = self._backend.position()
+        position = self._backend.get_position()
         if self.failure is not None:
             reason = f"{type(self.failure).__name__}: {redact_text(str(self.failure))}"
             position = {"failed": reason, "position": position}

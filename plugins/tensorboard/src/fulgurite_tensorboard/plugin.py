@@ -44,7 +44,7 @@ class TensorBoardLogger(FileLogger):
 
     plugin_name = FOLDER
 
-    def backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
         """What writes the event files."""
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER
@@ -102,7 +102,7 @@ class _Backend:
         for file in self._open.values():
             file.sync()
 
-    def position(self) -> Any:
+    def get_position(self) -> Any:
         now = {split: {file.path.name: file.size} for split, file in self._open.items()}
         splits = sorted(one for one in self._whole.keys() | now.keys() if _is_exact(one))
         return {split: self._whole.get(split, {}) | now.get(split, {}) for split in splits}

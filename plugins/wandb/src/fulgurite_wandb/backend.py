@@ -64,7 +64,7 @@ class Backend:
     def sync(self) -> None:
         """wandb cannot be asked to make anything durable."""
 
-    def position(self) -> None:
+    def get_position(self) -> None:
         """None: what wandb has got cannot be taken back."""
 
     @property

@@ -1,4 +1,4 @@
-"""When the pictures, histograms and figures that steps give are shown."""
+"""Schedule the steps whose pictures, histograms and figures are shown."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,10 @@ class MediaLogger:
 
     At other steps none of it is computed.
 
+    ```python
+    fg.Engine(steps=1000, run_dir="runs/a", plugins=["tensorboard", MediaLogger(every=100)])
+    ```
+
     Attributes:
         every: a trigger, or an interval in steps. A step must know beforehand whether it is shown,
             so a trigger by the clock is not possible; at the start of a run there is nothing to
@@ -26,13 +30,12 @@ class MediaLogger:
         for part in trigger.parts if isinstance(trigger, Or) else (trigger,):
             if isinstance(part, fg.AtStart) or not is_exact(part):
                 raise ConfigurationError(
-                    f"Media: at {part} nothing would be shown, because what a step shows is made "
-                    f"in the step: give a "
-                    "trigger by steps or epochs that follow from the program alone, such as "
-                    "fg.Every(500)"
+                    f"MediaLogger: at {part} nothing would be shown, because media are computed in "
+                    "the step: give a trigger by steps or epochs that follow from the program "
+                    "alone, such as fg.Every(500)"
                 )
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """The action `media.show`, on which the steps' media depend."""
+        """Return the action `media.show`, on which the steps' media depend."""
         return [fg.ScheduledAction("show", self.every, fg.Run.emit_media)]
