@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.errors import ModelError, PluginError
+from fulgurite.errors import ModelError
 from fulgurite_logging import media
 from models import Linear, regression
 
@@ -109,44 +109,6 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     pixels = np.round(255 * np.clip(next(iter(regression(12, 4)))["x"], 0, 1)).astype(np.uint8)
     np.testing.assert_array_equal(show.records[0].values["x"].pixels, pixels[None, :, :, None])
     assert set(result.metrics["test"]) == {"loss", "error"}
-
-
-def test_evaluator_media_are_shown_and_its_metrics_are_numbers():
-    @dataclass(frozen=True, eq=False)
-    class Evaluating(Show):
-        extra: Any = 1.5
-
-        @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            picture = media.Image.from_pixels(jnp.ones((2, 3)))
-            made = {"a": self.extra, "enc": {"picture": picture, "later": lambda: NOTE}}
-            return [fg.Evaluator("test", None, custom=lambda state, step, standard: made)]
-
-        @fg.hookimpl
-        def register_actions(self) -> list[fg.ScheduledAction]:
-            return [
-                *super().register_actions(),
-                fg.ScheduledAction("evaluate", 2, self.evaluate, "evaluate"),
-            ]
-
-        def evaluate(self, run: fg.Run) -> None:
-            run.evaluate("test")
-
-    show = Evaluating(fg.At(4))
-    result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Linear, regression(40, 4))
-    assert result.metrics["test"] == {"a": 1.5}
-    assert [(one.source, one.step) for one in show.records] == [
-        ("test", 2),
-        ("test", 4),
-    ]  # of training there are none
-    values = show.records[0].values
-    assert (
-        values["enc/later"] == NOTE and values["enc/picture"].pixels.tolist() == [[[255]] * 3] * 2
-    )
-    with pytest.raises(PluginError, match="metric 'a' of evaluator 'test' is str"):
-        fg.Engine(steps=4, plugins=[Evaluating(4, extra="a")], autoload=False).fit(
-            Linear, regression(40, 4)
-        )
 
 
 def test_evaluation_metric_that_is_not_a_number_is_an_error_naming_it():

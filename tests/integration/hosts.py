@@ -120,24 +120,13 @@ class Own(Scores):
         self.scale = jnp.float32(jax.process_index())
 
 
-class Custom:
+class Custom(Evaluator):
     """An evaluation that may fail, and does on one process at its second time."""
 
-    @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("own", [examples()], raise_on_error=False, custom=self.evaluate)]
-
-    @fg.hookimpl
-    def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("evaluate", 1, self.act, "evaluate")]
-
-    def act(self, run: fg.Run) -> None:
-        run.evaluate("own")
-
-    def evaluate(self, state: fg.TrainState, step: int, standard: Any) -> dict[str, Any]:
+    def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
         if step > 1 and jax.process_index() == 1:
             raise OSError("the file is gone")
-        return standard(state)
+        return super().evaluate(state, step)
 
 
 def told(do: Callable[[], Any]) -> None:
@@ -194,9 +183,11 @@ def main() -> None:
         )
         told(lambda: plain.fit(Scores, [batch] * (1 + process)))
         told(lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other]))
-        custom = fg.Engine(steps=3, plugins=[Hosts(), Custom()], autoload=False).fit(
-            Scores, [batch]
-        )
+        custom = fg.Engine(
+            steps=3,
+            plugins=[Hosts(), Custom("own", [examples()], 1, raise_on_error=False)],
+            autoload=False,
+        ).fit(Scores, [batch])
         say(error=custom.failures["evaluate.own"])
         say(again=engine.evaluate(Scores(), mine)["loss"])
 

@@ -31,12 +31,13 @@ from fulgurite.errors import (
 )
 from fulgurite.evaluation import (
     Evaluation,
+    EvaluationResult,
     Evaluator,
-    Functions,
-    Interrupt,
-    Show,
+    MetricFunctions,
+    ShouldStop,
     as_eval_target,
     get_module_view,
+    never_stop,
 )
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
@@ -324,8 +325,8 @@ class Engine:
         *,
         name: str = "test",
         num_batches: int | None = None,
-        metrics: Functions | None = None,
-        losses: Functions | None = None,
+        metrics: MetricFunctions | None = None,
+        losses: MetricFunctions | None = None,
         weights: InitFrom = None,
     ) -> dict[str, Any]:
         """Return the metrics of a model over one epoch of `data`, exact over batches of unequal
@@ -344,10 +345,9 @@ class Engine:
         spec = Evaluator(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
-        subject = as_eval_target(_unwrap_result(model), self._make_root_key())
-        return self._get_evaluation(spec).evaluate(
-            subject, spec.data, self._min_with_dev_run(num_batches), lambda: False, None
-        )
+        target = as_eval_target(_unwrap_result(model), self._make_root_key())
+        num_batches = self._min_with_dev_run(num_batches)
+        return self._get_evaluation(spec).evaluate(target, spec.data, num_batches).metrics
 
     def predict(
         self,
@@ -367,9 +367,9 @@ class Engine:
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
-        subject = as_eval_target(_unwrap_result(model), self._make_root_key())
+        target = as_eval_target(_unwrap_result(model), self._make_root_key())
         return self._get_evaluation(spec).predict(
-            subject, spec.data, self._min_with_dev_run(num_batches), callback
+            target, spec.data, self._min_with_dev_run(num_batches), callback
         )
 
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
@@ -378,18 +378,27 @@ class Engine:
         return load_weights(self, model, weights)
 
     def run_evaluator(
-        self, name: str, state: TrainState, interrupted: Interrupt, show: Show | None = None
-    ) -> dict[str, Any]:
-        """The metrics of the evaluation that a plugin declared as `name`, with its weights; `show`
-        gets its media."""
+        self, name: str, state: TrainState, should_stop: ShouldStop = never_stop
+    ) -> EvaluationResult:
+        """Return what an evaluation of a plugin gives for a state.
+
+        Args:
+            name: of an evaluation that a plugin declared in `register_evaluators`.
+            state: the train state; the evaluation chooses its weights.
+            should_stop: called before each batch; True gives up.
+
+        Raises:
+            EvaluationInterrupted: `should_stop()` was true.
+        """
         if name not in self.evaluators:
             raise PluginError(
                 f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
             )
         spec = self.evaluators[name]
-        return self._get_evaluation(spec).evaluate_state(
-            spec, state, self._min_with_dev_run(spec.num_batches), interrupted, show
-        )
+        state = state.replace(module=self.get_module_view(state, spec.module_view))
+        target = as_eval_target(state, state.key)
+        num_batches = self._min_with_dev_run(spec.num_batches)
+        return self._get_evaluation(spec).evaluate(target, spec.data, num_batches, should_stop)
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
@@ -630,7 +639,7 @@ def _get_start_step(model: Any, state: TrainState) -> int:
     return int(state.step)
 
 
-def _get_functions_signature(functions: Functions) -> tuple[Any, ...]:
+def _get_functions_signature(functions: MetricFunctions) -> tuple[Any, ...]:
     return tuple((name, leaf_signature(function)) for name, function in functions.items())
 
 

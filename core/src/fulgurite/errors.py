@@ -47,6 +47,13 @@ class CheckpointError(FulguriteError):
     """A run directory or checkpoint that is missing, damaged, locked, or does not fit."""
 
 
+class EvaluationInterrupted(FulguriteError):
+    """Raised between two batches of an evaluation, because training is to stop.
+
+    Let it through: the action that ran the evaluation is done again when the run resumes.
+    """
+
+
 class ProcessError(FulguriteError):
     """Another process that never arrived, did not answer in time, or failed at something it does
     for all."""
@@ -69,6 +76,20 @@ class NonFiniteError(FulguriteError, FloatingPointError):
         )
         self.step = step
         self.term = term
+
+
+def mark_as_shared(error: Exception) -> None:
+    """Note on an exception that every process raises it, or a `ProcessError` for it, here."""
+    error.is_shared_by_processes = True  # type: ignore[attr-defined]
+
+
+def is_shared(error: BaseException | None) -> bool:
+    """Whether every process knows of an exception, or of that which led to it."""
+    while error is not None:
+        if getattr(error, "is_shared_by_processes", False):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

@@ -20,11 +20,13 @@ from fulgurite.data.sources import ArrayData, get_batch_spec, get_device_arrays
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
+    EvaluationInterrupted,
     ModelError,
     PluginError,
     check_name,
     check_positive_int,
     did_you_mean,
+    mark_as_shared,
 )
 from fulgurite.metrics.base import (
     CollectingMetric,
@@ -36,7 +38,7 @@ from fulgurite.metrics.base import (
 from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import as_metric, to_number
 from fulgurite.model.context import Context
-from fulgurite.model.media import MEDIA_ACTION, split_media
+from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
 from fulgurite.plugins.manager import PluginManager
@@ -47,17 +49,13 @@ from fulgurite.training.state import TrainState, check_has_state, check_not_cons
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec, tree_signature
 from fulgurite.tree.typecheck import batch_error_context, check_batch
 
-Functions = Mapping[str, Callable[..., Any]]
-Interrupt = Callable[[], bool]
-Show = Callable[[dict[str, Any]], None]
-EvaluateState = Callable[[TrainState], dict[str, Any]]
-CustomEvaluation = Callable[[TrainState, int, EvaluateState], dict[str, Any]]
-# Enough to keep the device busy; each holds its batch.
-IN_FLIGHT = 2
+MetricFunctions = Mapping[str, Callable[..., Any]]
+"""Functions of predictions and batch, by the name of the metric or loss."""
+ShouldStop = Callable[[], bool]
+"""Asked before each batch of an evaluation; True gives the evaluation up."""
 
-
-class Interrupted(Exception):
-    """An evaluation was given up between two batches, because training is to stop."""
+# Batches under way at once: enough to keep the device busy; each holds its batch.
+MAX_IN_FLIGHT = 2
 
 
 class EvalTarget:
@@ -146,23 +144,16 @@ class Evaluator:
         new_rng_each_time: whether each evaluation draws different random numbers; by default all
             draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
-        raise_on_error: whether an exception in it ends training; if not, there is one notice and it
-            is left out from then on.
-        custom: `custom(state, step, evaluate)` computes the metrics itself, with any media to show
-            among them. `state` has the chosen weights, in inference mode; `evaluate(state)` is the
-            evaluation without `custom`.
     """
 
     name: str
     data: Any
     num_batches: int | None = None
     module_view: str = "current"
-    metrics: Functions | None = None
-    losses: Functions | None = None
+    metrics: MetricFunctions | None = None
+    losses: MetricFunctions | None = None
     new_rng_each_time: bool = False
     exact: bool = True
-    raise_on_error: bool = True
-    custom: CustomEvaluation | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "Evaluator: name")
@@ -172,6 +163,24 @@ class Evaluator:
         check_name(self.module_view, f"{where}: module_view")
         _check_functions(f"{where}: metrics", self.metrics)
         _check_functions(f"{where}: losses", self.losses)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationResult:
+    """What an evaluation gives.
+
+    Attributes:
+        metrics: Python numbers and NumPy arrays by name.
+        media: what the step showed of the first batch, by name, on the device.
+    """
+
+    metrics: dict[str, Any]
+    media: dict[str, Any]
+
+
+def never_stop() -> bool:
+    """Return False: the evaluation goes on to its end."""
+    return False
 
 
 def _check_functions(where: str, functions: Any) -> None:
@@ -201,31 +210,27 @@ class Evaluation:
         self._compiled: dict[Any, Callable[..., Any]] = {}
         # The batch that is being traced, for errors.
         self._batch_index = 0
-        # Whether every process knows of a failure that happens now, so that none waits for another.
-        self._failure_is_shared = False
 
     def evaluate(
         self,
         target: EvalTarget,
         data: Any,
         num_batches: int | None,
-        should_stop: Interrupt,
-        show: Show | None,
-    ) -> dict[str, Any]:
-        """Return the metrics as Python numbers and NumPy arrays, over one epoch.
+        should_stop: ShouldStop = never_stop,
+    ) -> EvaluationResult:
+        """Return the metrics over one epoch.
 
         Args:
             target: the module and what belongs to it.
             data: any data source.
             num_batches: use at most this many batches.
             should_stop: called before each batch.
-            show: called with the media of the first batch, on the device.
 
         Raises:
-            Interrupted: `should_stop()` was true.
+            EvaluationInterrupted: `should_stop()` was true.
         """
-        accumulator, parts = self._run_validation_steps(
-            target, data, num_batches, should_stop, show
+        accumulator, parts, media = self._run_validation_steps(
+            target, data, num_batches, should_stop
         )
         values: dict[str, Any] = {} if accumulator is None else {**accumulator.compute()}
         for name in parts[0] if parts else ():
@@ -236,39 +241,7 @@ class Evaluation:
         losses = self._evaluator.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
-        return as_numbers(values)
-
-    def evaluate_state(
-        self,
-        evaluator: Evaluator,
-        state: TrainState,
-        num_batches: int | None,
-        should_stop: Interrupt,
-        show: Show | None,
-    ) -> dict[str, Any]:
-        """Return the metrics of a train state, with the weights that the evaluator asks for.
-
-        Args:
-            evaluator: the evaluation, with its data.
-            state: the train state.
-            num_batches: use at most this many batches.
-            should_stop: called before each batch.
-            show: called with the media, on the device.
-        """
-        module = get_module_view(self._plugins, state, evaluator.module_view)
-        state = state.replace(module=module)
-
-        def evaluate_standard(state: TrainState) -> dict[str, Any]:
-            target = as_eval_target(state, state.key)
-            return self.evaluate(target, evaluator.data, num_batches, should_stop, show)
-
-        if evaluator.custom is None:
-            return evaluate_standard(state)
-        values = self._call_custom(evaluator.custom, state, evaluate_standard)
-        metrics, media = _check_custom_values(evaluator.name, values)
-        if media and show:
-            show(media)
-        return metrics
+        return EvaluationResult(as_numbers(values), media)
 
     def predict(
         self,
@@ -294,7 +267,7 @@ class Evaluation:
                 run = self._get_compiled("predict_step", target, batch)
                 batch = self._sharding.shard_eval_batch(batch)
                 in_flight.append(run(leaves, batch, device_arrays, np.int32(index)))
-                if len(in_flight) > IN_FLIGHT:
+                if len(in_flight) > MAX_IN_FLIGHT:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_remove_padding(preds, mask))
@@ -305,33 +278,38 @@ class Evaluation:
         target: EvalTarget,
         data: Any,
         num_batches: int | None,
-        should_stop: Interrupt,
-        show: Show | None,
-    ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]]]:
-        """Return the merged metrics and the collecting ones of each batch, both on the host."""
+        should_stop: ShouldStop,
+    ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]], dict[str, Any]]:
+        """Return the merged metrics and the collecting ones of each batch, both on the host, and
+        the media of the first batch."""
         carry: Any = None
+        first_media: dict[str, Any] = {}
         in_flight: deque[Any] = deque()
         parts: list[dict[str, CollectingMetric]] = []
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
             for index, batch in self._iter_checked(iterator):
                 if should_stop():
-                    raise Interrupted
+                    raise EvaluationInterrupted(
+                        f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
+                        "training is to stop"
+                    )
                 run = self._get_compiled("validation_step", target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if carry is None:
                     carry = self._init_carry(run, arguments)
                 carry, collected, media = run(*arguments, carry)
-                if index == 0 and media and show:
-                    show(media)
+                if index == 0:
+                    first_media = media
                 in_flight.append((carry, jax.copy_to_host_async(collected)))
-                if len(in_flight) > IN_FLIGHT:
+                if len(in_flight) > MAX_IN_FLIGHT:
                     done, collected = in_flight.popleft()
                     jax.block_until_ready(done)
                     parts.append(jax.device_get(collected))
         parts += [jax.device_get(collected) for _, collected in in_flight]
-        return None if carry is None else jax.device_get(carry)[0], parts
+        accumulator = None if carry is None else jax.device_get(carry)[0]
+        return accumulator, parts, first_media
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
         """Return the leaves of the target and the arrays of data that stays on the device."""
@@ -356,33 +334,11 @@ class Evaluation:
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
         return jax.device_put(zeros, self._sharding.replicated)
 
-    def _call_custom(
-        self, custom: CustomEvaluation, state: TrainState, evaluate_standard: EvaluateState
-    ) -> Any:
-        """Call a custom evaluation. If it fails in one process, it is an error in all of them."""
-        with training_mode(False, state.module) as module:
-            self._failure_is_shared = False
-            try:
-                values = custom(state.replace(module=module), int(state.step), evaluate_standard)
-            except Interrupted:
-                raise
-            except Exception as error:
-                if not self._failure_is_shared:
-                    self._sharding.raise_on_any_process(error)
-                raise
-            self._sharding.raise_on_any_process(None)
-        return values
-
     def _iter_checked(self, iterator: BatchIterator) -> Iterator[tuple[int, Any]]:
         """Yield the batches by number. All of them must have the structure of the first; some may
         be masked only."""
         first = None
-        # Every process knows of a failure in here.
-        self._failure_is_shared = True
-        # Processes agree before every batch: nothing else is right for sources of unknown length.
-        batches = self._sharding.align_batches(item.batch for item in iterator)
-        for index, batch in enumerate(batches):
-            self._failure_is_shared = False
+        for index, batch in enumerate(self._iter_aligned(iterator)):
             spec = shape_spec(split_mask(batch)[0])
             first = first if index else spec
             if jax.tree.structure(spec) != jax.tree.structure(first):
@@ -392,8 +348,15 @@ class Evaluation:
                 )
             self._batch_index = index
             yield index, batch
-            self._failure_is_shared = True
-        self._failure_is_shared = False
+
+    def _iter_aligned(self, iterator: BatchIterator) -> Iterator[Any]:
+        """Yield the batches, equally many on each process; a failure of one is raised on all."""
+        # Processes agree before every batch: nothing else is right for sources of unknown length.
+        try:
+            yield from self._sharding.align_batches(item.batch for item in iterator)
+        except Exception as error:
+            mark_as_shared(error)
+            raise
 
     def _get_compiled(self, step: str, target: EvalTarget, batch: Any) -> Callable[..., Any]:
         """Return the program for a target and batch of this structure, compiled at its first
@@ -495,7 +458,7 @@ class Evaluation:
         return merged, collected
 
     def _call_functions(
-        self, functions: Functions, output: Output, batch: Any, ctx: Context
+        self, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
     ) -> dict[str, Any]:
         """Return what the evaluator's own metrics or losses are for one batch, by name."""
         if output.preds is None:
@@ -513,23 +476,6 @@ def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
     its keys."""
     return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
-
-
-def _check_custom_values(name: str, values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the numbers and the media of what the custom evaluation `name` gave."""
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise PluginError(
-            f"evaluator {name!r} gave {values!r}; an evaluation gives metrics by name"
-        )
-    metrics, media = split_media(flatten_metric_dict(values))
-    numbers = as_numbers(metrics)
-    for key, value in numbers.items():
-        if np.asarray(value).dtype.kind not in "biufV":
-            raise PluginError(
-                f"the metric {key!r} of evaluator {name!r} is {type(value).__name__}: an "
-                "evaluation gives numbers, arrays of them, and media"
-            )
-    return numbers, media
 
 
 def _compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:

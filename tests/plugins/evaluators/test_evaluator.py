@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evaluated import Act, Counting, Keeper, Logger, Logits, numbers
-from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError
+from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, LastCheckpoint
+from fulgurite_logging import media
 
 ZERO = numbers([0])
 
@@ -350,6 +351,57 @@ def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
 def test_custom_evaluation_returning_something_else_is_an_error() -> None:
     with pytest.raises(PluginError, match=r"'probe' gave 3; an evaluation gives metrics by name"):
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
+
+
+def test_media_of_a_custom_evaluation_are_logged_and_its_metrics_are_numbers() -> None:
+    records: list[fg.Record] = []
+
+    class MediaLog:
+        @fg.hookimpl
+        def log_media(self, record: fg.Record) -> None:
+            records.append(record)
+
+    def show(state: fg.TrainState, step: int) -> dict[str, Any]:
+        picture = media.Image.from_pixels(jnp.ones((2, 3)))
+        return {"a": 1.5, "enc": {"picture": picture, "later": lambda: media.Text("a note")}}
+
+    result = fit(Evaluator("test", every=2, fn=show), MediaLog())
+    assert result.metrics["test"] == {"a": 1.5}
+    assert [(record.source, record.step) for record in records] == [("test", 2), ("test", 4)]
+    assert records[0].values["enc/later"] == media.Text("a note")
+    assert records[0].values["enc/picture"].pixels.tolist() == [[[255]] * 3] * 2
+    with pytest.raises(PluginError, match="metric 'a' of evaluator 'test' is str"):
+        fit(Evaluator("test", fn=lambda state, step: {"a": "a"}))
+
+
+def test_evaluate_outside_of_an_evaluation_is_an_error() -> None:
+    evaluator = Evaluator("test", ZERO)
+    state = engine(steps=1).fit(Counting, ZERO).state
+    with pytest.raises(StateError, match="called during an evaluation only"):
+        evaluator.evaluate(state, 1)
+
+
+def test_super_evaluate_without_data_is_an_error() -> None:
+    class Standard(Evaluator):
+        def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
+            return super().evaluate(state, step)
+
+    with pytest.raises(ConfigurationError, match="evaluator 'test' has no data"):
+        fit(Standard("test"))
+
+
+def test_custom_evaluation_with_a_module_view_may_call_super() -> None:
+    class Views:
+        @fg.hookimpl
+        def module_views(self, state: fg.TrainState) -> Any:
+            return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
+
+    class Standard(Evaluator):
+        def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
+            return super().evaluate(state, step)
+
+    result = fit(Standard("test", ZERO, module_view="doubled"), Views())
+    assert result.metrics["test"]["updates"] == 8
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -137,15 +137,11 @@ def test_remainder_is_an_ordinary_update() -> None:
         plugin_name = "probe"
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", ONE, custom=lambda state, step, standard: {"same": 1.0})]
-
-        @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [fg.ScheduledAction("evaluate", 1, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
-            run.evaluate("test")
+            run.report_evaluation("test", {"same": 1.0})
             seen.append(float(run.state.module.place))
 
     plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)

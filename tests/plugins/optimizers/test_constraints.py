@@ -216,16 +216,12 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     class Test:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            metrics = {"each": np.ones(3), "same": 1.0, "less": 1.0}
-            return [fg.Evaluator("test", ONE, custom=lambda state, step, standard: metrics)]
-
-        @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [fg.ScheduledAction("evaluate", 1, self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
-            run.evaluate("test")
+            metrics = {"each": np.ones(3), "same": 1.0, "less": 1.0}
+            run.report_evaluation("test", metrics)
 
     start = Weights(jnp.ones((3, 2)), jnp.ones(2))
     several = [

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from fulgurite.data.iterator import BatchItem
-from fulgurite.errors import DataError, PluginError, StateError
-from fulgurite.evaluation import Interrupted
+from fulgurite.errors import DataError, EvaluationInterrupted, PluginError, StateError
+from fulgurite.evaluation import EvaluationResult
 from fulgurite.execution.compiled_step import StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
-from fulgurite.fit.records import Record, RecordDispatcher
+from fulgurite.fit.records import Record, RecordDispatcher, RecordStream
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
     EPOCH_END,
@@ -181,35 +181,27 @@ class Loop:
         """Note that this process wants to stop."""
         self._signals.requested = self._signals.requested or reason
 
-    def evaluate(self, name: str) -> dict[str, Any]:
-        """Run the evaluation `name`; emit and return its metrics, none if it failed and may
-        fail."""
-        state = self.state()
-        account = f"evaluate.{name}"
-        media: list[dict[str, Any]] = []
-        if account in self.emitter.failures:
-            return {}
-        try:
-            with self._timings.time(account):
-                metrics = self.engine.run_evaluator(name, state, self._should_stop, media.append)
-        except Interrupted:
-            raise
-        except Exception as error:
-            error.add_note(f"evaluator {name!r}, step {self.step}")
-            if name not in self.engine.evaluators or self.engine.evaluators[name].raise_on_error:
-                raise
-            self.metrics.pop(name, None)
-            self.emitter.disable(
-                account, f"evaluator {name!r} failed and runs no more", error, self.step
-            )
-            return {}
+    def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult:
+        """Run the evaluation `name` on a state; given up between two batches if training is to
+        stop."""
+        return self.engine.run_evaluator(name, state, self._should_stop)
+
+    def report_evaluation(
+        self, name: str, metrics: dict[str, Any], media: dict[str, Any], stream: RecordStream
+    ) -> None:
+        """Hand the results of an evaluation to decisions, loggers and plugins.
+
+        Args:
+            name: of the evaluation.
+            metrics: numbers by name.
+            media: by name.
+            stream: of the records.
+        """
         self.metrics[name] = metrics
-        stream = "exact" if self.is_exact and self.engine.evaluators[name].exact else "telemetry"
-        self.emitter.enqueue([], partial(Record, "scalars", name, self.step, dict(metrics), stream))
-        for values in media:
-            self.run.log_media(name, values, stream=stream)
+        self.run.log_scalars(name, metrics, stream=stream)
+        if media:
+            self.run.log_media(name, media, stream=stream)
         self._call_event("on_evaluate_end", name=name, metrics=dict(metrics))
-        return dict(metrics)
 
     def emit_media(self) -> None:
         """Emit the media of the newest step, if it was known beforehand that they are due."""
@@ -449,7 +441,7 @@ class Loop:
         while (action := due_point.take_next()) is not None:
             try:
                 self._run_due_action(action, due_point)
-            except Interrupted:
+            except EvaluationInterrupted:
                 break
         if self.stop_reason is None:
             self.stop_reason = next(iter(self._scheduler.stop_reasons), None)

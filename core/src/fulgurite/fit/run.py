@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import PluginError, StateError, did_you_mean
-from fulgurite.evaluation import Evaluator, Interrupt, Show
+from fulgurite.errors import PluginError, StateError, did_you_mean, error_context
+from fulgurite.evaluation import EvaluationResult, Evaluator, ShouldStop
 from fulgurite.execution.program import Program
 from fulgurite.fit.actions import StopTraining
 from fulgurite.fit.records import (
@@ -59,8 +59,10 @@ class EngineView(Protocol):
     def predict(self) -> Callable[..., Any]: ...
 
     def run_evaluator(
-        self, name: str, state: TrainState, interrupted: Interrupt, show: Show | None = None
-    ) -> dict[str, Any]: ...
+        self, name: str, state: TrainState, should_stop: ShouldStop = ...
+    ) -> EvaluationResult: ...
+
+    def get_module_view(self, state: TrainState, name: str) -> Any: ...
 
 
 class LoopView(Protocol):
@@ -89,7 +91,11 @@ class LoopView(Protocol):
 
     def save(self) -> None: ...
 
-    def evaluate(self, name: str) -> dict[str, Any]: ...
+    def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult: ...
+
+    def report_evaluation(
+        self, name: str, metrics: dict[str, Any], media: dict[str, Any], stream: RecordStream
+    ) -> None: ...
 
     def emit_media(self) -> None: ...
 
@@ -110,8 +116,8 @@ class FitResult:
         timings: where the wall time went.
         stop_reason: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`,
             or the reason of a plugin.
-        failures: why loggers failed, by plugin name, and evaluators that the run can do without, by
-            `evaluate.NAME`.
+        failures: why something failed that did not end the run: loggers, by plugin name, and
+            what plugins report, such as evaluators as `evaluate.NAME`.
         messages: what the run had to say, such as which plugins were found installed.
     """
 
@@ -191,6 +197,11 @@ class Run:
             error: why.
         """
         self._loop.emitter.disable(name, what, error, self.step)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """What failed so far without ending the fit, as in `result.failures`."""
+        return dict(self._loop.emitter.failures)
 
     @property
     def step(self) -> int:
@@ -320,8 +331,55 @@ class Run:
         self._loop.request_stop(StopTraining(reason).reason)
 
     def evaluate(self, name: str) -> dict[str, Any]:
-        """Run the evaluation `name` on the current state; log and return its metrics."""
-        return self._loop.evaluate(name)
+        """Run the evaluation `name` on the current state; report and return its metrics."""
+        state = self._loop.state()
+        with (
+            self.timings.time(f"evaluate.{name}"),
+            error_context(lambda: f"evaluator {name!r}, step {self.step}"),
+        ):
+            result = self.run_evaluator(name, state)
+        is_exact = self.engine.evaluators[name].exact
+        stream = "exact" if is_exact else "telemetry"
+        self.report_evaluation(name, result.metrics, result.media, stream=stream)
+        return dict(result.metrics)
+
+    def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult:
+        """Return what the evaluation `name` gives for a state, without reporting it.
+
+        Args:
+            name: of an evaluation that a plugin declared in `register_evaluators`.
+            state: the train state to evaluate.
+
+        Raises:
+            EvaluationInterrupted: training is to stop; let it through.
+        """
+        return self._loop.run_evaluator(name, state)
+
+    def report_evaluation(
+        self,
+        name: str,
+        metrics: dict[str, Any],
+        media: dict[str, Any] | None = None,
+        *,
+        stream: RecordStream = "exact",
+    ) -> None:
+        """Report the results of an evaluation that a plugin has made in its own way.
+
+        They become `run.metrics[name]` and records of the source `name`, and go to the hook
+        `on_evaluate_end`, as those of `run.evaluate(name)` do.
+
+        Args:
+            name: the name of the evaluation.
+            metrics: numbers, or arrays of numbers, by name.
+            media: media by name.
+            stream: as of `log_scalars`.
+        """
+        self._loop.report_evaluation(name, dict(metrics), media or {}, stream)
+
+    def forget_metrics(self, source: str) -> None:
+        """Remove the metrics of a source, so that no decision is based on those of an earlier
+        step."""
+        self._loop.metrics.pop(source, None)
 
     def save(self) -> None:
         """Ask the checkpointer to save: at once in the stage `save`; in an earlier stage, at the

@@ -12,7 +12,7 @@ from fulgurite_cli import Experiment, build_experiment, load_experiment
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
-from fulgurite_evaluators.follow import Follower, line
+from fulgurite_evaluators.follow import Follower, find_evaluators, line
 
 POLL = 0.2
 
@@ -96,15 +96,20 @@ def _wait_for(run: RunDirectory, timeout: float) -> None:
 
 def _once(experiment: Experiment, run: RunDirectory, step: int | str, as_json: bool) -> int:
     engine = experiment.engine
-    if not engine.evaluators:
+    plugins = find_evaluators(engine)
+    names = list(dict.fromkeys([*plugins, *engine.evaluators]))
+    if not names:
         raise ConfigurationError(
             "the program has no evaluator: add Evaluator('test', data) to its plugins"
         )
     state = engine.load_weights(experiment.model, fg.CheckpointRef(run.path, step))  # type: ignore[arg-type]
     at, failed = int(state.step), False
-    for name in engine.evaluators:
+    for name in names:
         try:
-            metrics = engine.run_evaluator(name, state, lambda: False)
+            if name in plugins:
+                metrics = plugins[name].compute(state, engine, engine.run_evaluator).metrics
+            else:
+                metrics = engine.run_evaluator(name, state).metrics
         except Exception:
             print(f"{name}  step {at}  failed:\n{traceback.format_exc()}", file=sys.stderr)
             failed = True

@@ -1,18 +1,28 @@
 """The plugin: a named evaluation and when it runs."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
 from fulgurite.data.sources import get_split
-from fulgurite.errors import ConfigurationError, check_callable
+from fulgurite.errors import (
+    ConfigurationError,
+    EvaluationInterrupted,
+    StateError,
+    check_callable,
+    error_context,
+)
+from fulgurite.evaluation import EvaluationResult, MetricFunctions
+from fulgurite.fit.run import EngineView
 from fulgurite.triggers import as_trigger, is_exact
 
+from fulgurite_evaluators.custom import share_failure, split_values
 from fulgurite_evaluators.standalone import Standalone
 
-Functions = Mapping[str, Callable[..., Any]]
+EvaluateState = Callable[[fg.TrainState], dict[str, Any]]
+RunEvaluator = Callable[[str, fg.TrainState], EvaluationResult]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -60,13 +70,15 @@ class Evaluator:
     data: Any = None
     every: fg.Trigger | int | Standalone = field(default_factory=fg.AtEnd)
     num_batches: int | None = None
-    metrics: Functions | None = None
-    losses: Functions | None = None
+    metrics: MetricFunctions | None = None
+    losses: MetricFunctions | None = None
     module_view: str = "current"
     new_rng_each_time: bool = False
     raise_on_error: bool = True
     group: str | None = None
     fn: Callable[[fg.TrainState, int], dict[str, Any]] | None = None
+    # Set while a custom evaluation runs.
+    _evaluate_standard: EvaluateState | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"Evaluator({self.name!r})"
@@ -93,11 +105,11 @@ class Evaluator:
         if self.data is None and not self._is_custom:
             raise ConfigurationError(f"{where} has nothing to evaluate: give it data, or fn=")
         # What the core's evaluator refuses is refused here already, not first in an engine.
-        self._build_core_evaluator(self.data)
+        self._build_core_evaluator(self.data, self.module_view)
 
     @property
     def instance(self) -> str:
-        """What distinguishes it from other evaluators."""
+        """The name, by which the engine tells evaluators apart."""
         return self.name
 
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
@@ -111,13 +123,62 @@ class Evaluator:
                 Copy its arrays only to keep them for longer than the call.
             step: the number of updates so far.
         """
-        return self._evaluate_standard(state) if self.fn is None else self.fn(state, step)
+        if self.fn is not None:
+            return self.fn(state, step)
+        if self._evaluate_standard is None:
+            raise StateError(
+                f"evaluator {self.name!r}: evaluate(state, step) is called during an evaluation "
+                "only; call engine.evaluate(state, data) instead"
+            )
+        return self._evaluate_standard(state)
+
+    def compute(
+        self, state: fg.TrainState, engine: EngineView, run_evaluator: RunEvaluator
+    ) -> EvaluationResult:
+        """Return what the evaluation gives for a state, without reporting it.
+
+        Args:
+            state: the train state; `module_view` chooses its weights.
+            engine: the engine that has this plugin.
+            run_evaluator: runs the standard evaluation: `engine.run_evaluator`, or
+                `run.run_evaluator` during training.
+
+        Raises:
+            EvaluationInterrupted: training is to stop.
+        """
+        if not self._is_custom:
+            return run_evaluator(self.name, state)
+        media: dict[str, Any] = {}
+
+        def evaluate_standard(state: fg.TrainState) -> dict[str, Any]:
+            if self.data is None:
+                raise ConfigurationError(
+                    f"evaluator {self.name!r} has no data to evaluate the module on: give it data, "
+                    "or do without super().evaluate"
+                )
+            result = run_evaluator(self.name, state)
+            media.update(result.media)
+            return result.metrics
+
+        module = engine.get_module_view(state, self.module_view)
+        self._evaluate_standard = evaluate_standard
+        try:
+            with fg.training_mode(False, module) as module, share_failure(engine.sharding):
+                values = self.evaluate(state.replace(module=module), int(state.step))
+        finally:
+            self._evaluate_standard = None
+        result = split_values(self.name, values)
+        return EvaluationResult(result.metrics, {**media, **result.media})
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
-        """Return the evaluation that the engine runs."""
-        data = None if self.data is None else get_split(self.data, "evaluations", self.name)
-        return [self._build_core_evaluator(data)]
+        """Return the standard evaluation, if there is data for it."""
+        if self.data is None:
+            return []
+        data = get_split(self.data, "evaluations", self.name)
+        # `compute` gives a custom evaluation the weights that it asks for.
+        module_view = "current" if self._is_custom else self.module_view
+        return [self._build_core_evaluator(data, module_view)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -130,29 +191,39 @@ class Evaluator:
     def _is_custom(self) -> bool:
         return self.fn is not None or type(self).evaluate is not Evaluator.evaluate
 
-    def _build_core_evaluator(self, data: Any) -> fg.Evaluator:
+    def _build_core_evaluator(self, data: Any, module_view: str) -> fg.Evaluator:
         return fg.Evaluator(
             self.name,
             data,
             num_batches=self.num_batches,
-            module_view=self.module_view,
+            module_view=module_view,
             metrics=self.metrics,
             losses=self.losses,
             new_rng_each_time=self.new_rng_each_time,
             exact=isinstance(self.every, fg.Trigger) and is_exact(self.every),
-            raise_on_error=self.raise_on_error,
-            custom=self._evaluate_custom if self._is_custom else None,
         )
 
     def _run(self, run: fg.Run) -> None:
-        run.evaluate(self.name)
-
-    def _evaluate_custom(
-        self,
-        state: fg.TrainState,
-        step: int,
-        evaluate_standard: Callable[[fg.TrainState], dict[str, Any]],
-    ) -> dict[str, Any]:
-        # For `super().evaluate` in a subclass.
-        self._evaluate_standard = evaluate_standard
-        return self.evaluate(state, step)
+        """Evaluate and report; a failure that may be is noted, and nothing runs from then on."""
+        failure_name = f"evaluate.{self.name}"
+        if failure_name in run.failures:
+            return
+        # Outside of the `try`: a state that is not finite is not a failure of the evaluator.
+        state = run.state
+        try:
+            with (
+                run.timings.time(failure_name),
+                error_context(lambda: f"evaluator {self.name!r}, step {run.step}"),
+            ):
+                result = self.compute(state, run.engine, run.run_evaluator)
+        except EvaluationInterrupted:
+            raise
+        except Exception as error:
+            if self.raise_on_error:
+                raise
+            run.forget_metrics(self.name)
+            run.report_failure(
+                failure_name, f"evaluator {self.name!r} failed and runs no more", error
+            )
+            return
+        run.report_evaluation(self.name, result.metrics, result.media)

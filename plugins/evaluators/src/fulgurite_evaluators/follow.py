@@ -70,7 +70,7 @@ class Follower:
         Raises `CheckpointError` if another process runs this group, and if the trainer is gone
         before its end.
         """
-        poll = min(one.poll for one in self._evaluators.values())
+        poll = min(_get_schedule(evaluator).poll for evaluator in self._evaluators.values())
         with self._held() as results:
             while True:
                 # Looked at first: what was complete then has its last checkpoint.
@@ -97,8 +97,9 @@ class Follower:
         past = results.done | self._failed
         return [
             name
-            for name, when in self._evaluators.items()
-            if (name, *newest) not in past and (complete or not isinstance(when, LastCheckpoint))
+            for name, evaluator in self._evaluators.items()
+            if (name, *newest) not in past
+            and (complete or not isinstance(evaluator.every, LastCheckpoint))
         ]
 
     def _evaluate(self, results: Results, step: int, commit: str, due: list[str]) -> None:
@@ -117,7 +118,8 @@ class Follower:
             return
         for name in due:
             try:
-                metrics = engine.run_evaluator(name, state, lambda: False)
+                evaluator = self._evaluators[name]
+                metrics = evaluator.compute(state, engine, engine.run_evaluator).metrics
             except Exception:
                 self._fail(step, commit, [name], "failed")
                 continue
@@ -164,18 +166,24 @@ class Follower:
             lock.release()
 
 
-def standalone(engine: fg.Engine) -> dict[str, dict[str, Standalone]]:
-    """The standalone evaluators of an engine: when they run by name, by group."""
-    groups: dict[str, dict[str, Standalone]] = {}
-    for registered in engine.plugins.plugins.values():
-        one = registered.plugin
-        if (
-            isinstance(one, Evaluator)
-            and isinstance(one.every, Standalone)
-            and one.group is not None
-        ):
-            groups.setdefault(one.group, {})[one.name] = one.every
+def find_evaluators(engine: fg.Engine) -> dict[str, Evaluator]:
+    """Return the evaluators among the plugins of an engine, by name."""
+    plugins = [registered.plugin for registered in engine.plugins.plugins.values()]
+    return {plugin.name: plugin for plugin in plugins if isinstance(plugin, Evaluator)}
+
+
+def standalone(engine: fg.Engine) -> dict[str, dict[str, Evaluator]]:
+    """The standalone evaluators of an engine, by group and name."""
+    groups: dict[str, dict[str, Evaluator]] = {}
+    for name, evaluator in find_evaluators(engine).items():
+        if isinstance(evaluator.every, Standalone) and evaluator.group is not None:
+            groups.setdefault(evaluator.group, {})[name] = evaluator
     return groups
+
+
+def _get_schedule(evaluator: Evaluator) -> Standalone:
+    assert isinstance(evaluator.every, Standalone)
+    return evaluator.every
 
 
 def line(name: str, step: int, metrics: dict[str, Any]) -> str:
