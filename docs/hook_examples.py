@@ -129,8 +129,27 @@ class WeightDecay:
         }
 
     @fg.hookimpl
-    def step_metrics(self, state, output, grads, updates, ctx):
+    def step_metrics(self, state, output, grads, updates, batch, ctx):
         return {"gradients": fg.metrics.Mean.from_values(optax.tree.norm(grads))}
+
+
+class HalfPrecision:
+    """Trains the module in bfloat16, and measures the largest input of evaluations."""
+
+    @fg.hookimpl
+    def around_forward(self, call, module, batch, ctx):
+        if not ctx.training:
+            return call(module, batch)
+        half = jax.tree.map(
+            lambda leaf: leaf.astype(jnp.bfloat16) if eqx.is_inexact_array(leaf) else leaf, module
+        )
+        output = call(half, batch)
+        return output.replace(loss=output.loss.astype(jnp.float32))
+
+    @fg.hookimpl
+    def evaluation_metrics(self, module, output, batch, ctx):
+        examples = jax.tree.leaves(batch)[0]
+        return {"largest": fg.metrics.Max.from_values(jnp.max(jnp.abs(examples)))}
 
 
 class Diary:
@@ -160,8 +179,9 @@ class Diary:
         self.notes.append(f"{name}: {metrics['loss']}")
 
     @fg.hookimpl
-    def on_compile(self, run, name, batch_spec, compiled):
-        self.notes.append(f"{name}: {compiled.cost_analysis()} for {batch_spec}")
+    def on_compile(self, run, name, batch_spec, compiled, jaxpr):
+        memory = compiled.memory_analysis().temp_size_in_bytes
+        self.notes.append(f"{name}: {len(jaxpr.eqns)} operations, {memory} bytes for {batch_spec}")
 
     @fg.hookimpl
     def on_save(self, run, step):

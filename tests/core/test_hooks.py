@@ -53,6 +53,8 @@ TESTED = {
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
     "step_metrics": "test_hooks.py::test_step_metrics_are_prefixed_with_the_name_of_the_plugin",
+    "evaluation_metrics": "test_hooks.py::test_plugins_measure_evaluations",
+    "around_forward": "test_hooks.py::test_around_forward_is_nested_wherever_the_module_runs",
     "fit_context": "test_hooks.py::test_fit_context_encloses_a_fit_and_what_ends_it",
     "on_fit_start": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_fit_end": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
@@ -145,6 +147,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         shown.Bounds,
         shown.Averaged,
         shown.WeightDecay,
+        shown.HalfPrecision,
     ]
     plugins = [*(kind() for kind in kinds), shown.Patience(data, every=5), shown.Diary(), media]
     logger, saver = shown.Lines(tmp_path / "lines.txt"), shown.InMemory()
@@ -927,6 +930,87 @@ def test_step_metrics_do_not_see_the_state_of_another_plugin() -> None:
     assert seen[:2] == [["a"], ["b"]]
 
 
+def test_step_metrics_see_the_batch_of_the_step() -> None:
+    double = plugin("double", transform_batch=lambda self, batch: 2 * batch)
+    mean = plugin("mean", step_metrics=lambda self, batch: {"batch": jnp.mean(batch)})
+    result = engine(double, mean, steps=2, log_every=1).fit(Counting(), numbers([3], [4]))
+    assert result.history["train/mean/batch"].tolist() == [6, 8]
+
+
+class Echo(Counting):
+    """Measures and predicts its batch."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight * 1.0, metrics={"batch": jnp.mean(batch)})
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(metrics={"batch": jnp.mean(batch)})
+
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return batch
+
+
+def test_around_forward_is_nested_wherever_the_module_runs() -> None:
+    """The first plugin is outermost, so the step gets (3 + 1) * 2."""
+    keys: list[Any] = []
+
+    def add(self: Any, call: Any, module: Any, batch: Any, ctx: fg.Context) -> Any:
+        keys.append(ctx.rng_path[-1][0])
+        return call(module, batch + 1)
+
+    def double(self: Any, call: Any, module: Any, batch: Any) -> Any:
+        return call(module, 2 * batch)
+
+    run = engine(
+        plugin("add", around_forward=add), plugin("double", around_forward=double), steps=1
+    )
+    data = numbers([3])
+    result = run.fit(Echo(), data)
+    assert result.metrics["train"]["batch"] == 8
+    assert run.evaluate(result, data)["batch"] == 8
+    assert run.predict(result, data).tolist() == [8]
+    assert set(keys) == {"plugin:add"}
+
+
+def test_a_result_of_around_forward_that_is_no_output_is_an_error() -> None:
+    silent = plugin("silent", around_forward=lambda self, call, module, batch: None)
+    with pytest.raises(ModelError, match=r"returned NoneType: return fg\.Output"):
+        engine(silent, steps=1).fit(Counting(), numbers([0]))
+
+
+def test_plugins_measure_evaluations() -> None:
+    """The mean over the examples of both batches, (1 + 2 + 6) / 3."""
+
+    def evaluation_metrics(self: Any, batch: Any, ctx: fg.Context) -> dict[str, Any]:
+        return {"mean": fg.metrics.Mean.from_values(batch, ctx.mask)}
+
+    run = engine(plugin("batches", evaluation_metrics=evaluation_metrics), steps=1)
+    data = [np.array([1.0, 2.0], np.float32), np.array([6.0], np.float32)]
+    assert run.evaluate(Counting(), data) == {"updates": 0, "batches/mean": 3}
+
+
+class Weighing(Counting):
+    """Its loss is not finite where the batch is not."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight * jnp.mean(batch))
+
+
+def test_a_plugin_state_that_is_kept_on_skip_sees_skipped_steps() -> None:
+    counting = {
+        "init_plugin_state": lambda self: jnp.zeros(()),
+        "after_update": lambda self, module, plugin_state: (module, plugin_state + 1),
+    }
+    all_steps = plugin("all_steps", **counting)
+    type(all_steps).kept_on_skip = True
+    good_steps = plugin("good_steps", **counting)
+    data = numbers([1], [float("nan")], [1])
+    result = engine(all_steps, good_steps, steps=3, on_nonfinite="skip").fit(Weighing(), data)
+    states = {name: float(value) for name, value in result.state.plugin_states.items()}
+    assert states == {"all_steps": 3, "good_steps": 2}
+    assert float(result.module.weight) == -2
+
+
 # --- events
 # -----------------------------------------------------------------------------------------------------------
 
@@ -1011,10 +1095,14 @@ class Compilations:
     """Keeps what `on_compile` tells."""
 
     told: list[Any] = field(default_factory=list)
+    programs: list[str] = field(default_factory=list)
 
     @fg.hookimpl
-    def on_compile(self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any) -> None:
+    def on_compile(
+        self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any, jaxpr: Any
+    ) -> None:
         self.told.append((run, name, batch_spec, compiled))
+        self.programs.append(str(jaxpr))
 
 
 def test_on_compile_gets_cost_and_memory() -> None:
@@ -1026,6 +1114,8 @@ def test_on_compile_gets_cost_and_memory() -> None:
         assert isinstance(run, fg.Run) and name == "step"
         assert compiled.cost_analysis()["flops"] > 0
         assert compiled.memory_analysis().argument_size_in_bytes > 0
+    for program in listener.programs:
+        assert "dot_general" in program
 
 
 def test_on_compile_has_no_run_outside_of_a_fit() -> None:

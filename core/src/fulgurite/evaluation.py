@@ -42,7 +42,7 @@ from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import Output, evaluate_metric_fn, get_method
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.training.forward import count_examples, forward, split_mask
+from fulgurite.training.forward import call_around, count_examples, forward, split_mask
 from fulgurite.training.metric_window import merge_losses_and_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState, check_has_state, check_not_consumed
@@ -381,7 +381,8 @@ class Evaluation:
         """
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = forward(self._plugins, self._sharding, "validation_step", module, batch, ctx)
-            metrics, collected = self._get_metrics(output, batch, ctx)
+            plugin_metrics = self._collect_plugin_metrics(module, output, batch, ctx)
+            metrics, collected = self._get_metrics(output, plugin_metrics, batch, ctx)
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
@@ -396,7 +397,7 @@ class Evaluation:
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             step = get_method(module, "predict_step")
             check_batch(step, batch)
-            preds = step(module, batch, ctx.for_forward())
+            preds = call_around(self._plugins, step, module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
             fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}
             if not all(shapes or [()]) or not fits_mask:
@@ -430,8 +431,21 @@ class Evaluation:
         with training_mode(False, module) as module, batch_error_context(where, batch):
             yield module, batch, ctx
 
+    def _collect_plugin_metrics(
+        self, module: Any, output: Output, batch: Any, ctx: Context
+    ) -> dict[str, Any]:
+        """Return the metrics of plugins for one batch, as `PLUGIN/NAME`; traced."""
+        metrics: dict[str, Any] = {}
+        for hook in self._plugins.implementations("evaluation_metrics"):
+            name = hook.plugin.name
+            plugin_ctx = ctx.for_plugin(name)
+            answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
+            for key, value in (answer or {}).items():
+                metrics[f"{name}/{key}"] = value
+        return metrics
+
     def _get_metrics(
-        self, output: Output, batch: Any, ctx: Context
+        self, output: Output, plugin_metrics: dict[str, Any], batch: Any, ctx: Context
     ) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
         """Return the metrics of one batch by name, and those that collect examples; traced."""
         total = output.loss
@@ -447,7 +461,8 @@ class Evaluation:
         num_examples = count_examples(batch, ctx.mask)
         merged: dict[str, Metric] = {}
         collected: dict[str, CollectingMetric] = {}
-        for name, value in merge_losses_and_metrics(total, terms, metrics).items():
+        values = merge_losses_and_metrics(total, terms, metrics) | plugin_metrics
+        for name, value in values.items():
             if isinstance(value, CollectingMetric):
                 collected[name] = value
             elif isinstance(value, RunningMetric):

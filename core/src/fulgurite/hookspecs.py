@@ -4,12 +4,14 @@ An implementation may leave out arguments that it does not need. `None` is alway
 The reference `docs/hooks.md` is written from this module.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import optax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
@@ -18,7 +20,7 @@ from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.snapshot import CheckpointSource, Snapshot
-from fulgurite.metrics import Metric, RunningMetric
+from fulgurite.metrics import CollectingMetric, Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
@@ -123,6 +125,10 @@ def gradient_transform(
 def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
     """Return this plugin's own part of the train state: arrays only; donated, sharded and saved.
 
+    With `on_nonfinite="skip"` a step that was not finite leaves it as it was, as everything else in
+    the state, unless the plugin has the class attribute `kept_on_skip = True`: then `after_update`
+    of such a step changes it, as a loss scale must.
+
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
         key: a random key, this plugin's own.
@@ -199,7 +205,12 @@ def after_update(
 
 @hookspec("traced", Combine.EACH, dict, _TRACED)
 def step_metrics(
-    state: TrainState, output: Output, grads: PyTree, updates: PyTree, ctx: Context
+    state: TrainState,
+    output: Output,
+    grads: PyTree,
+    updates: PyTree,
+    batch: PyTree,
+    ctx: Context,
 ) -> dict[str, Metric | RunningMetric | Array] | None:
     """Return metrics of this step by name; they are logged as `PLUGIN/NAME`.
 
@@ -208,7 +219,44 @@ def step_metrics(
         output: what the module's step returned, with all loss terms.
         grads: the gradients, as the optimizer received them.
         updates: what the optimizer returned.
+        batch: the batch that the step saw; `ctx.mask` says which examples count.
         ctx: the step's context, with keys of this plugin's own.
+    """
+
+
+@hookspec("traced", Combine.EACH, dict, "Wherever the step of an evaluation is traced.")
+def evaluation_metrics(
+    module: PyTree, output: Output, batch: PyTree, ctx: Context
+) -> dict[str, Metric | CollectingMetric | RunningMetric | Array] | None:
+    """Return metrics of a batch of an evaluation by name, which are merged over its batches; they
+    are logged as `PLUGIN/NAME`.
+
+    Args:
+        module: the module, with the weights that the evaluation asks for, in inference mode.
+        output: what the module's `validation_step` returned.
+        batch: the batch; `ctx.mask` says which examples count.
+        ctx: the context of the batch, with keys of this plugin's own.
+    """
+
+
+@hookspec(
+    "traced",
+    Combine.WRAP,
+    when="Around the module's step wherever it is traced: in training, evaluation and prediction.",
+)
+def around_forward(
+    call: Callable[[PyTree, PyTree], Any], module: PyTree, batch: PyTree, ctx: Context
+) -> Any:
+    """Return what the module's step returns, as `call(module, batch)` does, possibly with another
+    module or batch, or with the result changed. What the loss terms, metrics and `after_update` of
+    plugins see is not changed by it.
+
+    Args:
+        call: the module's step, or the implementation of the next plugin around it.
+        module: the module.
+        batch: the batch; `ctx.mask` says which examples count.
+        ctx: the context of the step, with keys and `plugin_state` of this plugin's own; the step
+            itself gets the module's. `ctx.training` tells training from evaluation.
     """
 
 
@@ -266,7 +314,11 @@ def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
 
 @hookspec("event", when="Each time an executable has been made.")
 def on_compile(
-    run: Run | None, name: str, batch_spec: PyTree, compiled: jax.stages.Compiled
+    run: Run | None,
+    name: str,
+    batch_spec: PyTree,
+    compiled: jax.stages.Compiled,
+    jaxpr: ClosedJaxpr,
 ) -> None:
     """An executable of the training step was made (not of an evaluation):
     `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs.
@@ -275,7 +327,9 @@ def on_compile(
         run: a view of the run, valid during the call; None outside of a fit.
         name: the name of the executable.
         batch_spec: the batch that it was made for, as `jax.ShapeDtypeStruct`s.
-        compiled: the executable.
+        compiled: the executable. Its `cost_analysis()` counts the body of a loop once, and on a
+            mesh what one device does.
+        jaxpr: the program as it was traced, with the trip counts of its loops, for the whole mesh.
     """
 
 

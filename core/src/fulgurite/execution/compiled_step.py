@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
 from fulgurite.data.sources import ArrayData
@@ -25,8 +25,8 @@ _SMALL_STEP_OPTIONS: dict[str, Any] = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 }
 
-OnCompile = Callable[[str, Any, jax.stages.Compiled], None]
-"""`(name, batch_spec, compiled)`, called for each new executable."""
+OnCompile = Callable[[str, Any, jax.stages.Compiled, ClosedJaxpr], None]
+"""`(name, batch_spec, compiled, jaxpr)`, called for each new executable."""
 
 
 class StepResults(NamedTuple):
@@ -146,10 +146,11 @@ class CompiledStep:
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
         with self._services.timings.time("compile"), self._sharding.mesh_context():
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._is_fused)
-            lowered = run.lower(*state_and_data, buffer_spec, count, due)
+            traced = run.trace(*state_and_data, buffer_spec, count, due)
+            lowered = traced.lower()
             compiled = lowered.compile(_choose_compiler_options(lowered, arguments[0]))
         specs.append(batch_spec)
-        self._on_compile("step", batch_spec, compiled)
+        self._on_compile("step", batch_spec, compiled, traced.jaxpr)
         return compiled
 
     def _check_spec(self, spec: Any, specs: list[Any]) -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
@@ -314,10 +315,18 @@ class Program:
         record = self.step.update(state, ArrayData.gather(resident, batch), due)
         return record.metrics, record.running_metrics
 
-    def _on_compile(self, name: str, batch_spec: Any, compiled: jax.stages.Compiled) -> None:
+    def _on_compile(
+        self, name: str, batch_spec: Any, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr
+    ) -> None:
         step = None if self.run is None else self.run.step
         self._hooks.call(
-            "on_compile", step, run=self.run, name=name, batch_spec=batch_spec, compiled=compiled
+            "on_compile",
+            step,
+            run=self.run,
+            name=name,
+            batch_spec=batch_spec,
+            compiled=compiled,
+            jaxpr=jaxpr,
         )
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from fulgurite.errors import DataError, ModelError
 from fulgurite.model.context import Context
 from fulgurite.model.media import render_if_due
 from fulgurite.model.module import Output, get_method
-from fulgurite.plugins.manager import PluginManager, merge_by_name, plugin_error_context
+from fulgurite.plugins.manager import HookImpl, PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import merge_losses_and_metrics
 from fulgurite.tree.specs import format_tree
@@ -50,7 +51,9 @@ def forward(
     module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
-    output = _call_step(function, module, batch, ctx, where)
+    check_batch(function, batch)
+    output = call_around(hooks, function, module, batch, ctx)
+    _check_output(output, where)
     output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
     total = _sum_terms(terms)
@@ -119,12 +122,43 @@ def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
     return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
 
 
-def _call_step(
-    function: Callable[..., Any], module: Any, batch: Any, ctx: Context, where: str
-) -> Output:
-    """Call the step, and check what it returns."""
-    check_batch(function, batch)
-    output = function(module, batch, ctx)
+def call_around(
+    hooks: PluginManager,
+    step: Callable[[Any, Any, Context], Any],
+    module: Any,
+    batch: Any,
+    ctx: Context,
+) -> Any:
+    """Call a module's step within the hooks `around_forward`; traced.
+
+    Args:
+        hooks: the plugins.
+        step: the step, `step(module, batch, ctx)`.
+        module: the module.
+        batch: the batch without its mask.
+        ctx: the context of the step.
+
+    Returns:
+        What the outermost hook returns, or the step itself where there is none.
+    """
+
+    def call(module: Any, batch: Any) -> Any:
+        return step(module, batch, ctx)
+
+    for hook in reversed(hooks.implementations("around_forward")):
+        call = partial(_call_hook_around, hook, call, ctx)
+    return call(module, batch)
+
+
+def _call_hook_around(
+    hook: HookImpl, call: Callable[[Any, Any], Any], ctx: Context, module: Any, batch: Any
+) -> Any:
+    plugin_ctx = ctx.for_plugin(hook.plugin.name)
+    return hook(ctx.step_number, call=call, module=module, batch=batch, ctx=plugin_ctx)
+
+
+def _check_output(output: Any, where: str) -> None:
+    """Check what a step returned."""
     if not isinstance(output, Output):
         raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
     for field in ("losses", "metrics", "media"):
@@ -134,7 +168,6 @@ def _call_step(
                 f"the {field} of {where} are of type {type(value).__name__}: "
                 "return a dictionary, by name"
             )
-    return output
 
 
 def _collect_loss_terms(

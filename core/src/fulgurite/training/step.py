@@ -14,7 +14,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import HookImpl
 from fulgurite.training.forward import count_examples, split_mask
-from fulgurite.training.metric_window import collect_step_metrics
+from fulgurite.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
@@ -84,11 +84,7 @@ class TrainStep:
         check_same_structure(state.metric_window, window, "the metrics of the training step")
         policy = self._services.settings.on_nonfinite
         if policy == "skip":
-            new, window = jax.tree.map(
-                lambda old, new: jnp.where(record.is_bad, old, new) if eqx.is_array(new) else new,
-                (state, state.metric_window),
-                (new, window),
-            )
+            new, window = self._undo_if_bad(state, record, window)
         nonfinite = state.nonfinite
         if policy != "ignore":
             nonfinite = nonfinite.update(
@@ -96,6 +92,26 @@ class TrainStep:
             )
         new = new.replace(step=state.step + 1, metric_window=window, nonfinite=nonfinite)
         return new, record.output
+
+    def _undo_if_bad(
+        self, state: TrainState, record: StepRecord, window: MetricWindow
+    ) -> tuple[TrainState, MetricWindow]:
+        """Return state and window after the step, or those before it if it was not finite.
+
+        The states of plugins that are `kept_on_skip` stay those after it.
+        """
+        new_states = record.state.plugin_states
+        kept_states = {}
+        for hook in self._hooks.implementations("init_plugin_state"):
+            name = hook.plugin.name
+            if name in new_states and getattr(hook.plugin.plugin, "kept_on_skip", False):
+                kept_states[name] = new_states[name]
+
+        def select(before: Any, after: Any) -> Any:
+            return jnp.where(record.is_bad, before, after) if eqx.is_array(after) else after
+
+        new, window = jax.tree.map(select, (state, state.metric_window), (record.state, window))
+        return new.replace(plugin_states={**new.plugin_states, **kept_states}), window
 
     def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepRecord:
         """Run the step up to its metrics; the arguments are those of `__call__`."""
@@ -121,7 +137,7 @@ class TrainStep:
         is_bad, term_index, self.finite_check_names = state.nonfinite.check(
             output, updated_module, new.module, limit
         )
-        plugin_metrics = self._collect_plugin_metrics(new, output, ctx)
+        plugin_metrics = self._collect_plugin_metrics(new, output, batch, ctx)
         metrics, running_metrics = collect_step_metrics(
             output, plugin_metrics, count_examples(batch, mask)
         )
@@ -181,7 +197,7 @@ class TrainStep:
         return state.replace(module=module, plugin_states=plugin_states)
 
     def _collect_plugin_metrics(
-        self, state: TrainState, output: Output, ctx: Context
+        self, state: TrainState, output: Output, batch: Any, ctx: Context
     ) -> dict[str, Any]:
         """Return the metrics of plugins, as `PLUGIN/NAME`; each sees its own plugin state alone."""
         metrics: dict[str, Any] = {}
@@ -197,6 +213,7 @@ class TrainStep:
                 output=output,
                 grads=output.grads,
                 updates=output.updates,
+                batch=batch,
             )
             for key, value in (answer or {}).items():
                 metrics[f"{name}/{key}"] = value
