@@ -556,7 +556,7 @@ def test_a_record_after_the_last_is_an_error() -> None:
 
 def test_history_finds_a_source_with_a_slash():
     history = fg.History()
-    history.records.append(fg.Record("scalars", "mine/best", 3, {"loss": 0.5}))
+    history.append(fg.Record("scalars", "mine/best", 3, {"loss": 0.5}))
     assert history.names() == ["mine/best/loss"]
     assert (history["mine/best/loss"].tolist(), history.steps("mine/best/loss").tolist()) == (
         [0.5],

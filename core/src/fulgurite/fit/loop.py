@@ -84,7 +84,11 @@ class Loop:
         self.resume = plan.resume
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
-        self.emitter = RecordDispatcher(engine.plugins, silent=engine.fast_dev_run is not None)
+        self.emitter = RecordDispatcher(
+            engine.plugins,
+            history=() if plan.resumed is None else plan.resumed.history,
+            silent=engine.fast_dev_run is not None,
+        )
         self.is_between_steps = False
         self.is_exact = True
         self.run = Run(self)
@@ -163,6 +167,7 @@ class Loop:
             host_states,
             dict(self.metrics),
             self.requested_length,
+            tuple(self.emitter.history.records),
         )
 
     def save(self) -> None:

@@ -111,7 +111,7 @@ class FitResult:
             consumes it.
         model_state: its `eqx.nn.State`, or None.
         state: to continue training: `engine.fit(data=data, state=result.state)`.
-        history: the exact scalars of the run.
+        history: the newest exact scalars of the run, from before a resume too.
         metrics: the newest metrics by source: `metrics["train"]`, `metrics["test"]`.
         timings: where the wall time went.
         stop_reason: None at the planned end, else why the run stopped earlier: `SIGINT`, `SIGTERM`,
@@ -239,7 +239,7 @@ class Run:
 
     @property
     def history(self) -> History:
-        """The exact scalars so far; waits as `metrics` does."""
+        """The newest exact scalars, from before a resume too; waits as `metrics` does."""
         self._loop.emitter.flush(wait=True)
         return self._loop.emitter.history
 

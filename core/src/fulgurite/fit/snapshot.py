@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.fit.records import Record
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
@@ -78,6 +79,7 @@ class Snapshot:
             name.
         metrics: the newest metrics by source.
         requested_length: the steps and epochs, one of them None, that the fit was to take.
+        history: the exact scalars of the run that `run.history` holds, oldest first.
         is_latest: whether its run has no later one.
         run_dir: of the run that it was read from; None is the run itself.
         num_attempts: how many attempts the run itself had when this was read, if that is known.
@@ -90,6 +92,7 @@ class Snapshot:
     host_states: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     requested_length: tuple[int | None, int | None] | None = None
+    history: tuple[Record, ...] = ()
     is_latest: bool = True
     run_dir: str | PathLike | None = None
     num_attempts: int | None = None
