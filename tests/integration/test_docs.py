@@ -1,4 +1,4 @@
-"""What the README and the pages in docs/ show runs, and what they link to is there."""
+"""The code in the README and in docs/ runs, and the names and links in the pages lead somewhere."""
 
 import importlib.util
 import os
@@ -6,79 +6,105 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import fulgurite
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GENERATED = {"api.md", "hooks.md"}  # its blocks are signatures
-HERE = (  # what pages of the site call a file outside of docs/
-    "https://github.com/fulgurite/fulgurite/blob/main/"
-)
+READMES = sorted(ROOT.glob("plugins/*/README.md"))
+GENERATED = {"api.md", "hooks.md"}  # their blocks are signatures
+# The address of files outside of docs/ in the pages of the site.
+REPOSITORY = "https://github.com/fulgurite/fulgurite/blob/main/"
+DOTTED_NAME = re.compile(r"`((?:fg|fulgurite\w*)(?:\.\w+)+)")
+ENTRY_POINT_GROUPS = {"fulgurite.commands", "fulgurite.plugins"}
 
 
-def blocks(page: Path) -> Iterator[str]:
-    """The Python blocks of a page, each with so many empty lines before it that a traceback shows
-    the page's lines."""
+def iter_blocks(page: Path) -> Iterator[str]:
+    """Yield the Python blocks of a page, each after as many empty lines as precede it in the page,
+    so that a traceback shows the page's line numbers."""
     text = page.read_text()
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
 
 
+def find_file(page: Path, link: str) -> Path | None:
+    """Return the file of this project that a link leads to; None if it leads elsewhere."""
+    link = link.partition("#")[0]
+    if link.startswith(REPOSITORY):
+        return ROOT / link.removeprefix(REPOSITORY)
+    return None if "://" in link else page.parent / link
+
+
+def find_object(name: str) -> Any:
+    """Return the module, or the attribute of one, that a dotted name leads to."""
+    first, *parts = name.split(".")
+    path = "fulgurite" if first == "fg" else first
+    target: Any = import_module(path)
+    for part in parts:
+        path += f".{part}"
+        target = getattr(target, part) if hasattr(target, part) else import_module(path)
+    return target
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.stem
 )
-def test_python_blocks_of_a_page_run_in_order(
+def test_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     namespace = ModuleType(f"page_{page.stem}".replace("-", "_"))
     monkeypatch.setitem(sys.modules, namespace.__name__, namespace)
-    for block in blocks(page):
+    for block in iter_blocks(page):
         exec(compile(block, page, "exec"), namespace.__dict__)
 
 
-def test_python_blocks_are_extracted():
-    assert len(list(blocks(ROOT / "README.md"))) == 2
+def test_blocks_of_the_readme_are_recognized():
+    assert len(list(iter_blocks(ROOT / "README.md"))) == 2
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_dotted_names_in_a_page_exist(page: Path):
+    for name in sorted({*DOTTED_NAME.findall(page.read_text())} - ENTRY_POINT_GROUPS):
+        assert find_object(name) is not None
+
+
+def test_a_dotted_name_that_does_not_exist_is_detected():
+    with pytest.raises(ModuleNotFoundError):
+        find_object("fg.Engine.fitted")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    missing = [
-        link for link in links if (file := _file(page, link)) is not None and not file.exists()
-    ]
-    assert not missing
+    files = {link: find_file(page, link) for link in links}
+    assert not [link for link, file in files.items() if file is not None and not file.exists()]
     outside = [link for link in links if page.parent.name == "docs" and link.startswith("../")]
-    assert not outside, f"the site has the pages of docs/ alone: write {HERE}..."
+    assert not outside, f"the site holds the pages of docs/ only: write {REPOSITORY}..."
 
 
-def _file(page: Path, link: str) -> Path | None:
-    """What a link leads to, if it is a file of this project."""
-    link = link.partition("#")[0]
-    if link.startswith(HERE):
-        return ROOT / link.removeprefix(HERE)
-    return None if "://" in link else page.parent / link
-
-
-def test_the_reference_of_names_is_up_to_date():
+def test_api_reference_is_up_to_date():
     spec = importlib.util.spec_from_file_location("generate_api", ROOT / "docs" / "generate_api.py")
     assert spec and spec.loader
-    spec.loader.exec_module(generator := importlib.util.module_from_spec(spec))
-    written = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert written == generator.page(), "run python docs/generate_api.py"
-    for name, one in vars(fulgurite).items():
-        if isinstance(one, type) and one.__module__.startswith("fulgurite."):
-            assert f"\n### {name}\n" in written
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == generator.page(), "run python docs/generate_api.py"
+    for name, value in vars(fulgurite).items():
+        if isinstance(value, type) and value.__module__.startswith("fulgurite."):
+            assert f"\n### {name}\n" in page
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path):
+def test_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an advertisement
-    made = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
-    assert made.returncode == 0, made.stderr
+    process = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
+    assert process.returncode == 0, process.stderr
     for page in (ROOT / "docs").glob("*.md"):
-        assert (tmp_path / ("" if page.stem == "index" else page.stem) / "index.html").is_file()
+        folder = tmp_path if page.stem == "index" else tmp_path / page.stem
+        assert (folder / "index.html").is_file()

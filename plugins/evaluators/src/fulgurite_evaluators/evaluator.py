@@ -115,7 +115,7 @@ class Evaluator:
     def evaluate(self, state: fg.TrainState, step: int) -> dict[str, Any]:
         """Return the metrics by name: numbers, arrays, or dictionaries of these.
 
-        Any `fg.media` among them, or functions that make them, are shown. Subclasses override it;
+        Any media among them, or functions that make them, are shown. Subclasses override it;
         `super().evaluate(state, step)` is the evaluation of the module over the data.
 
         Args:
