@@ -74,6 +74,11 @@ from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
 class Engine:
     """Compiles and runs training; plugins do everything else.
 
+    Example:
+        engine = fg.Engine(epochs=2, log_every=1)
+        result = engine.fit(model, data)
+        print(result.metrics["train"]["loss"])
+
     Args:
         steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.

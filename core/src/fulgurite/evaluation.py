@@ -129,8 +129,13 @@ class Evaluator:
     """A named evaluation, declared by a plugin in `register_evaluators`.
 
     Example:
+        class TestSet:
+            @fg.hookimpl
+            def register_evaluators(self):
+                return [fg.Evaluator("test", data)]
 
-        fg.Evaluator("test", test_data, metrics={"accuracy": accuracy})
+
+        engine = fg.Engine(steps=100, plugins=[TestSet()])
 
     Attributes:
         name: its results are `metrics[name]` and records of the source `name`.

@@ -24,7 +24,9 @@ class RngStream:
     """A named stream of random keys.
 
     Example:
-        fulgurite_rng.Rng(fg.RngStream("dropout", train=True))
+        from fulgurite_rng import Rng
+
+        engine = fg.Engine(steps=100, plugins=[Rng(fg.RngStream("dropout", train=True))])
 
     Attributes:
         name: folded into every key of the stream.

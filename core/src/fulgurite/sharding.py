@@ -30,6 +30,10 @@ class ProcessSync:
     If one of several processes decided alone from its clock, its signals or its files, it would
     enter a collective that the others do not. A strategy for several processes brings a subclass.
 
+    Example:
+        sync = fg.ProcessSync()
+        sync.all_gather("batches", 10)  # [10]
+
     Attributes:
         signals: the signals that the training loop takes as requests to stop; this object handles
             any others.
@@ -76,11 +80,16 @@ class ShardingStrategy(ABC):
     """Decides where states, batches and outputs lie, and makes processes act alike.
 
     It sees trees of arrays or of shapes, never where they come from. A plugin gives one through the
-    hook `sharding_strategy`:
+    hook `sharding_strategy`.
 
-        @fg.hookimpl
-        def sharding_strategy(self) -> fg.ShardingStrategy:
-            return MyStrategy()
+    Example:
+        class OneDevice:
+            @fg.hookimpl
+            def sharding_strategy(self):
+                return fg.SingleDevice()
+
+
+        engine = fg.Engine(steps=100, plugins=[OneDevice()])
 
     Attributes:
         mesh: the devices that everything lies on; None for one device.
@@ -199,6 +208,10 @@ class ShardingStrategy(ABC):
 
 class SingleDevice(ShardingStrategy):
     """Leaves everything on the device that JAX computes on.
+
+    Example:
+        strategy = fg.SingleDevice()
+        print(strategy.describe(next(iter(data))))  # where each array of a batch goes
 
     Args:
         sync: how processes agree, for a plugin that decides when training stops.

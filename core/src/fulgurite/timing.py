@@ -17,7 +17,7 @@ class Timings:
     Example:
         timings = fg.Timings()
         with timings.time("data"):
-            batch = next(batches)
+            batch = next(iter(data))
         print(timings)
 
     Attributes:

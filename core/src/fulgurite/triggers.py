@@ -19,6 +19,10 @@ class StepRange:
 
     It is part of every checkpoint, so a resumed fit keeps the one it had.
 
+    Example:
+        step_range = fg.StepRange(start=0, stop=1000, epoch_ends=(500, 1000))
+        fg.EveryEpoch().next(after=500, step_range=step_range)  # 1000
+
     Attributes:
         start: the number of updates completed before the fit.
         stop: its planned last step; None while that is unknown.
@@ -56,6 +60,7 @@ class Trigger:
 
     Example:
         log_every = fg.Every(100) | fg.AtEnd()
+        engine = fg.Engine(steps=1000, log_every=log_every)
 
     Attributes:
         exact: whether the steps follow from the program and its data alone, not from a clock or a
@@ -117,7 +122,11 @@ class _Counted(Trigger):
 
 @dataclass(frozen=True)
 class Every(_Counted):
-    """Every multiple of `n`, counted from step 0 and not from where a fit began or was resumed."""
+    """Every multiple of `n`, counted from step 0 and not from where a fit began or was resumed.
+
+    Example:
+        engine = fg.Engine(steps=1000, log_every=fg.Every(100))
+    """
 
     def _next_after(self, after: int, step_range: StepRange) -> int | None:
         return (after // self.n + 1) * self.n
@@ -125,7 +134,11 @@ class Every(_Counted):
 
 @dataclass(frozen=True)
 class FirstSteps(_Counted):
-    """The steps 1 to `n`, counted from step 0."""
+    """The steps 1 to `n`, counted from step 0.
+
+    Example:
+        log_every = fg.FirstSteps(10) | fg.Every(100)
+    """
 
     def _next_after(self, after: int, step_range: StepRange) -> int | None:
         return after + 1 if after < self.n else None
@@ -134,7 +147,11 @@ class FirstSteps(_Counted):
 @dataclass(frozen=True)
 class FirstStepsAfterStart(_Counted):
     """The first `n` steps that a process runs, in a resumed fit too: those after `process_start`,
-    by default the start of the range."""
+    by default the start of the range.
+
+    Example:
+        log_every = fg.FirstStepsAfterStart(5) | fg.Every(100)
+    """
 
     process_start: int | None = None
     exact: ClassVar[bool] = False
@@ -151,7 +168,12 @@ class EvenlySpaced(_Counted):
 
     The steps are ``start + ceil(i * (stop - start) / n)``.
     A range of fewer than `n` steps fires at each of them. While its end is unknown: ``start + 128,
-    256, 512, …``."""
+    256, 512, …``.
+
+    Example:
+        trigger = fg.EvenlySpaced(4)
+        trigger.next(0, fg.StepRange(0, 1000))  # 250
+    """
 
     def _next_after(self, after: int, step_range: StepRange) -> int | None:
         elapsed = after - step_range.start
@@ -167,7 +189,12 @@ class EvenlySpaced(_Counted):
 
 @dataclass(frozen=True)
 class EveryEpoch(_Counted):
-    """The end of every `n`-th epoch of a fit, as far as the epochs' ends are known."""
+    """The end of every `n`-th epoch of a fit, as far as the epochs' ends are known.
+
+    Example:
+        log_every = fg.EveryEpoch()
+        every_other_epoch = fg.EveryEpoch(2)
+    """
 
     n: int = 1
 
@@ -179,7 +206,12 @@ class EveryEpoch(_Counted):
 
 @dataclass(frozen=True, init=False, repr=False)
 class At(Trigger):
-    """The given steps: ``At(5000)`` or ``At(10, 100, 1000)``."""
+    """The given steps: ``At(5000)`` or ``At(10, 100, 1000)``.
+
+    Example:
+        trigger = fg.At(10, 100, 1000)
+        trigger.next(10, fg.StepRange(0))  # 100
+    """
 
     steps: tuple[int, ...]
 
@@ -204,7 +236,12 @@ class Exponential(Trigger):
     one before.
 
     Products are rounded half up, each interval grows by at least one step, and counting starts at
-    step 0."""
+    step 0.
+
+    Example:
+        # At the steps 100, 300, 700, 1500, ...
+        log_every = fg.Exponential(start=100, factor=2)
+    """
 
     start: int
     factor: int | float
@@ -229,7 +266,11 @@ class Exponential(Trigger):
 @dataclass(frozen=True)
 class AtStart(Trigger):
     """The start of a fit, before its first update; never in a resumed fit, which asks from its
-    restored step on."""
+    restored step on.
+
+    Example:
+        evaluate_at = fg.AtStart() | fg.Every(500)
+    """
 
     def next(self, after: int, step_range: StepRange) -> int | None:
         return step_range.start if after < step_range.start else None
@@ -237,7 +278,11 @@ class AtStart(Trigger):
 
 @dataclass(frozen=True)
 class AtEnd(Trigger):
-    """The end of a fit, once it is known."""
+    """The end of a fit, once it is known.
+
+    Example:
+        log_every = fg.Every(100) | fg.AtEnd()
+    """
 
     def _next_after(self, after: int, step_range: StepRange) -> int | None:
         return step_range.stop if step_range.stop is not None and step_range.stop > after else None
@@ -245,7 +290,12 @@ class AtEnd(Trigger):
 
 @dataclass(frozen=True)
 class EverySeconds(Trigger):
-    """By the clock: `seconds` after the loop began, and again after each time the action ended."""
+    """By the clock: `seconds` after the loop began, and again after each time the action ended.
+
+    Example:
+        # Save every ten minutes and at the end.
+        save_at = fg.EverySeconds(600) | fg.AtEnd()
+    """
 
     seconds: int | float
     exact: ClassVar[bool] = False

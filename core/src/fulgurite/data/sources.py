@@ -35,7 +35,7 @@ class MaskedBatch:
     """A batch with padding.
 
     Example:
-        MaskedBatch({"x": np.zeros((4, 3))}, np.array([True, True, True, False]))
+        batch = fg.MaskedBatch({"x": np.zeros((4, 3))}, np.array([True, True, True, False]))
 
     Attributes:
         batch: a pytree of arrays `(batch, ...)`.
@@ -84,7 +84,10 @@ class ArrayData:
     """Arrays in memory, cut into batches: an immutable source of any batch of any epoch.
 
     Example:
-        data = fg.ArrayData({"image": images, "label": labels}, 128, shuffle=True)
+        images = np.zeros((1000, 28, 28), np.float32)
+        digits = np.zeros(1000, np.int32)
+        data = fg.ArrayData({"image": images, "label": digits}, 128, shuffle=True)
+        batch = next(iter(data))
 
     Attributes:
         arrays: a pytree of arrays `(examples, ...)` of numbers or bools. They are kept in the
@@ -210,7 +213,8 @@ class DataSource:
     """Any iterable of pytrees of arrays, with options.
 
     Example:
-        data = fg.DataSource(loader, prefetch=4)
+        batches = [{"x": np.ones((4, 2)), "y": np.ones(4)}]
+        data = fg.DataSource(batches, prefetch=4)
 
     Attributes:
         source: the iterable.

@@ -18,11 +18,12 @@ class StopTraining:
     """What an action returns to end training at this step, as if it were the planned end.
 
     Example:
-        ```python
-        def check(self, run):
+        def stop_at_low_loss(run):
             if run.metrics["train"]["loss"] < 0.1:
                 return fg.StopTraining("the loss is small")
-        ```
+
+
+        stop = fg.ScheduledAction("stop", 100, stop_at_low_loss, stage="decide")
     """
 
     reason: str
@@ -37,7 +38,16 @@ class StopTraining:
 @dataclass(frozen=True)
 class ReplaceState:
     """What an action returns to continue from another state of the same structure, such as one that
-    was kept at an earlier step. The run keeps its number of updates and its open metric window."""
+    was kept at an earlier step. The run keeps its number of updates and its open metric window.
+
+    Example:
+        def reset_optimizer(run):
+            opt_state = run.update_rule.init(run.state.module)
+            return fg.ReplaceState(run.state.replace(opt_state=opt_state))
+
+
+        reset = fg.ScheduledAction("reset", fg.At(500), reset_optimizer, stage="decide")
+    """
 
     state: TrainState
 
@@ -49,6 +59,15 @@ Action = Callable[[Any], StopTraining | ReplaceState | None]
 @dataclass(frozen=True)
 class ScheduledAction:
     """An action of a plugin and when it runs.
+
+    Example:
+        class Notes:
+            @fg.hookimpl
+            def register_actions(self):
+                return [fg.ScheduledAction("note", fg.Every(100), self.note)]
+
+            def note(self, run):
+                print(run.step, run.metrics["train"])
 
     Attributes:
         name: unique within the plugin; errors, timings and `ctx.is_due` call it `PLUGIN.NAME`.

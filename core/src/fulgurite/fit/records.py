@@ -34,6 +34,15 @@ in memory with ten values each, and 2 MB in a checkpoint."""
 class Record:
     """Something to record.
 
+    Example:
+        class PrintLogger:
+            @fg.hookimpl
+            def log_scalars(self, record):
+                print(record.step, record.source, record.values)
+
+
+        PrintLogger().log_scalars(fg.Record("scalars", "train", 10, {"loss": 0.5}))
+
     Attributes:
         kind: which hook of the loggers receives it.
         source: where it comes from: `train`, an evaluator's name, a plugin's name.
@@ -140,11 +149,10 @@ class History:
     uninterrupted run. Of a long run the oldest are forgotten, so that neither the process nor a
     checkpoint grows with it; loggers have them all.
 
-    ```python
-    result = engine.fit(model, data)
-    losses = result.history["train/loss"]  # a NumPy array
-    steps = result.history.steps("train/loss")
-    ```
+    Example:
+        result = engine.fit(model, data)
+        losses = result.history["train/loss"]  # a NumPy array
+        steps = result.history.steps("train/loss")
     """
 
     def __init__(self, records: Iterable[Record] = (), max_length: int = HISTORY_LENGTH) -> None:

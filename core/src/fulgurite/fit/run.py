@@ -106,6 +106,11 @@ class LoopView(Protocol):
 class FitResult:
     """What a fit returns.
 
+    Example:
+        result = engine.fit(model, data)
+        loss = result.metrics["train"]["loss"]
+        result = engine.fit(data=data, state=result.state, steps=1)  # trains on
+
     Attributes:
         module: the trained module; it shares its arrays with `state`, so a fit from `state`
             consumes it.
@@ -134,6 +139,16 @@ class FitResult:
 
 class Run:
     """A read-only view of a running fit, valid during the call that receives it.
+
+    Example:
+        class WeightNorm:
+            @fg.hookimpl
+            def on_epoch_end(self, run, epoch):
+                weights = eqx.filter(run.state.module, eqx.is_array)
+                run.log_scalars("weights", {"norm": optax.tree.norm(weights)})
+
+
+        result = fg.Engine(epochs=1, plugins=[WeightNorm()]).fit(model, data)
 
     Attributes:
         engine: the engine of this run.

@@ -21,10 +21,9 @@ class PathLike(Protocol):
 class CheckpointRef:
     """A reference to a checkpoint, which the active checkpointer resolves.
 
-    ```python
-    best = fg.CheckpointRef("runs/digits", step="best")
-    encoder = fg.CheckpointRef("runs/digits", map={"module.encoder": "module.backbone"})
-    ```
+    Example:
+        best = fg.CheckpointRef("runs/digits", step="best")
+        encoder = fg.CheckpointRef("runs/digits", map={"module.encoder": "module.backbone"})
 
     Attributes:
         path: of the run directory, or of a checkpoint in it; None is the run itself, wherever its
@@ -69,6 +68,13 @@ Resume = CheckpointSource | int | None
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that a run needs to continue from where it was.
+
+    Example:
+        class ResumeNotice:
+            @fg.hookimpl
+            def on_fit_start(self, run):
+                if run.resumed_from is not None:
+                    print("resumed at step", int(run.resumed_from.state.step))
 
     Attributes:
         state: the train state.

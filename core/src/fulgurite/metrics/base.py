@@ -32,7 +32,6 @@ class Metric(eqx.Module):
     and `empty`.
 
     Example:
-
         class RelativeError(fg.metrics.Metric):
             error: fg.metrics.Sum
             size: fg.metrics.Sum
@@ -46,6 +45,9 @@ class Metric(eqx.Module):
 
             def compute(self):
                 return self.error.compute() / self.size.compute()
+
+
+        RelativeError.from_values(preds, targets).compute()
     """
 
     def merge(self, other: Self) -> Self:
@@ -75,8 +77,8 @@ class RunningMetric(eqx.Module):
     """A metric that depends on the order of steps and is carried from step to step, across windows.
 
     Example:
-
-        average = average.update(fg.metrics.ExponentialMovingAverage.from_values(loss))
+        average = fg.metrics.ExponentialMovingAverage.from_values(1.0)
+        average = average.update(fg.metrics.ExponentialMovingAverage.from_values(2.0))
     """
 
     value: Float[Array, "..."]
@@ -103,12 +105,15 @@ class CollectingMetric(eqx.Module):
     `compute` of NumPy arrays.
 
     Example:
-
         class Spread(fg.metrics.CollectingMetric):
             values: jax.Array
 
             def compute(self):
                 return np.ptp(self.values[self.mask])
+
+
+        spread = Spread(mask=np.array([True, True, False]), values=np.array([1.0, 3.0, 9.0]))
+        spread.compute()  # 2.0
     """
 
     mask: Bool[Array | np.ndarray, " examples"]
@@ -144,10 +149,11 @@ class MetricAccumulator(eqx.Module):
     Every merge of metrics goes through here, so that all of them treat a metric alike.
 
     Example:
-
-        accumulator = MetricAccumulator.from_metrics(metrics)
-        accumulator = accumulator.merge(MetricAccumulator.from_metrics(more_metrics))
-        values = accumulator.compute()
+        metrics = {"loss": fg.metrics.Mean.from_values(1.0)}
+        more_metrics = {"loss": fg.metrics.Mean.from_values(3.0)}
+        accumulator = fg.metrics.MetricAccumulator.from_metrics(metrics)
+        accumulator = accumulator.merge(fg.metrics.MetricAccumulator.from_metrics(more_metrics))
+        accumulator.compute()  # {"loss": 2.0}
 
     Attributes:
         metrics: merged in any order, by name.

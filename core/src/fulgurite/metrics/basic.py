@@ -34,8 +34,8 @@ class Sum(Metric):
     Neumaier, grow too large themselves.
 
     Example:
-
-        Sum.from_values(jnp.array([1.0, 2.0])).merge(Sum.from_values(3.0)).compute()  # 6.0
+        total = fg.metrics.Sum.from_values(jnp.array([1.0, 2.0]))
+        total.merge(fg.metrics.Sum.from_values(3.0)).compute()  # 6.0
 
     Attributes:
         total: the sum, rounded.
@@ -71,8 +71,8 @@ class Mean(Metric):
     """The weighted mean; NaN without values.
 
     Example:
-
-        Mean.from_values(losses, ctx.mask)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        fg.metrics.Mean.from_values(losses, mask).compute()
     """
 
     total: Sum
@@ -107,8 +107,7 @@ class Accuracy(Metric):
     NaN without examples.
 
     Example:
-
-        Accuracy.from_logits(logits, labels, ctx.mask, top_k=5)
+        fg.metrics.Accuracy.from_logits(logits, labels, mask, top_k=2).compute()
     """
 
     mean: Mean
@@ -149,8 +148,7 @@ class Max(Metric):
     """The largest value; minus infinity without values; NaN if any value is NaN.
 
     Example:
-
-        Max.from_values(grad_norms)
+        fg.metrics.Max.from_values(abs(preds - targets)).compute()
     """
 
     value: Float[Array, ""]
@@ -174,8 +172,7 @@ class Min(Metric):
     """The smallest value; infinity without values; NaN if any value is NaN.
 
     Example:
-
-        Min.from_values(margins, ctx.mask)
+        fg.metrics.Min.from_values(preds, mask).compute()
     """
 
     negated: Max
@@ -196,8 +193,7 @@ class Std(Metric):
     Variance (1983).
 
     Example:
-
-        Std.from_values(residuals, ctx.mask)
+        fg.metrics.Std.from_values(preds - targets, mask).compute()
     """
 
     mean: Sum
@@ -236,8 +232,8 @@ class LastValue(RunningMetric):
     """The value of the last step, of any shape.
 
     Example:
-
-        LastValue.from_values(learning_rate)
+        schedule = optax.cosine_decay_schedule(1e-3, 1000)
+        learning_rate = fg.metrics.LastValue.from_values(schedule(10))
     """
 
     @staticmethod
@@ -255,8 +251,7 @@ class ExponentialMovingAverage(RunningMetric):
     It begins as a plain mean, because a new value weighs max(1 - `decay`, 1 / count).
 
     Example:
-
-        ExponentialMovingAverage.from_values(loss, decay=0.99)
+        loss = fg.metrics.ExponentialMovingAverage.from_values(0.5, decay=0.99)
 
     Attributes:
         value: the average.

@@ -19,13 +19,15 @@ from fulgurite.rng import RngPhase, RngStreams, fold_name
 class Context:
     """What a step receives besides its batch; made by the engine, valid while the step is traced.
 
-    ```python
-    class Net(fg.Module):
-        def training_step(self, batch, ctx):
-            logits = self.mlp(batch["image"], key=ctx.key("dropout"))
-            ctx.add_loss("l2", 1e-4 * squared_norm(self.mlp))
-            return fg.Output(loss=cross_entropy(logits, batch["label"]))
-    ```
+    Example:
+        class Denoiser(fg.Module):
+            net: eqx.nn.MLP
+
+            def training_step(self, batch, ctx):
+                noise = 0.1 * jax.random.normal(ctx.key(), batch["x"].shape)
+                preds = jax.vmap(self.net)(batch["x"] + noise)
+                ctx.add_loss("l2", 1e-4 * jnp.sum(self.net.layers[0].weight ** 2))
+                return fg.Output(jnp.mean((preds - batch["x"]) ** 2))
 
     Attributes:
         streams: the engine's random streams, over the root key.

@@ -22,10 +22,9 @@ class Media(eqx.Module):
 
     Its arrays are on the device in a step and NumPy arrays in a record.
 
-    ```python
-    class Picture(fg.Media):
-        pixels: jax.Array
-    ```
+    Example:
+        class Picture(fg.Media):
+            pixels: jax.Array
     """
 
 

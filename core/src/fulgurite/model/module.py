@@ -23,7 +23,8 @@ class Output(eqx.Module):
 
     Example:
         accuracy = fg.metrics.Accuracy.from_logits(logits, labels)
-        return fg.Output(loss, metrics={"accuracy": accuracy})
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        output = fg.Output(losses.mean(), metrics={"accuracy": accuracy})
 
     Attributes:
         loss: the scalar to minimise; after the engine's forward pass, the sum of all terms.
@@ -61,7 +62,7 @@ class OptimizerSpec:
     """An optimizer and what it updates.
 
     Example:
-        fg.OptimizerSpec(optax.adam(1e-3), params="encoder")
+        optimizer = fg.OptimizerSpec(optax.adam(1e-3), params="encoder")
 
     Attributes:
         optimizer: an `optax.GradientTransformation`.
@@ -102,6 +103,9 @@ class OptimizerSpec:
 class Module(eqx.Module):
     """An `equinox.Module` that defines its own training.
 
+    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and
+    everything else a step needs (keys, model state, mask) comes from `ctx`.
+
     Example:
         class Classifier(fg.Module):
             net: eqx.nn.MLP
@@ -113,9 +117,6 @@ class Module(eqx.Module):
 
             def configure_optimizers(self):
                 return optax.adam(1e-3)
-
-    Its methods are pure and traced: `batch` holds arrays with a leading example axis, and
-    everything else a step needs (keys, model state, mask) comes from `ctx`.
     """
 
     def training_step(self, batch: Any, ctx: Context) -> Output:
@@ -169,11 +170,12 @@ class Task(Module):
     """Any Equinox model with a loss.
 
     Example:
-        fg.Task(
-            eqx.nn.MLP(784, 10, 256, 1, key=key),
-            loss=lambda preds, batch: softmax_cross_entropy(preds, batch[1]),
-            optimizer=optax.adam(1e-3),
-        )
+        def loss(preds, batch):
+            return optax.softmax_cross_entropy_with_integer_labels(preds, batch[1])
+
+
+        mlp = eqx.nn.MLP(784, 10, 256, 1, key=jax.random.key(0))
+        task = fg.Task(mlp, loss=loss, optimizer=optax.adam(1e-3))
 
     Attributes:
         model: the Equinox model.

@@ -22,7 +22,9 @@ class TrainState(eqx.Module):
 
     Example:
         state = engine.init_state(model, data)
-        state = state.replace(module=better_module)
+        bias = jnp.zeros_like(state.module.linear.bias)
+        module = eqx.tree_at(lambda module: module.linear.bias, state.module, bias)
+        state = state.replace(module=module)
 
     Attributes:
         step: int32, the number of completed updates.

@@ -29,10 +29,13 @@ class UpdateRule:
     The engine adds the check of finiteness, `after_update`, metrics and the step count.
 
     Example:
-        class Halved(fg.GradientUpdate):
+        class HalvedUpdate(fg.GradientUpdate):
             def apply_gradients(self, state, grads, output, loss=None):
                 grads = jax.tree.map(lambda grad: grad / 2, grads)
                 return super().apply_gradients(state, grads, output, loss)
+
+
+        rule = HalvedUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
     """
 
     @abstractmethod
@@ -108,7 +111,13 @@ class GradientUpdate(UpdateRule):
     """One gradient of the total loss, and one optimizer.
 
     Example:
-        fg.GradientUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
+        class SgdOnly:
+            @fg.hookimpl
+            def make_update_rule(self, module, optimizers):
+                return fg.GradientUpdate(fg.OptimizerSpec(optax.sgd(0.1)))
+
+
+        engine = fg.Engine(steps=100, plugins=[SgdOnly()])
     """
 
     spec: OptimizerSpec

@@ -36,20 +36,23 @@ RUN_DIR = "run_dir"
 class Experiment:
     """What a program trains.
 
+    Example:
+        from fulgurite_cli import Experiment, run
+
+
+        def experiment(seed: int = 0, steps: int = 1000) -> Experiment:
+            engine = fg.Engine(steps=steps, seed=seed)
+            return Experiment(engine, model=lambda key: Net(key), data=data)
+
+
+        if __name__ == "__main__":
+            run(experiment)
+
     Attributes:
         engine: the engine that trains.
         model: the model, as for `Engine.fit`.
         data: the data, as for `Engine.fit`, or a function without arguments that returns it and
             that is called only where the data is needed.
-
-    Example:
-        ```python
-        def experiment(lr: float = 1e-3, steps: int = 1000) -> Experiment:
-            return Experiment(fg.Engine(steps=steps), model=lambda key: Net(lr, key=key), data=load)
-
-        if __name__ == "__main__":
-            run(experiment)
-        ```
     """
 
     engine: Engine

@@ -1,0 +1,164 @@
+"""Every public class has a short example in its docstring, and it runs."""
+
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = [
+    "fulgurite",
+    "fulgurite.metrics",
+    *sorted(path.parent.name for path in ROOT.glob("plugins/*/src/*/__init__.py")),
+]
+EXAMPLE = re.compile(r"^Example:\n((?:\n| +.*(?:\n|\Z))+)", re.MULTILINE)
+
+PENDING: set[str] = {
+    "fulgurite_checkpoint.Checkpointer",
+    "fulgurite_evaluators.EvaluationRecord",
+    "fulgurite_evaluators.Evaluator",
+    "fulgurite_evaluators.EveryCheckpoint",
+    "fulgurite_evaluators.LastCheckpoint",
+    "fulgurite_logging.BackgroundWriter",
+    "fulgurite_logging.CSVLogger",
+    "fulgurite_logging.CompilationMonitor",
+    "fulgurite_logging.ConsoleLogger",
+    "fulgurite_logging.EnvironmentLogger",
+    "fulgurite_logging.FileLogger",
+    "fulgurite_logging.JSONLLogger",
+    "fulgurite_logging.LearningRateMonitor",
+    "fulgurite_logging.LogBackend",
+    "fulgurite_logging.MediaLogger",
+    "fulgurite_logging.NormMonitor",
+    "fulgurite_metrics.AveragePrecision",
+    "fulgurite_metrics.Collect",
+    "fulgurite_metrics.ConfusionMatrix",
+    "fulgurite_metrics.ExpectedCalibrationError",
+    "fulgurite_metrics.F1",
+    "fulgurite_metrics.MeanAbsoluteError",
+    "fulgurite_metrics.MeanSquaredError",
+    "fulgurite_metrics.Median",
+    "fulgurite_metrics.Perplexity",
+    "fulgurite_metrics.Precision",
+    "fulgurite_metrics.R2",
+    "fulgurite_metrics.Recall",
+    "fulgurite_metrics.RocAuc",
+    "fulgurite_metrics.SampledSet",
+    "fulgurite_optimizers.Constraint",
+    "fulgurite_optimizers.Freeze",
+    "fulgurite_optimizers.GradientAccumulation",
+    "fulgurite_optimizers.GradientClip",
+    "fulgurite_optimizers.MultiOptimizer",
+    "fulgurite_optimizers.NonNegative",
+    "fulgurite_optimizers.Phase",
+    "fulgurite_optimizers.ReduceOnPlateau",
+    "fulgurite_optimizers.UnitNorm",
+    "fulgurite_optimizers.WeightClip",
+    "fulgurite_progress.ProgressBar",
+    "fulgurite_rng.Rng",
+    "fulgurite_runs.RunDirectory",
+    "fulgurite_runs.RunPlugin",
+    "fulgurite_sharding.CoordinatedSync",
+    "fulgurite_sharding.DataParallel",
+    "fulgurite_sharding.FSDP",
+    "fulgurite_sharding.MeshStrategy",
+    "fulgurite_sharding.ShardBySize",
+    "fulgurite_sharding.Sharding",
+    "fulgurite_sharding.TensorParallel",
+    "fulgurite_tensorboard.EventFile",
+    "fulgurite_tensorboard.TensorBoardLogger",
+    "fulgurite_wandb.WandbLogger",
+}
+"""The classes that have no example yet."""
+
+
+class Net(fg.Module):
+    """The module of the examples: one linear layer."""
+
+    linear: eqx.nn.Linear
+
+    def __init__(self, key: Any) -> None:
+        self.linear = eqx.nn.Linear(2, 1, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        preds = jax.vmap(self.linear)(batch["x"])[:, 0]
+        return fg.Output(jnp.mean((preds - batch["y"]) ** 2), preds=preds)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def list_public_classes() -> dict[str, type]:
+    """Return the public classes of the core and the plugins by the name that users import.
+
+    Errors need no example.
+    """
+    names: dict[type, str] = {}
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in getattr(module, "__all__", dir(module)):
+            value = getattr(module, name)
+            is_public_class = inspect.isclass(value) and not name.startswith("_")
+            if not is_public_class or issubclass(value, Exception):
+                continue
+            if value.__module__.startswith("fulgurite"):
+                names.setdefault(value, f"{module_name}.{name}")
+    return {name: value for value, name in names.items()}
+
+
+def find_example(documented_class: type) -> str | None:
+    """Return the code of the section `Example:` of a docstring, or None without one."""
+    # Not inspect.getdoc, which would return the docstring of a base class.
+    docstring = inspect.cleandoc(documented_class.__doc__ or "")
+    match = EXAMPLE.search(docstring)
+    return textwrap.dedent(match[1]) if match else None
+
+
+def make_namespace() -> dict[str, Any]:
+    """Return what the examples use without saying where it comes from."""
+    return {
+        "__name__": __name__,
+        "eqx": eqx,
+        "fg": fg,
+        "jax": jax,
+        "jnp": jnp,
+        "np": np,
+        "optax": optax,
+        "Net": Net,
+        "model": Net(jax.random.key(0)),
+        "data": fg.ArrayData({"x": np.ones((8, 2), np.float32), "y": np.ones(8, np.float32)}, 4),
+        "engine": fg.Engine(steps=2, log_every=1),
+        "logits": jnp.array([[2.0, 0.5, 0.1], [0.3, 1.0, 0.2], [0.0, 0.1, 3.0], [1.0, 0.0, 0.0]]),
+        "labels": jnp.array([0, 1, 2, 2]),
+        "preds": jnp.array([0.1, 0.8, 0.6, 0.3]),
+        "targets": jnp.array([0.0, 1.0, 1.0, 0.0]),
+        "mask": jnp.array([True, True, True, False]),
+    }
+
+
+CLASSES = list_public_classes()
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in PENDING])
+def test_public_class_has_an_example_that_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = find_example(CLASSES[name])
+    assert example is not None, f"the docstring of {name} has no section `Example:`"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, f"<example of {name}>", "exec"), make_namespace())
+
+
+def test_docstrings_hold_no_fenced_code() -> None:
+    fenced = [name for name, value in CLASSES.items() if "```" in (value.__doc__ or "")]
+    assert set(fenced) <= PENDING
