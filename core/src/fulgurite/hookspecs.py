@@ -1,7 +1,7 @@
-"""Every hook: when it is called, with what, and how several answers become one.
+"""The specification of every hook: when it is called, with what, and how answers are combined.
 
 An implementation may leave out arguments that it does not need. `None` is always a valid answer.
-The reference `docs/hooks.md` is written from this module.
+`docs/generate_hooks.py` writes the reference `docs/hooks.md` from this module.
 """
 
 from collections.abc import Callable
@@ -32,27 +32,27 @@ from fulgurite.training.update import UpdateRule
 # pyright: reportReturnType=false
 # A specification has no body: what it returns is what implementations return.
 
-_MADE = "When the engine is made."
-_BUILT = (
-    "When a state for a kind of module and batch is made for the first time; its arrays have no "
-    "values yet."
+_ENGINE_BUILT = "When the engine is built."
+_PROGRAM_BUILT = (
+    "When a program for a kind of module and batch is built, from shapes: arrays have no values "
+    "yet."
 )
 _TRACED = "Wherever a training step is traced: once for each shape of batch, or more."
 _FORWARD = "Wherever a forward pass is traced."
 _EMITTED = (
-    "As soon as the record's values are computed, in step order, before the next thing that is due "
-    "at the latest."
+    "As soon as the values of a record are computed, in step order, at the latest before the next "
+    "scheduled action."
 )
 
 # --- build ----------------------------------------------------------------------------------------
 
 
-@hookspec("build", Combine.BY_NAME, list[RngStream], _MADE)
+@hookspec("build", Combine.BY_NAME, list[RngStream], _ENGINE_BUILT)
 def register_rng_streams() -> list[RngStream] | None:
     """Declare random streams, in addition to the core's or instead of those of the same name."""
 
 
-@hookspec("build", Combine.EXCLUSIVE, ShardingStrategy, _MADE)
+@hookspec("build", Combine.EXCLUSIVE, ShardingStrategy, _ENGINE_BUILT)
 def sharding_strategy() -> ShardingStrategy | None:
     """Return where states, batches and outputs lie on the devices, and how several processes agree.
 
@@ -60,10 +60,10 @@ def sharding_strategy() -> ShardingStrategy | None:
     """
 
 
-@hookspec("build", Combine.EACH, when=_BUILT)
+@hookspec("build", Combine.EACH, when=_PROGRAM_BUILT)
 def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.sharding.Sharding] | None:
     """Return a sharding for every array of this plugin's own state, instead of those that
-    the sharding strategy gives it; asked only where the state is sharded.
+    the sharding strategy gives it; called only if the state is sharded.
 
     Args:
         plugin_state: this plugin's state, as `jax.ShapeDtypeStruct`s.
@@ -71,10 +71,10 @@ def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.shardi
     """
 
 
-@hookspec("build", Combine.EXCLUSIVE, UpdateRule, _BUILT)
+@hookspec("build", Combine.EXCLUSIVE, UpdateRule, _PROGRAM_BUILT)
 def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> UpdateRule | None:
-    """Return what happens inside a step between the batch and the new state; the core's is one
-    gradient update.
+    """Return the rule that turns a batch into a new state inside a step; the core's is one gradient
+    update.
 
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
@@ -82,10 +82,10 @@ def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> Up
     """
 
 
-@hookspec("build", Combine.FOLD, UpdateRule, _BUILT)
+@hookspec("build", Combine.FOLD, UpdateRule, _PROGRAM_BUILT)
 def wrap_update_rule(module: PyTree, rule: UpdateRule) -> UpdateRule | None:
-    """Return the update rule wrapped in another one, such as one that hides the frozen part from
-    it.
+    """Return the update rule wrapped in another one, such as one that hides a frozen part of the
+    module from it.
 
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
@@ -93,7 +93,7 @@ def wrap_update_rule(module: PyTree, rule: UpdateRule) -> UpdateRule | None:
     """
 
 
-@hookspec("build", Combine.EXCLUSIVE, dict, _BUILT)
+@hookspec("build", Combine.EXCLUSIVE, dict, _PROGRAM_BUILT)
 def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
     """Return optimizers by name, instead of the module's `configure_optimizers`.
 
@@ -102,16 +102,16 @@ def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
     """
 
 
-@hookspec("build", Combine.BY_NAME, list[Evaluator], _MADE)
+@hookspec("build", Combine.BY_NAME, list[Evaluator], _ENGINE_BUILT)
 def register_evaluators() -> list[Evaluator] | None:
     """Declare evaluations, which `run.evaluate(name)` runs."""
 
 
-@hookspec("build", Combine.CHAIN, optax.GradientTransformation, _BUILT)
+@hookspec("build", Combine.CHAIN, optax.GradientTransformation, _PROGRAM_BUILT)
 def gradient_transform(
     module: PyTree, optimizer: str, key: Key[Array, ""]
 ) -> optax.GradientTransformation | None:
-    """Return a transformation of the gradients before an optimizer sees them; asked once for each
+    """Return a transformation that the gradients pass before an optimizer; called once for each
     optimizer.
 
     Args:
@@ -135,7 +135,7 @@ def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
     """
 
 
-@hookspec("build", Combine.ALL, list[ScheduledAction], _MADE)
+@hookspec("build", Combine.ALL, list[ScheduledAction], _ENGINE_BUILT)
 def register_actions() -> list[ScheduledAction] | None:
     """Schedule actions. At one step they run by stage (`evaluate`, `decide`, `log`, `act`, `save`),
     then by `after` and `before`, then in the order of plugins."""
@@ -269,8 +269,8 @@ def around_forward(
     when="Once per fit, when the state to train from is known, before host states are restored.",
 )
 def fit_context(run: Run) -> AbstractContextManager[Any] | None:
-    """A context that is entered before everything else of a fit and left after `on_fit_end` or
-    `on_exception`, such as the lock of the run directory. The first to be entered is left last.
+    """Return a context that encloses a fit, such as the lock of the run directory. It is entered
+    before everything else and left after `on_fit_end` or `on_exception`, in reverse order.
 
     Args:
         run: a view of the run; its state cannot be read yet.
@@ -281,7 +281,7 @@ def fit_context(run: Run) -> AbstractContextManager[Any] | None:
     "event", when="Once per fit, after `on_restore` and `open_logger`, before the first step."
 )
 def on_fit_start(run: Run) -> None:
-    """Training is about to begin, or to continue after a restore.
+    """React to the start of training, or to its continuation after a restore.
 
     Args:
         run: a view of the run, valid during the call.
@@ -293,7 +293,7 @@ def on_fit_start(run: Run) -> None:
     when="At the last batch of an epoch, after everything else that is due there except saves.",
 )
 def on_epoch_end(run: Run, epoch: int) -> None:
-    """An epoch of the data has ended at `run.step`.
+    """React to the end of an epoch, at `run.step`.
 
     Args:
         run: a view of the run, valid during the call.
@@ -303,7 +303,7 @@ def on_epoch_end(run: Run, epoch: int) -> None:
 
 @hookspec("event", when="After each evaluation during training, once its metrics are computed.")
 def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
-    """An evaluation has ended.
+    """React to the metrics of an evaluation.
 
     Args:
         run: a view of the run, valid during the call.
@@ -312,7 +312,7 @@ def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
     """
 
 
-@hookspec("event", when="Each time an executable has been made.")
+@hookspec("event", when="After each compilation of the training step.")
 def on_compile(
     run: Run | None,
     name: str,
@@ -320,13 +320,13 @@ def on_compile(
     compiled: jax.stages.Compiled,
     jaxpr: ClosedJaxpr,
 ) -> None:
-    """An executable of the training step was made (not of an evaluation):
+    """React to a new executable of the training step (not of an evaluation):
     `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs.
 
     Args:
         run: a view of the run, valid during the call; None outside of a fit.
         name: the name of the executable.
-        batch_spec: the batch that it was made for, as `jax.ShapeDtypeStruct`s.
+        batch_spec: the batch that it was compiled for, as `jax.ShapeDtypeStruct`s.
         compiled: the executable. Its `cost_analysis()` counts the body of a loop once, and on a
             mesh what one device does.
         jaxpr: the program as it was traced, with the trip counts of its loops, for the whole mesh.
@@ -335,8 +335,8 @@ def on_compile(
 
 @hookspec("event", when="Before a checkpoint is written, at its step.")
 def on_save(run: Run, step: int) -> None:
-    """A checkpoint is about to be written; called by the checkpointer, which alone knows whether it
-    really writes. May not change the state.
+    """React to a checkpoint that is about to be written, without changing the state. The
+    checkpointer calls this, because it alone knows whether it really writes.
 
     Args:
         run: a view of the run, valid during the call.
@@ -346,7 +346,7 @@ def on_save(run: Run, step: int) -> None:
 
 @hookspec("event", when="Once in a fit that resumes from a checkpoint, before everything else.")
 def on_restore(run: Run, step: int) -> None:
-    """A state was restored.
+    """React to a restored state.
 
     Args:
         run: a view of the run, valid during the call.
@@ -356,7 +356,7 @@ def on_restore(run: Run, step: int) -> None:
 
 @hookspec("event", when="Once, when a run ends with an exception, before loggers are closed.")
 def on_exception(run: Run, exception: BaseException) -> None:
-    """The run ends with an exception. Called for all plugins, whatever the others do.
+    """React to the exception that ends the run. Called for all plugins, also if one of them fails.
 
     Args:
         run: a view of the run, valid during the call.
@@ -366,7 +366,7 @@ def on_exception(run: Run, exception: BaseException) -> None:
 
 @hookspec("event", when="Once, when a run ends without an exception, after loggers are closed.")
 def on_fit_end(run: Run, result: FitResult) -> None:
-    """The run has ended, by itself or on request, and nothing more will be emitted.
+    """React to the end of the run, as planned or on request. No more records may be logged.
 
     Args:
         run: a view of the run, valid during the call.
@@ -379,8 +379,8 @@ def on_fit_end(run: Run, result: FitResult) -> None:
 
 @hookspec("logger", Combine.EACH, when="Once per fit, before the first record.")
 def open_logger(run: Run) -> None:
-    """Open the place that records are written to, before any other event of the run except
-    `on_restore`. A `FulguriteError` ends the run: it says what is wrong with the place.
+    """Open the file or service that records are written to, before any other event of the run
+    except `on_restore`. A `FulguriteError` ends the run.
 
     Args:
         run: a view of the run, valid during the call.
@@ -389,7 +389,7 @@ def open_logger(run: Run) -> None:
 
 @hookspec("logger", when=_EMITTED)
 def log_scalars(record: Record) -> None:
-    """Take numbers by name.
+    """Write numbers by name.
 
     Args:
         record: the record; it must not be changed.
@@ -398,7 +398,7 @@ def log_scalars(record: Record) -> None:
 
 @hookspec("logger", when=_EMITTED)
 def log_media(record: Record) -> None:
-    """Take images, histograms and figures by name.
+    """Write images, histograms and figures by name.
 
     Args:
         record: the record; it must not be changed.
@@ -407,7 +407,7 @@ def log_media(record: Record) -> None:
 
 @hookspec("logger", when=_EMITTED)
 def log_text(record: Record) -> None:
-    """Take text by name, such as messages of the run.
+    """Write texts by name, such as messages of the run.
 
     Args:
         record: the record; it must not be changed.
@@ -416,7 +416,7 @@ def log_text(record: Record) -> None:
 
 @hookspec("logger", when=_EMITTED)
 def log_config(record: Record) -> None:
-    """Take a description of the run: configuration, plugins, versions, environment.
+    """Write a description of the run: configuration, plugins, versions, environment.
 
     Args:
         record: the record; it must not be changed.
@@ -456,7 +456,7 @@ def rewind_logger(position: Any) -> None:
     when="At the end of every fit, however it ended: before `on_fit_end`, after `on_exception`.",
 )
 def close_logger() -> None:
-    """Write everything out and release it, in bounded time: no more records come."""
+    """Write everything out and release it, in bounded time. No more records follow."""
 
 
 # --- persistence ----------------------------------------------------------------------------------
