@@ -57,8 +57,6 @@ PENDING = {
     "plugins/sharding/src/fulgurite_sharding/launch.py",
     "plugins/sharding/src/fulgurite_sharding/plugin.py",
     "plugins/sharding/src/fulgurite_sharding/strategy.py",
-    "plugins/tensorboard/src/fulgurite_tensorboard/plugin.py",
-    "plugins/tensorboard/src/fulgurite_tensorboard/summaries.py",
     "plugins/testing/src/fulgurite_testing/bits.py",
     "plugins/testing/src/fulgurite_testing/check.py",
     "plugins/testing/src/fulgurite_testing/host.py",

@@ -15,7 +15,7 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_logging import media
 from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
-from fulgurite_tensorboard.events import started
+from fulgurite_tensorboard.events import build_start_event
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
@@ -219,7 +219,7 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
         result = fit(tmp_path, Emitting("media", shown), steps=2)
     told = sorted(str(one.message) for one in warned)
     assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
-    assert "NoneType and no matplotlib" in told[1] and "type Unknown" in told[2]
+    assert "NoneType, not a matplotlib" in told[1] and "type Unknown" in told[2]
     assert not result.failures and not pyplot.get_fignums()
     tags = [
         (event.step, value.tag)
@@ -460,7 +460,7 @@ def test_invalid_position_is_an_error(position: Any, tmp_path: Path):
 
 def test_flipped_bit_is_detected(tmp_path: Path):
     file = EventFile(tmp_path / "a")
-    file.append(started(3))
+    file.append(build_start_event(3))
     file.close()
     data = bytearray((tmp_path / "a").read_bytes())
     data[-6] ^= 1

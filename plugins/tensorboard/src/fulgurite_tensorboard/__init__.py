@@ -1,4 +1,4 @@
-"""Records of Fulgurite for TensorBoard: `Engine(plugins=["tensorboard"], run_dir="runs/a")`."""
+"""Write records of Fulgurite for TensorBoard: `Engine(plugins=["tensorboard"], run_dir=...)`."""
 
 from fulgurite_tensorboard.events import EventFile as EventFile, read_events as read_events
 from fulgurite_tensorboard.plugin import TensorBoardLogger as TensorBoardLogger

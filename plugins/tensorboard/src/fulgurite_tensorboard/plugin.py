@@ -1,4 +1,4 @@
-"""The plugin and what it writes: one directory of event files for each source of records."""
+"""Write records for TensorBoard: one directory of event files for each source of records."""
 
 import os
 import re
@@ -8,7 +8,6 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,149 +29,181 @@ _TELEMETRY = "telemetry="
 
 @dataclass(eq=False)
 class TensorBoardLogger(FileLogger):
-    """Writes scalars, pictures, histograms, figures, text and configuration into `RUN/tensorboard`,
-    a directory of
-    event files for each source: `train`, an evaluator's name. `tensorboard --logdir
-        RUN/tensorboard` shows them.
+    """Write scalars, pictures, histograms, figures, text and configuration for TensorBoard.
+
+    They go to `RUN/tensorboard`, a directory of event files for each source: `train`, an
+    evaluator's name. `tensorboard --logdir RUN/tensorboard` shows them.
 
     Each record of the exact stream is there once: a resumed run cuts the files back to its
     checkpoint, sets the contents of later files aside, and begins a new file with a
     `SessionLog.START` event, so a running server drops what it has read of later steps. Telemetry
     goes to separate directories, `telemetry=train`, and may appear more than once. A value that
-    cannot be shown, such as a figure that fails to draw, is left out with one notice.
+    cannot be shown, such as a figure that fails to draw, is left out with one warning.
+
+    ```python
+    fg.Engine(steps=100, run_dir="runs/a", plugins=[TensorBoardLogger()])
+    ```
     """
 
     plugin_name = FOLDER
 
     def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
-        """What writes the event files."""
+        """Return what writes the event files."""
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER
-        whole = _checked(position)
-        if (
-            run.step == run.step_range.start > 0 and position is None
-        ):  # from the state that the former fit left
-            whole = {split: _up_to(run.step, folder / split) for split in _exact_splits(folder)}
-        return _Backend(folder, whole, run.step)
+        sizes = _check_position(position)
+        # Without a position the run goes on from the state that an earlier fit left here.
+        continues_state = run.step == run.step_range.start > 0
+        if position is None and continues_state:
+            sizes = {
+                split: _measure_files(folder / split, run.step) for split in _list_splits(folder)
+            }
+        return _Backend(folder, sizes, run.step)
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
     @fg.hookimpl
     def log_config(self, record: fg.Record) -> None:
-        """Has the record written."""
+        """Write the record."""
         self.put(record)
 
 
 class _Backend:
-    """The files of the exact stream have numbers; `position` tells the size of each, by split."""
+    """Writes event files; a directory of them is a *split*, in TensorBoard's own word.
 
-    def __init__(self, folder: Path, whole: dict[str, dict[str, int]], step: int) -> None:
-        self._folder, self._open, self._whole = folder, dict[str, "EventFile"](), whole
-        self._refused = set[str]()
+    The files of a split have numbers: each attempt begins a new one. The position is the size of
+    each file of the exact stream, by split and name.
+
+    Args:
+        folder: where the splits are.
+        sizes: the position to go on from; other files are set aside.
+        step: the step to go on from.
+    """
+
+    def __init__(self, folder: Path, sizes: dict[str, dict[str, int]], step: int) -> None:
+        self._folder = folder
+        self._files: dict[str, EventFile] = {}
+        self._earlier_sizes = sizes
+        self._refused_names: set[str] = set()
         folder.mkdir(exist_ok=True)
-        for split in ("", *_exact_splits(folder)):
-            _set_aside(folder / split, whole.get(split, {}))
-        from fulgurite_tensorboard.events import started
+        for split in ("", *_list_splits(folder)):
+            _set_aside(folder / split, sizes.get(split, {}))
+        # Imported here, on the writer's thread or in a fit: tensorboardX takes its time.
+        from fulgurite_tensorboard.events import build_start_event
 
-        for split, files in whole.items():
+        for split, files in sizes.items():
             for name, size in files.items():
-                _cut(folder / split / name, size)
-            self._file(split).append(started(step + 1))
+                _truncate(folder / split / name, size)
+            self._get_file(split).append(build_start_event(step + 1))
 
     def write(self, record: fg.Record) -> None:
-        from fulgurite_tensorboard.events import recorded
-        from fulgurite_tensorboard.summaries import hyperparameters, summary_of
+        from fulgurite_tensorboard.events import build_summary_event
+        from fulgurite_tensorboard.summaries import build_hyperparameters, build_summary
 
-        wall = record.wall_time or time.time()
-        if (start := hyperparameters(record)) is not None:
-            # Beside the splits, because they belong to what is in directories below them.
-            self._file("").append(recorded(record.step, wall, start))
-        summary = summary_of(record, partial(self._refuse, record))
-        self._file(split_of(record)).append(recorded(record.step, wall, summary))
+        wall_time = record.wall_time or time.time()
+        hyperparameters = build_hyperparameters(record)
+        if hyperparameters is not None:
+            # In the folder of the splits, because TensorBoard compares what is below it.
+            event = build_summary_event(record.step, wall_time, hyperparameters)
+            self._get_file("").append(event)
+        summary = build_summary(record, partial(self._refuse, record))
+        event = build_summary_event(record.step, wall_time, summary)
+        self._get_file(get_split(record)).append(event)
 
     def sync(self) -> None:
-        for file in self._open.values():
+        for file in self._files.values():
             file.sync()
 
     def get_position(self) -> Any:
-        now = {split: {file.path.name: file.size} for split, file in self._open.items()}
-        splits = sorted(one for one in self._whole.keys() | now.keys() if _is_exact(one))
-        return {split: self._whole.get(split, {}) | now.get(split, {}) for split in splits}
+        sizes = {split: {file.path.name: file.size} for split, file in self._files.items()}
+        return {
+            split: self._earlier_sizes.get(split, {}) | sizes.get(split, {})
+            for split in sorted(self._earlier_sizes.keys() | sizes.keys())
+            if _is_exact(split)
+        }
 
     def close(self) -> None:
-        for file in self._open.values():
+        for file in self._files.values():
             file.close()
 
     def _refuse(self, record: fg.Record, name: str, error: Exception) -> None:
-        """Says once that a value is not shown."""
-        where = f"{record.source}/{name}"
-        if where not in self._refused:
-            self._refused.add(where)
-            why = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"tensorboard leaves {where!r} out, of step {record.step} first: {why}",
-                stacklevel=2,
-            )
+        """Warn, once for each name, that a value is not shown."""
+        full_name = f"{record.source}/{name}"
+        if full_name in self._refused_names:
+            return
+        self._refused_names.add(full_name)
+        warnings.warn(
+            f"tensorboard leaves {full_name!r} out, of step {record.step} first: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
 
-    def _file(self, split: str) -> "EventFile":
-        """This attempt's file of a split."""
-        from fulgurite_tensorboard.events import EventFile, started
+    def _get_file(self, split: str) -> "EventFile":
+        """Return this attempt's file of a split, which is created when it is first needed."""
+        from fulgurite_tensorboard.events import EventFile, build_start_event
 
-        if split not in self._open:
+        if split not in self._files:
             folder = self._folder / split
             folder.mkdir(exist_ok=True)
-            names = [path.name for path in folder.iterdir()]
-            numbers = [
-                int(match[1])
-                for name in names
-                if (match := _FILE.fullmatch(name) or _SET_ASIDE.fullmatch(name))
-            ]
-            name = f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.fulgurite"
-            self._open[split] = EventFile(folder / name)
-            if split not in self._whole and _is_exact(split):
+            self._files[split] = EventFile(folder / _get_next_name(folder))
+            if split not in self._earlier_sizes and _is_exact(split):
                 # TensorBoard's reader in Python takes the first START of a run for its begin, and
                 # no later one.
-                self._open[split].append(started(0))
-        return self._open[split]
+                self._files[split].append(build_start_event(0))
+        return self._files[split]
 
 
-def split_of(record: fg.Record) -> str:
-    """The directory that a record is written to: another one for each source."""
-    name = re.sub(r"[^\w.+-]|^\.", _escaped, record.source) or "%"
+def _get_next_name(folder: Path) -> str:
+    """Return the name of a new event file, behind those of all files that are or were there."""
+    last_number = 0
+    for path in folder.iterdir():
+        match = _FILE.fullmatch(path.name) or _SET_ASIDE.fullmatch(path.name)
+        if match is not None:
+            last_number = max(last_number, int(match[1]))
+    return f"events.out.tfevents.{last_number + 1:010d}.fulgurite"
+
+
+def get_split(record: fg.Record) -> str:
+    """Return the name of the directory that a record is written to, a different one for each
+    source."""
+    name = re.sub(r"[^\w.+-]|^\.", _escape_character, record.source) or "%"
     if len(name.encode()) > 80:
         name = f"{name[:40]}%{zlib.crc32(name.encode()):08x}"
     return name if record.stream == "exact" else _TELEMETRY + name
 
 
-def _escaped(odd: re.Match[str]) -> str:
-    return "%2E" if odd[0] == "." else quote(odd[0], safe="", errors="surrogatepass")
+def _escape_character(match: re.Match[str]) -> str:
+    character = match[0]
+    return "%2E" if character == "." else quote(character, safe="", errors="surrogatepass")
 
 
-def _checked(position: Any) -> dict[str, dict[str, int]]:
-    """A position, whose names are ours and no paths."""
+def _check_position(position: Any) -> dict[str, dict[str, int]]:
+    """Return a position from a checkpoint, or raise an error if it is not one that this plugin
+    writes: names in it become paths."""
     if position is None:
         return {}
-    if isinstance(position, dict):
-        splits = {split: files for split, files in position.items() if isinstance(files, dict)}
-        names = all(
-            _SPLIT.fullmatch(split) and all(map(_FILE.fullmatch, files))
-            for split, files in splits.items()
-        )
-        sizes = all(
-            type(size) is int and size >= 0 for files in splits.values() for size in files.values()
-        )
-        if len(splits) == len(position) and names and sizes:
-            return splits
+    if isinstance(position, dict) and all(map(_is_valid_split, position, position.values())):
+        return position
     raise CheckpointError(
-        f"the checkpoint's position of the TensorBoard log is none: {str(position)[:200]}"
+        "the checkpoint's position of the TensorBoard log is not one that this plugin writes: "
+        f"{str(position)[:200]}"
+    )
+
+
+def _is_valid_split(split: str, files: Any) -> bool:
+    return (
+        _SPLIT.fullmatch(split) is not None
+        and isinstance(files, dict)
+        and all(_FILE.fullmatch(name) for name in files)
+        and all(type(size) is int and size >= 0 for size in files.values())
     )
 
 
@@ -180,46 +211,51 @@ def _is_exact(split: str) -> bool:
     return split != "" and not split.startswith(_TELEMETRY)
 
 
-def _exact_splits(folder: Path) -> list[str]:
-    """The directories of the exact stream that are there."""
-    found = [path for path in folder.glob("*") if path.is_dir() and not path.is_symlink()]
-    return sorted(path.name for path in found if _is_exact(path.name))
+def _list_splits(folder: Path) -> list[str]:
+    """Return the names of the directories of the exact stream in `folder`."""
+    folders = [path for path in folder.glob("*") if path.is_dir() and not path.is_symlink()]
+    return sorted(path.name for path in folders if _is_exact(path.name))
 
 
-def _up_to(step: int, folder: Path) -> dict[str, int]:
-    """The sizes of the event files in `folder` up to the records of `step`."""
+def _measure_files(folder: Path, last_step: int) -> dict[str, int]:
+    """Return the sizes, by name, of the event files in `folder` up to the events of
+    `last_step`."""
     from fulgurite_tensorboard.events import read_events
 
-    sizes = dict[str, int]()
-    for path in sorted(
-        path for path in folder.iterdir() if _FILE.fullmatch(path.name) and not path.is_symlink()
-    ):
-        whole = takewhile(lambda read: read[1].step <= step, read_events(path))
-        sizes[path.name] = max((end for end, _ in whole), default=0)
+    sizes = {}
+    for path in sorted(folder.iterdir()):
+        if not _FILE.fullmatch(path.name) or path.is_symlink():
+            continue
+        sizes[path.name] = 0
+        for end, event in read_events(path):
+            if event.step > last_step:
+                break
+            sizes[path.name] = end
     return sizes
 
 
 def _set_aside(folder: Path, known: dict[str, int]) -> None:
-    """Moves what is in event files that are not `known` to files that TensorBoard does not see.
-    They stay, empty, for a
-    server that reads them: it would stop where one is gone."""
+    """Move the contents of event files that are not `known` to files that TensorBoard does not see.
+
+    The event files stay, empty, for a server that reads them: it would stop where one is gone.
+    """
     for path in sorted(folder.iterdir()):
         match = _FILE.fullmatch(path.name)
         if match is None or path.name in known or path.is_symlink() or not path.stat().st_size:
             continue
-        aside = folder / f"set-aside.{match[1]}"
-        aside.unlink(missing_ok=True)  # what was copied of it before a kill
-        with open(path, "rb") as whole, open(aside, "xb") as copy:
-            shutil.copyfileobj(whole, copy)
+        copy_path = folder / f"set-aside.{match[1]}"
+        copy_path.unlink(missing_ok=True)  # a copy that a kill interrupted
+        with open(path, "rb") as events, open(copy_path, "xb") as copy:
+            shutil.copyfileobj(events, copy)
             copy.flush()
             os.fsync(copy.fileno())
         sync_folder(folder)
         os.truncate(path, 0)
 
 
-def _cut(path: Path, size: int) -> None:
-    from fulgurite_tensorboard.events import cut
+def _truncate(path: Path, size: int) -> None:
+    from fulgurite_tensorboard.events import truncate_events
 
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path} is missing, which the checkpoint knows: put it back")
-    cut(path, size)
+    truncate_events(path, size)

@@ -1,4 +1,4 @@
-"""What TensorBoard is told of a record."""
+"""Turn records into summaries of TensorBoard."""
 
 import json
 import sys
@@ -13,24 +13,25 @@ from tensorboardX import summary
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
-    """The one summary of a record. A value that cannot be shown is left out; `refuse` is told its
-    name and why."""
+def build_summary(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
+    """Return the one summary of a record.
+
+    Args:
+        record: the record.
+        refuse: called with the name of each value that cannot be shown, which is left out, and the
+            error.
+    """
     whole = Summary()
     if record.kind == "config":
-        for part in _config(record):
-            whole.MergeFrom(part)
+        whole.MergeFrom(_summarize_config(record))
         return whole
     for name, value in record.values.items():
         try:
-            parts = list(
-                _text(name, media.Text(str(value)))
-                if record.kind == "text"
-                else _shown(name, value)
-            )
-        except (
-            Exception
-        ) as error:  # of a figure's own code, too: the rest of the record does not depend on it
+            if record.kind == "text":
+                value = media.Text(str(value))
+            parts = list(_summarize_value(name, value))
+        # Any exception, because a figure's code is the user's: the rest of the record is shown.
+        except Exception as error:
             refuse(name, error)
         else:
             for part in parts:
@@ -38,106 +39,106 @@ def summary_of(record: fg.Record, refuse: Callable[[str, Exception], None]) -> A
     return whole
 
 
-def _shown(name: str, value: Any) -> Iterator[Any]:
-    """What one value looks like."""
-    if isinstance(value, int | float):
-        yield _scalar(name, value)
-    elif isinstance(value, fg.Media):
-        show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
-        if show is None:
-            raise TypeError(f"this logger cannot show fg.Media of type {type(value).__name__}")
-        yield from show(name, value)
-    elif isinstance(value, str) or value is None:
-        yield from _text(name, media.Text(str(value)))
-    else:
-        array = np.asarray(value)
-        for index in np.ndindex(array.shape):
-            yield _scalar("/".join([name, *map(str, index)]), float(array[index]))
-
-
-def _scalar(tag: str, value: float) -> Any:
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-
-
-def _config(record: fg.Record) -> Iterator[Any]:
-    """The whole as a text."""
-    text = json.dumps(json.loads(dumps(record.values)), indent=2)
-    yield summary.text(record.source, "\n".join("    " + line for line in text.splitlines()))
-
-
-def hyperparameters(record: fg.Record) -> Any:
-    """The arguments of a program, if the record has them, as hyper-parameters of the run."""
+def build_hyperparameters(record: fg.Record) -> Any:
+    """Return the arguments of a program as hyper-parameters of the run; None if the record has
+    none."""
     arguments = record.values.get("configuration") if record.kind == "config" else None
     if not arguments:
         return None
-    plain = {
-        name: one if isinstance(one, bool | int | float) else _encodable(str(one))
-        for name, one in arguments.items()
+    values = {
+        name: value if isinstance(value, bool | int | float) else _escape_surrogates(str(value))
+        for name, value in arguments.items()
     }
-    # Which metrics there are to compare TensorBoard finds out by itself if it is told of none.
-    _, start, _ = summary.hparams(plain, {})
+    # Without a list of metrics TensorBoard finds out by itself which there are to compare.
+    _, start, _ = summary.hparams(values, {})
     return start
 
 
-def _image(name: str, image: media.Image) -> Iterator[Any]:
+def _summarize_value(name: str, value: Any) -> Iterator[Any]:
+    if isinstance(value, int | float):
+        yield _summarize_scalar(name, value)
+    elif isinstance(value, fg.Media):
+        for media_type, summarize in _SUMMARIZERS.items():
+            if isinstance(value, media_type):
+                yield from summarize(name, value)
+                return
+        raise TypeError(f"this logger cannot show fg.Media of type {type(value).__name__}")
+    elif isinstance(value, str) or value is None:
+        yield from _summarize_text(name, media.Text(str(value)))
+    else:
+        array = np.asarray(value)
+        for index in np.ndindex(array.shape):
+            yield _summarize_scalar("/".join([name, *map(str, index)]), float(array[index]))
+
+
+def _summarize_scalar(tag: str, value: float) -> Any:
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+
+
+def _summarize_config(record: fg.Record) -> Any:
+    text = json.dumps(json.loads(dumps(record.values)), indent=2)
+    # Markdown shows lines that are indented by four spaces as they are.
+    return summary.text(record.source, "\n".join("    " + line for line in text.splitlines()))
+
+
+def _summarize_image(name: str, image: media.Image) -> Iterator[Any]:
     yield summary.image(name, np.asarray(image.pixels), dataformats="HWC")
 
 
-def _images(name: str, images: media.Images) -> Iterator[Any]:
-    several = len(images.pixels) > 1
+def _summarize_images(name: str, images: media.Images) -> Iterator[Any]:
     for index, pixels in enumerate(np.asarray(images.pixels)):
-        yield summary.image(f"{name}/{index}" if several else name, pixels, dataformats="HWC")
+        tag = name if len(images.pixels) == 1 else f"{name}/{index}"
+        yield summary.image(tag, pixels, dataformats="HWC")
 
 
-def _histogram(name: str, histogram: media.Histogram) -> Iterator[Any]:
-    counts, edges = (
-        np.asarray(histogram.counts, np.float64),
-        np.asarray(histogram.edges, np.float64),
-    )
-    # The sums are those of numbers in the middle of their bins.
-    middle = (edges[1:] + edges[:-1]) / 2
-    sums = float(counts @ middle), float(counts @ middle**2)
+def _summarize_histogram(name: str, histogram: media.Histogram) -> Iterator[Any]:
+    counts = np.asarray(histogram.counts, np.float64)
+    edges = np.asarray(histogram.edges, np.float64)
+    # The sums of values and squares, as if each value were in the middle of its bin.
+    centers = (edges[1:] + edges[:-1]) / 2
     yield summary.histogram_raw(
         name,
         edges[0],
         edges[-1],
         counts.sum(),
-        *sums,
+        float(counts @ centers),
+        float(counts @ centers**2),
         bucket_limits=edges[1:].tolist(),
         bucket_counts=counts.tolist(),
     )
 
 
-def _text(name: str, text: media.Text) -> Iterator[Any]:
-    yield summary.text(name, _encodable(text.text))
+def _summarize_text(name: str, text: media.Text) -> Iterator[Any]:
+    yield summary.text(name, _escape_surrogates(text.text))
 
 
-def _encodable(text: str) -> str:
-    """A text without lone surrogates, which UTF-8 does not have: file names of other encodings hold
-    them."""
+def _escape_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can encode: file names of other encodings hold lone surrogates."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _figure(name: str, figure: media.Figure) -> Iterator[Any]:
+def _summarize_figure(name: str, figure: media.Figure) -> Iterator[Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = figure.draw(figure.values)
-    if not isinstance(drawn, Figure):
-        raise TypeError(f"`draw` gave {type(drawn).__name__} and no matplotlib.figure.Figure")
+    drawing = figure.draw(figure.values)
+    if not isinstance(drawing, Figure):
+        raise TypeError(f"`draw` returned {type(drawing).__name__}, not a matplotlib.figure.Figure")
     try:
-        canvas = FigureCanvasAgg(drawn)
+        canvas = FigureCanvasAgg(drawing)
         canvas.draw()
         yield summary.image(name, np.asarray(canvas.buffer_rgba()), dataformats="HWC")
     finally:
-        if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
-            pyplot.close(drawn)  # which keeps each figure that it made
+        # pyplot keeps each figure that it made until it is closed.
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None:
+            pyplot.close(drawing)
 
 
-_MEDIA: dict[type, Callable[[str, Any], Iterator[Any]]] = {
-    media.Image: _image,
-    media.Images: _images,
-    media.Histogram: _histogram,
-    media.Text: _text,
-    media.Figure: _figure,
+_SUMMARIZERS: dict[type, Callable[[str, Any], Iterator[Any]]] = {
+    media.Image: _summarize_image,
+    media.Images: _summarize_images,
+    media.Histogram: _summarize_histogram,
+    media.Text: _summarize_text,
+    media.Figure: _summarize_figure,
 }
