@@ -103,6 +103,33 @@ def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
     assert_same_bits(trained(later.state), trained(state))
 
 
+class Explaining(Linear):
+    """Returns its errors as further arrays."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = super().training_step(batch, ctx)
+        return output.replace(aux={"error": output.preds - batch["y"]})
+
+
+def test_step_returns_further_fields_of_the_output_where_asked() -> None:
+    """At weights of zero the prediction is 0, the error -y, and the gradient -2 mean(y x)."""
+    data = regression(8, 8)
+    batch = next(iter(fg.Engine().iter_batches(data)))
+    engine = fg.Engine(steps=1, autoload=False)
+    plain, output = engine.step(engine.init_state(Explaining, data), batch)
+    assert (output.preds, output.aux, output.grads) == (None, None, None)
+    state, output = engine.step(
+        engine.init_state(Explaining, data), batch, returns=("preds", "aux", "grads")
+    )
+    assert_same_bits(state, plain)
+    assert output.preds.tolist() == [0] * 8
+    assert_close(output.aux["error"], -batch["y"])
+    assert_close(output.grads.weight, -2 * np.mean(batch["y"][:, None] * batch["x"], axis=0))
+    assert output.updates is None
+    with pytest.raises(ConfigurationError, match="returns"):
+        engine.step(state, batch, returns=("media",))
+
+
 def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
     data = classes(48, shuffle=True)
     plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)

@@ -26,6 +26,7 @@ from fulgurite.errors import (
     NonFiniteError,
     PluginError,
     StateError,
+    check_one_of,
     did_you_mean,
     error_context,
 )
@@ -69,6 +70,9 @@ from fulgurite.training.state import ModelInit, TrainState, as_model_init, check
 from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import digest, leaf_signature, tree_signature
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
+
+RETURNABLE = ("preds", "aux", "grads", "updates")
+"""Fields of the output that leave a step only where `Engine.step` is asked for them."""
 
 
 class Engine:
@@ -236,7 +240,9 @@ class Engine:
             program = self._get_program(model_init, first_batch, get_device_arrays(data))
             return program.init_state(model_init, self._make_root_key())
 
-    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Output]:
+    def step(
+        self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ()
+    ) -> tuple[TrainState, Output]:
         """Make one update: return the state after it, and the step's loss, losses and metrics.
 
         It runs the same program as `fit`. Nothing is read from the device, so a step that was not
@@ -245,7 +251,12 @@ class Engine:
         Args:
             state: the state before; consumed.
             batch: a tree of arrays with a leading example axis.
+            returns: further fields that the output shall have, of `preds`, `aux`, `grads` and
+                `updates`. They are another executable, and copies of arrays that otherwise never
+                leave the step.
         """
+        for name in returns:
+            check_one_of(name, RETURNABLE, "Engine.step: returns")
         if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
             batch = jax.tree_util.tree_map_with_path(as_array, batch)
         program = self._step_program
@@ -255,7 +266,7 @@ class Engine:
             program = self._get_program(model_init, batch, None)
             self._step_program = program
             program.check(state)
-        compiled_step = program.get_compiled_step(1)
+        compiled_step = program.get_compiled_step(1, tuple(returns))
         program.select_update_rule(state.step, UnboundedRange(0))
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         flat, results = compiled_step(program.layout.flatten(state), [batch], nothing_due)

@@ -30,11 +30,17 @@ OnCompile = Callable[[str, Any, jax.stages.Compiled, ClosedJaxpr], None]
 
 
 class StepResults(NamedTuple):
-    """What leaves a step besides its state: scalars and small arrays packed, and the arrays of
-    media."""
+    """What leaves a step besides its state.
+
+    Attributes:
+        packed: loss, metrics and losses.
+        media: the arrays of media.
+        fields: the arrays of those fields of the output that were asked for.
+    """
 
     packed: Vectors
     media: list[Array]
+    fields: list[Array]
 
 
 class CompiledStep:
@@ -52,6 +58,7 @@ class CompiledStep:
         layout: how states cross `jax.jit`.
         steps_per_execution: the size of the buffer.
         on_compile: called for each new executable.
+        returns: fields of the output that leave the step as well, such as `preds`.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class CompiledStep:
         layout: StateLayout,
         steps_per_execution: int,
         on_compile: OnCompile,
+        returns: tuple[str, ...] = (),
     ) -> None:
         self.steps_per_execution = steps_per_execution
         self._is_fused = steps_per_execution > 1
@@ -75,6 +83,8 @@ class CompiledStep:
         self._unpack_output = VectorPacking([]).unpack
         self._output_tree: Any = None
         self._media_tree: Any = None
+        self._returns = returns
+        self._fields_tree: Any = None
 
     def __call__(
         self, flat: FlatState, batches: Sequence[Any], due: np.ndarray, resident: Any = None
@@ -101,10 +111,11 @@ class CompiledStep:
         return FlatState(arrays, packed), results
 
     def get_output(self, results: StepResults) -> Output:
-        """Return the output of a step: loss, metrics and losses."""
+        """Return the output of a step: loss, metrics and losses, and the fields asked for."""
         leaves = self._unpack_output(results.packed)
         loss, metrics, losses = jax.tree.unflatten(self._output_tree, leaves)
-        return Output(loss, metrics, losses)
+        fields = jax.tree.unflatten(self._fields_tree, results.fields)
+        return Output(loss, metrics, losses, **fields)
 
     def get_media(self, results: StepResults) -> dict[str, Any]:
         """Return the media of a step, zeros unless they were due."""
@@ -211,7 +222,10 @@ class CompiledStep:
         packing = VectorPacking(shape_spec(leaves))
         self._unpack_output = jax.jit(packing.unpack)
         media, self._media_tree = jax.tree.flatten(output.media)
-        return flat.arrays, flat.packed, StepResults(packing.pack(leaves), media)
+        fields = {name: getattr(output, name) for name in self._returns}
+        arrays, self._fields_tree = jax.tree.flatten(fields)
+        results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
+        return flat.arrays, flat.packed, results
 
 
 def _choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:

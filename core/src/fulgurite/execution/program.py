@@ -99,7 +99,7 @@ class Program:
                 static_argnums=0,
                 out_shardings=services.sharding.replicated,
             )
-        self._compiled_steps: dict[int, CompiledStep] = {}
+        self._compiled_steps: dict[tuple[int, tuple[str, ...]], CompiledStep] = {}
         self._initializer: tuple[bytes, Any] = (b"", None)
 
     def init_state(self, model_init: ModelInit, key: Key[Array, ""]) -> TrainState:
@@ -162,17 +162,26 @@ class Program:
                 f"the state does not fit this engine, model and data: {error}"
             ) from error
 
-    def get_compiled_step(self, steps_per_execution: int) -> CompiledStep:
-        """Return the compiled step for up to so many steps a dispatch."""
-        if steps_per_execution not in self._compiled_steps:
-            self._compiled_steps[steps_per_execution] = CompiledStep(
+    def get_compiled_step(
+        self, steps_per_execution: int, returns: tuple[str, ...] = ()
+    ) -> CompiledStep:
+        """Return the compiled step of one kind.
+
+        Args:
+            steps_per_execution: the largest number of steps in one dispatch.
+            returns: fields of the output that leave the step as well.
+        """
+        key = steps_per_execution, returns
+        if key not in self._compiled_steps:
+            self._compiled_steps[key] = CompiledStep(
                 self._services,
                 self.step,
                 self.layout,
                 steps_per_execution,
                 self._on_compile,
+                returns,
             )
-        return self._compiled_steps[steps_per_execution]
+        return self._compiled_steps[key]
 
     def close_window(self, flat: FlatState) -> tuple[FlatState, Any]:
         """Return the state with its metric window closed, and arrays for `read_window`.

@@ -32,8 +32,9 @@ class Output(eqx.Module):
             step to step), or a scalar, taken as a mean over the batch's examples.
         losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its
             own optimizer. After the forward pass, all terms.
-        preds: whatever the model predicted, for hooks and `predict`; not returned by the compiled
-            step.
+        preds: whatever the model predicted, for hooks and `predict`. Leaves the compiled step only
+            where `Engine.step(returns=...)` asks for it.
+        aux: any further arrays of the step, for whoever calls `Engine.step(returns=("aux",))`.
         model_state: the new `eqx.nn.State`, for models that carry one.
         media: what to show, by name: an `fg.Media`, such as those of
             `fulgurite_logging.media`, or a function without arguments that is
@@ -47,6 +48,7 @@ class Output(eqx.Module):
     metrics: dict[str, Any] = eqx.field(default_factory=dict)
     losses: dict[str, Float[Array, ""]] = eqx.field(default_factory=dict)
     preds: PyTree = None
+    aux: PyTree = None
     model_state: eqx.nn.State | None = None
     media: dict[str, Any] = eqx.field(default_factory=dict)
     grads: PyTree = None
