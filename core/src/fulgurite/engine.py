@@ -389,8 +389,13 @@ class Engine:
         )
 
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
-        """A train state for `evaluate` and `predict` from a checkpoint, without optimizer state.
-        Needs no data."""
+        """Return a train state for `evaluate` and `predict` from a checkpoint, without optimizer
+        state. Needs no data.
+
+        Args:
+            model: as of `fit`.
+            weights: the checkpoint, or its path; read by the active checkpointer.
+        """
         return load_weights(self, model, weights)
 
     def run_evaluator(

@@ -84,7 +84,7 @@ def mark_as_shared(error: Exception) -> None:
 
 
 def is_shared(error: BaseException | None) -> bool:
-    """Whether every process knows of an exception, or of that which led to it."""
+    """Return whether every process knows of an exception, or of its cause."""
     while error is not None:
         if getattr(error, "is_shared_by_processes", False):
             return True

@@ -161,7 +161,7 @@ class StateLayout:
             self.shardings = FlatState(array_shardings, packed_shardings)
 
     def matches(self, state: TrainState) -> bool:
-        """Whether a state has this layout, down to shapes, dtypes and other leaves."""
+        """Return whether a state has this layout, with the same shapes, dtypes and static leaves."""
         return tree_signature(state) == self._signature
 
     def flatten(self, state: TrainState) -> FlatState:
@@ -203,7 +203,7 @@ class StateLayout:
         return leaves
 
     def _needs_copies(self, leaves: list[Any]) -> bool:
-        """Whether a leaf is on the host, comes twice, or was consumed."""
+        """Return whether a leaf is on the host, occurs twice, or was consumed."""
         arrays = [leaves[plan.leaf_index] for plan in self._array_plans]
         if any(issubclass(kind, np.ndarray | np.generic) for kind in set(map(type, leaves))):
             return True

@@ -419,10 +419,10 @@ class Loop:
         self._call_event("on_epoch_end", epoch=len(self.step_range.epoch_ends) - 1)
 
     def _should_stop(self) -> bool:
-        """Whether an evaluation is to be given up between two batches, because training is to stop.
+        """Return whether an evaluation should end between two batches, because training is to stop.
 
-        Not once its action has emitted a record: the resumed run does the whole action again and
-        would emit it twice.
+        False once its action has emitted a record: the resumed run repeats the whole action and
+        would emit the record twice.
         """
         if self.emitter.num_records > self._num_records_before_action:
             return False

@@ -147,14 +147,13 @@ class Scheduler:
 
     @property
     def log_stream(self) -> RecordStream:
-        """Which stream the metric window belongs to: it is exact if everything that closes it
-        is."""
+        """The record stream of the metric window: exact if all triggers that close it are exact."""
         closing = [action for action in self._actions if action.closes_window]
         return "exact" if all(is_exact(action.trigger) for action in closing) else "telemetry"
 
     @property
     def warnings(self) -> list[str]:
-        """What is not exact though it logs or evaluates."""
+        """Messages about actions that log or evaluate and are not exact."""
         return [
             f"{action.name} runs by the clock or by process: what it logs is telemetry, not exact"
             for action in self._actions
@@ -163,13 +162,12 @@ class Scheduler:
 
     @property
     def should_stop_soon(self) -> bool:
-        """Whether the next dispatch need not be filled: this process is to stop, and there is no
-        other one."""
+        """Whether the next dispatch need not be full: this process is to stop, and it is alone."""
         return self._signals.requested is not None and self._sync is SINGLE_PROCESS
 
     @property
     def stop_reasons(self) -> list[str]:
-        """Why to stop, as agreed."""
+        """The reasons to stop that all processes have agreed on."""
         stops = [request for request in self.agreed if request.startswith("stop:")]
         return sorted(stop.removeprefix("stop:") for stop in stops)
 
@@ -194,8 +192,7 @@ class Scheduler:
         return target
 
     def poll_requests(self, step: int) -> bool:
-        """Whether a clock or a request to stop wants attention at `step`, agreed by all
-        processes."""
+        """Return whether a clock or a request to stop is due at `step`, agreed by all processes."""
         if not self._clocks and self._signals.requested is None and self._sync is SINGLE_PROCESS:
             return False
         self._now = monotonic()
@@ -212,11 +209,17 @@ class Scheduler:
         return bool(self.agreed)
 
     def forget_requests(self) -> None:
-        """Take what was agreed on as acted on."""
+        """Clear the requests that were agreed on, after acting on them."""
         self.agreed = frozenset()
 
     def is_due(self, action: BoundAction, step: int, step_range: StepRange) -> bool:
-        """Whether an action runs at `step`, by its step rule or by what was agreed on."""
+        """Return whether an action runs at `step`, by its step rule or by an agreed request.
+
+        Args:
+            action: the action.
+            step: the number of completed updates.
+            step_range: of the fit.
+        """
         state = self._states[action.name]
         now = -math.inf
         if f"task:{action.name}" in self.agreed:

@@ -222,8 +222,8 @@ def _read_packages() -> Mapping[str, list[str]]:
 
 
 def _has_metadata(package: str) -> bool:
-    """Whether there is metadata beside a package. A program that defines plugins itself mostly lies
-    elsewhere."""
+    """Return whether there is metadata beside a package. A program that defines plugins itself is
+    mostly elsewhere."""
     file = getattr(sys.modules.get(package), "__file__", None)
     if file is None:
         return True
