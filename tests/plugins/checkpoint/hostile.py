@@ -39,7 +39,7 @@ def consistent(change: Any) -> None:
     change(path, hashes, commit)
     for name in ("manifest.json", "index.json", "host-0.json"):
         if name in hashes:
-            hashes[name] = list(format.checksum(path / name))
+            hashes[name] = list(format.compute_checksum(path / name))
     raw = json.dumps(hashes).encode()
     (path / "hashes-0.json").write_bytes(raw)
     commit["hashes"] = [hashlib.sha256(raw).hexdigest()]

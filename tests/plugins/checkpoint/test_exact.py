@@ -128,7 +128,7 @@ def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
             self.positions.append(position)
 
     with pytest.warns(
-        UserWarning, match=r"sink 'careless:kept' \(.*\) cannot say where its records end"
+        UserWarning, match=r"logger 'careless:kept' \(.*\) cannot say where its records end"
     ):
         counting(tmp_path / "a", Careless(), steps=4)
         counting(tmp_path / "a", Careless(), resume="auto")
@@ -136,7 +136,7 @@ def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
     Careless.required = True
     with (
         pytest.warns(UserWarning, match="could not be written"),
-        pytest.raises(SaveError, match="sink 'careless:kept'"),
+        pytest.raises(SaveError, match="logger 'careless:kept'"),
     ):
         counting(tmp_path / "b", Careless(), every=100, on_exception=False)
 

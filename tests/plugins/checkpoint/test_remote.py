@@ -26,7 +26,7 @@ BUCKET = "gs://bucket/runs/a"
 def test_unsupported_remote_directories_are_errors_at_construction(scheme: str) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=rf"{scheme}://bucket/run: checkpoints are kept in local folders and",
+        match=rf"{scheme}://bucket/run: only local folders and gs:// are supported",
     ):
         Checkpointer(1, directory=f"{scheme}://bucket/run")
 

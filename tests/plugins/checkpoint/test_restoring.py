@@ -188,10 +188,10 @@ def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
     counting(tmp_path, Told(), "csv", steps=3, resume="auto")
     assert told == [
         (
-            "sink 'csv' was not active when the checkpoint was saved: it may lack earlier records, "
+            "logger 'csv' was not active when the checkpoint was saved: it may lack earlier records, "
             "step 2"
         ),
-        "sink 'jsonl' is gone, step 2",
+        "logger 'jsonl' is gone, step 2",
     ]
 
 

@@ -148,7 +148,7 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     counting(
         tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, max_to_keep=None, monitor="test/score"
     )
-    assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
+    assert [entry.get_metric("test/score") for entry in list_entries(tmp_path)] == [
         None,
         0.5,
         pytest.approx(0.4),
@@ -284,10 +284,10 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         ({"monitor": 3}, "SOURCE/NAME"),
         ({"directory": 3}, "3 is no path"),
         ({"directory": ""}, "'' is no path"),
-        ({"mode": "most"}, "'max', 'min'"),
-        ({"verify": True}, "'full', 'size', 'none'"),
-        ({"on_missing_plugin": "raise"}, "'error', 'warn', 'ignore'"),
-        ({"resume_data": "skip"}, "'exact', 'replay', 'restart'"),
+        ({"mode": "most"}, "'max' or 'min'"),
+        ({"verify": True}, "'full', 'size' or 'none'"),
+        ({"on_missing_plugin": "raise"}, "'error', 'warn' or 'ignore'"),
+        ({"resume_data": "skip"}, "'exact', 'replay' or 'restart'"),
     ],
 )
 def test_invalid_options_are_errors(options: dict[str, Any], says: str) -> None:
@@ -429,7 +429,7 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
             monitor="test/score",
             resume="auto",
         )
-        assert [entry.value("test/score") for entry in list_entries(tmp_path)] == [
+        assert [entry.get_metric("test/score") for entry in list_entries(tmp_path)] == [
             pytest.approx(0.9)
         ]
 

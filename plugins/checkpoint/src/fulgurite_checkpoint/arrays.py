@@ -1,4 +1,4 @@
-"""Arrays by path, and every call of Orbax, whose names still move."""
+"""Arrays by path, and every call of Orbax, whose names still change."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,183 +12,240 @@ import numpy as np
 from fulgurite.errors import CheckpointError
 from fulgurite.tree.paths import Path as TreePath, from_keys, parse
 
-from fulgurite_checkpoint.format import Damaged
+from fulgurite_checkpoint.format import DamagedError
 
 Spec = tuple[tuple[int, ...], str]
+"""Shape and dtype, as the index holds them."""
+_MAX_ROWS = 20
 
 
-def flatten_state(state: "fg.TrainState") -> dict[str, Any]:
-    """The arrays of a state, or what stands for them, by path.
+def flatten_state(state: fg.TrainState) -> dict[str, Any]:
+    """Return the arrays of a state, or their shapes, by path.
 
-    An array of an `eqx.nn.State` has no name of its own, only a place among the others: it is
-    called after the layer that owns it, so that another stateful layer does not rename it.
+    An array of an `eqx.nn.State` has no name of its own, only an index among the others: it is
+    named after the layer that owns it, so that another stateful layer does not rename it.
     """
-    owners = _owners(state)
-    found = {}
+    owners = _list_state_owners(state)
+    arrays = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            found[_name(from_keys(keys), owners)] = leaf
-    return found
+            arrays[_get_name(from_keys(keys), owners)] = leaf
+    return arrays
 
 
-def unflatten_state(state: "fg.TrainState", arrays: Mapping[str, Any]) -> "fg.TrainState":
-    """The state with these arrays in their places."""
-    owners = _owners(state)
+def unflatten_state(template: fg.TrainState, arrays: Mapping[str, Any]) -> fg.TrainState:
+    """Return a state with other arrays.
+
+    Args:
+        template: the state; what `arrays` lacks stays as in it.
+        arrays: arrays by path, as `flatten_state` names them.
+    """
+    owners = _list_state_owners(template)
     return jax.tree_util.tree_map_with_path(
-        lambda keys, leaf: arrays.get(_name(from_keys(keys), owners), leaf), state
+        lambda keys, leaf: arrays.get(_get_name(from_keys(keys), owners), leaf), template
     )
 
 
 def get_spec(array: Any) -> Spec:
-    """Shape and dtype, as they are kept in the index."""
+    """Return shape and dtype of an array, as the index holds them."""
     return tuple(array.shape), str(array.dtype)
 
 
-def save(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
-    """Begins to write arrays to the new directory `path`; they may be overwritten and donated as
-    soon as this returns. The answer's `result()` waits for the end and raises what went wrong."""
+def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
+    """Begin to write arrays, which may be overwritten and donated as soon as this returns.
+
+    Args:
+        path: a directory, which is created.
+        arrays: the arrays by name.
+
+    Returns:
+        A handle whose `result()` waits for the end and raises what went wrong.
+    """
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
-    # Where Orbax cannot make its folders, its threads would otherwise wait for them for twenty
-    # minutes.
+    # Where Orbax cannot create its folders in the background, its other threads wait for them for
+    # twenty minutes.
     context.asynchronous.create_directories_asynchronously = False
     # Orbax takes no array without elements; its shape is in the index.
-    some = {name: array for name, array in arrays.items() if array.size}
+    nonempty = {name: array for name, array in arrays.items() if array.size}
     with context:
-        return ocp.save_async(_open_arrays(path), some)
+        return ocp.save_async(_as_epath(path), nonempty)
 
 
 def check_writable(path: Path) -> None:
-    """Raises a `CheckpointError` for a local folder below which Orbax loses what it writes: it
-    takes the path for a pattern and merges what that matches, and TensorStore takes neither
-    backslashes nor names that are no UTF-8."""
-    text = str(path.absolute()) if isinstance(path, Path) else ""
-    if odd := sorted({char for char in text if char in "*?[\\" or "\ud800" <= char <= "\udfff"}):
-        told = f"{path} has {', '.join(map(ascii, odd))} in its name, with which Orbax cannot write"
-        raise CheckpointError(f"{told}: rename the folder, or choose another place for checkpoints")
+    """Raise `CheckpointError` for a local folder below which Orbax loses what it writes.
+
+    It takes the path for a pattern and merges what that matches, and TensorStore takes neither
+    backslashes nor names that are not UTF-8.
+    """
+    if not isinstance(path, Path):
+        return
+    characters = set(str(path.absolute()))
+    unusable = sorted(
+        char for char in characters if char in "*?[\\" or "\ud800" <= char <= "\udfff"
+    )
+    if unusable:
+        raise CheckpointError(
+            f"{path} has {', '.join(map(ascii, unusable))} in its name, with which Orbax cannot "
+            f"write: rename the folder, or choose another one for checkpoints"
+        )
 
 
-def load(path: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Reads the arrays that are `wanted`: by the name that they have in the checkpoint, with shape,
-    dtype and sharding. Without a sharding an array goes to the default device."""
+def load(path: Path, specs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Read arrays.
+
+    Args:
+        path: the directory that Orbax wrote.
+        specs: shape, dtype and sharding of the arrays to read, by their name in the checkpoint.
+            Without a sharding an array goes to the default device.
+
+    Raises:
+        DamagedError: an array cannot be read.
+    """
     from orbax.checkpoint import v1 as ocp
 
-    here = jnp.zeros(()).sharding
-    specs = {
-        name: jax.ShapeDtypeStruct(
-            spec.shape, spec.dtype, sharding=getattr(spec, "sharding", None) or here
-        )
-        for name, spec in wanted.items()
-    }
+    default_sharding = jnp.zeros(()).sharding
+    arrays: dict[str, jax.Array] = {}
+    nonempty = {}
+    for name, spec in specs.items():
+        sharding = getattr(spec, "sharding", None) or default_sharding
+        if spec.size:
+            nonempty[name] = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+        else:
+            arrays[name] = jax.device_put(np.zeros(spec.shape, spec.dtype), sharding)
+    if not nonempty:
+        return arrays
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     try:
         with context:
-            some = {name: spec for name, spec in specs.items() if spec.size}
-            read: dict[str, jax.Array] = ocp.load(_open_arrays(path), some) if some else {}  # type: ignore[assignment]
+            loaded: Any = ocp.load(_as_epath(path), nonempty)
     except Exception as error:
-        raise Damaged(f"{path} cannot be read: {error.__cause__ or error}") from error
-    empty = {name: spec for name, spec in specs.items() if not spec.size}
-    return read | {
-        name: jax.device_put(np.zeros(spec.shape, spec.dtype), spec.sharding)
-        for name, spec in empty.items()
-    }
+        raise DamagedError(f"{path} cannot be read: {error.__cause__ or error}") from error
+    return arrays | loaded
 
 
-def compare(wanted: Mapping[str, Any], saved: Mapping[str, Spec], where: Path) -> None:
-    """Raises a `CheckpointError` that lists every path at which a checkpoint has something else
-    than is wanted."""
+def check_same_specs(needed: Mapping[str, Any], saved: Mapping[str, Spec], source: Path) -> None:
+    """Raise a `CheckpointError` that lists every path at which a checkpoint has another shape or
+    dtype than is needed.
+
+    Args:
+        needed: arrays or shapes by path.
+        saved: what the checkpoint has, by path.
+        source: the checkpoint.
+    """
     rows = []
-    for name in sorted({*wanted, *saved}):
-        kept = saved.get(name)
-        asked = get_spec(wanted[name]) if name in wanted else None
-        if kept != asked:
-            rows.append(f"  {name}: saved {_format_spec(kept)}, wanted {_format_spec(asked)}")
+    for name in sorted({*needed, *saved}):
+        saved_spec = saved.get(name)
+        needed_spec = get_spec(needed[name]) if name in needed else None
+        if saved_spec != needed_spec:
+            rows.append(
+                f"  {name}: saved {_format_spec(saved_spec)}, wanted {_format_spec(needed_spec)}"
+            )
     if rows:
-        more = f"\n  and {len(rows) - 20} more" if len(rows) > 20 else ""
+        listed = "\n".join(rows[:_MAX_ROWS])
+        if len(rows) > _MAX_ROWS:
+            listed += f"\n  and {len(rows) - _MAX_ROWS} more"
         raise CheckpointError(
-            f"{where} does not fit the model, optimizer and plugins:\n"
-            + "\n".join(rows[:20])
-            + more
-            + "\n"
+            f"{source} does not fit the model, optimizer and plugins:\n{listed}\n"
             "Make them as they were, or begin in another run directory with what fits, by "
             "fit(init_from=fg.CheckpointRef(path, map={...}))"
         )
 
 
 def apply_mapping(
-    wanted: Mapping[str, Any],
+    needed: Mapping[str, Any],
     saved: Mapping[str, Spec],
     mapping: Mapping[str, str],
     strict: bool,
-    where: Path,
+    source: Path,
 ) -> dict[str, str]:
-    """The names of arrays in a state, each with its name in the checkpoint, for a map of paths to
-    paths.
+    """Return the names of the arrays of a state that a map of paths fills, each with its name in
+    the checkpoint.
 
-    Raises a `CheckpointError` for a path below which there is nothing and, if `strict`, for an
-    array that has no counterpart on the other side.
+    Args:
+        needed: the arrays of the state by path.
+        saved: those of the checkpoint by path.
+        mapping: paths in the state, each with a path in the checkpoint.
+        strict: whether every array below the paths must have its counterpart.
+        source: the checkpoint.
+
+    Raises:
+        CheckpointError: there is nothing below a path or, if `strict`, an array has no counterpart
+            on the other side.
     """
-    taken: dict[str, str] = {}
-    for target, source in mapping.items():
-        new, old = _names_below(target, wanted), _names_below(source, saved)
-        field = target == source and target in fg.TrainState.__dataclass_fields__
-        if not (new and old) and not (field and new.keys() == old.keys()):
-            side, path, names = (
-                ("the new state", target, wanted) if not new else (str(where), source, saved)
-            )
-            there = ", ".join(sorted({str(TreePath(parse(name)[:2])) for name in names})[:12])
-            raise CheckpointError(
-                f"init_from: there is no array below {path!r} in {side}. There is: {there}"
-            )
-        if strict and (odd := sorted(new.keys() ^ old.keys(), key=str)):
+    names: dict[str, str] = {}
+    for target_path, source_path in mapping.items():
+        targets = _find_below(target_path, needed)
+        sources = _find_below(source_path, saved)
+        # A part of the state, such as the model state, may hold no array on both sides.
+        is_field = target_path == source_path and target_path in fg.TrainState.__dataclass_fields__
+        are_both_empty = is_field and targets.keys() == sources.keys()
+        if not targets and not are_both_empty:
+            raise CheckpointError(_format_nothing_below(target_path, "the new state", needed))
+        if not sources and not are_both_empty:
+            raise CheckpointError(_format_nothing_below(source_path, str(source), saved))
+        unpaired = sorted(targets.keys() ^ sources.keys(), key=str)
+        if strict and unpaired:
             rows = [
-                f"  {(new | old)[rest]} is only in {'the new state' if rest in new else where}"
-                for rest in odd[:20]
+                f"  {targets[path]} is only in the new state"
+                if path in targets
+                else f"  {sources[path]} is only in {source}"
+                for path in unpaired[:_MAX_ROWS]
             ]
             raise CheckpointError(
-                f"init_from: {target!r} and {source!r} differ; strict=False takes what both have:\n"
-                + "\n".join(rows)
+                f"init_from: {target_path!r} and {source_path!r} differ; strict=False takes what "
+                "both have:\n" + "\n".join(rows)
             )
-        taken |= {new[rest]: old[rest] for rest in new if rest in old}
-    return taken
+        names |= {targets[path]: sources[path] for path in targets if path in sources}
+    return names
 
 
-def _names_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
+def _format_nothing_below(path: str, side: str, names: Mapping[str, Any]) -> str:
+    tops = sorted({str(TreePath(parse(name)[:2])) for name in names})
+    return (
+        f"init_from: there is no array below {path!r} in {side}. There is: {', '.join(tops[:12])}"
+    )
+
+
+def _find_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
+    """Return the names below a path, each by the rest of its path."""
     start = parse(prefix)
     paths = {name: parse(name) for name in names}
     return {path[len(start) :]: name for name, path in paths.items() if path[: len(start)] == start}
 
 
-def _owners(state: "fg.TrainState") -> list[str]:
-    """The paths of the layers' indices, in the order in which their values are in the model
+def _list_state_owners(state: fg.TrainState) -> list[str]:
+    """Return the paths of the layers' indices, in the order in which their values are in the model
     state."""
     if state.model_state is None:
         return []
-    indices = jax.tree_util.tree_leaves_with_path(state.module, is_leaf=_is_index)
-    paths = {leaf.marker: str(from_keys(keys)) for keys, leaf in indices if _is_index(leaf)}
+    leaves = jax.tree_util.tree_leaves_with_path(state.module, is_leaf=_is_state_index)
+    paths = {leaf.marker: str(from_keys(keys)) for keys, leaf in leaves if _is_state_index(leaf)}
     _, markers = state.model_state.tree_flatten()
-    return [paths.get(marker, f"[{place}]") for place, marker in enumerate(markers)]
+    return [paths.get(marker, f"[{index}]") for index, marker in enumerate(markers)]
 
 
-def _name(path: Any, owners: list[str]) -> str:
-    if len(path) > 1 and path[0] == "model_state" and owners:
-        owner = owners[path[1]]
-        return f"model_state{'' if owner.startswith('[') else '.'}{owner}{_rest(path[2:])}"
-    return str(path)
+def _get_name(path: Any, owners: list[str]) -> str:
+    if len(path) <= 1 or path[0] != "model_state" or not owners:
+        return str(path)
+    return _join("model_state", owners[path[1]], str(TreePath(path[2:])))
 
 
-def _rest(path: Any) -> str:
-    text = str(TreePath(path))
-    return text if not text or text.startswith("[") else f".{text}"
+def _join(*parts: str) -> str:
+    text = ""
+    for part in parts:
+        separator = "." if text and part and not part.startswith("[") else ""
+        text += separator + part
+    return text
 
 
-def _is_index(node: Any) -> bool:
+def _is_state_index(node: Any) -> bool:
     return isinstance(node, eqx.nn.StateIndex)
 
 
-def _open_arrays(path: Path) -> Any:
+def _as_epath(path: Path) -> Any:
     from etils import epath
 
     return epath.Path(path.absolute() if isinstance(path, Path) else path)

@@ -1,5 +1,7 @@
-"""The commands `fulgurite runs` and `fulgurite checkpoints`. They read alone, but for what `average
---out` makes."""
+"""The commands `fulgurite runs` and `fulgurite checkpoints`.
+
+They only read, except `average`, which writes a new run directory.
+"""
 
 import argparse
 import os
@@ -14,41 +16,38 @@ from fulgurite_checkpoint import averaging, inspecting, listing
 
 
 def runs(arguments: list[str]) -> int:
-    """`fulgurite runs DIR`: the runs in a directory and how they are."""
+    """Run `fulgurite runs DIR`: list the runs in a directory and their state.
+
+    Args:
+        arguments: the command line after the name of the command.
+    """
     parser = argparse.ArgumentParser(
         "fulgurite runs", description="Lists the runs in DIR, or DIR if it is one."
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", default=".", type=Path)
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    return _done(
-        lambda: listing.print_table(
-            listing.list_runs(options.directory), listing.RUN_COLUMNS, options.json
-        )
-    )
+
+    def print_runs() -> int:
+        rows = listing.list_runs(options.directory)
+        listing.print_table(rows, listing.RUN_COLUMNS, options.json)
+        return 0
+
+    return _run_command(print_runs)
 
 
 def checkpoints(arguments: list[str]) -> int:
-    """`fulgurite checkpoints RUN`, and `show`, `diff` and `average`."""
-    verb = arguments[0] if arguments and arguments[0] in _VERBS else None
-    if verb is not None:
-        return _VERBS[verb](arguments[1:])
+    """Run `fulgurite checkpoints RUN`, or one of its subcommands `show`, `diff` and `average`.
+
+    Args:
+        arguments: the command line after the name of the command.
+    """
+    if arguments and arguments[0] in _SUBCOMMANDS:
+        return _SUBCOMMANDS[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         "fulgurite checkpoints",
         description="Lists the checkpoints of a run: fulgurite checkpoints RUN",
-        epilog="\n".join(
-            [
-                "more:",
-                "  fulgurite checkpoints show CHECKPOINT             its arrays and what the run "
-                "is made of",
-                "  fulgurite checkpoints diff A B                    how two checkpoints differ",
-                "  fulgurite checkpoints average RUN --last N --out PATH",
-                "                                                    a checkpoint of the mean "
-                "weights of N others",
-                "",
-                "a CHECKPOINT is RUN/checkpoints/step-N, or RUN for its newest",
-            ]
-        ),
+        epilog=_SUBCOMMAND_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the run's directory")
@@ -57,13 +56,13 @@ def checkpoints(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    return _done(
-        lambda: listing.print_table(
-            listing.list_checkpoints(options.run, "full" if options.full else "size"),
-            listing.CHECKPOINT_COLUMNS,
-            options.json,
-        )
-    )
+
+    def print_checkpoints() -> int:
+        rows = listing.list_checkpoints(options.run, "full" if options.full else "size")
+        listing.print_table(rows, listing.CHECKPOINT_COLUMNS, options.json)
+        return 0
+
+    return _run_command(print_checkpoints)
 
 
 def _show(arguments: list[str]) -> int:
@@ -77,15 +76,14 @@ def _show(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     def show() -> int:
-        kept = inspecting.open_checkpoint(options.checkpoint)
-        print(
-            dumps(inspecting.describe_checkpoint(kept))
-            if options.json
-            else inspecting.format_checkpoint(kept)
-        )
+        checkpoint = inspecting.open_checkpoint(options.checkpoint)
+        if options.json:
+            print(dumps(inspecting.describe_checkpoint(checkpoint)))
+        else:
+            print(inspecting.format_checkpoint(checkpoint))
         return 0
 
-    return _done(show)
+    return _run_command(show)
 
 
 def _diff(arguments: list[str]) -> int:
@@ -97,18 +95,19 @@ def _diff(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     def diff() -> int:
-        rows = inspecting.compare_checkpoints(*map(inspecting.open_checkpoint, options.checkpoints))
+        first, second = map(inspecting.open_checkpoint, options.checkpoints)
+        rows = inspecting.compare_checkpoints(first, second)
         print("\n".join(rows) or "no difference")
         return int(bool(rows))
 
-    return _done(diff)
+    return _run_command(diff)
 
 
 def _average(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "fulgurite checkpoints average",
         description=(
-            "Makes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH)."
+            "Writes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH)."
         ),
     )
     parser.add_argument("run", metavar="RUN")
@@ -127,15 +126,17 @@ def _average(arguments: list[str]) -> int:
         print(f"{options.out}: the mean of the steps {', '.join(map(str, steps))}")
         return 0
 
-    return _done(average)
+    return _run_command(average)
 
 
-def _done(command: Callable[[], int]) -> int:
+def _run_command(command: Callable[[], int]) -> int:
+    """Return the exit code of a command; print its error."""
     try:
         code = command()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read it has seen enough, such as `head`
+    except BrokenPipeError:
+        # What read the output, such as `head`, has ended. Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (FulguriteError, OSError) as error:
@@ -143,4 +144,13 @@ def _done(command: Callable[[], int]) -> int:
         return 2
 
 
-_VERBS = {"show": _show, "diff": _diff, "average": _average}
+_SUBCOMMANDS = {"show": _show, "diff": _diff, "average": _average}
+_SUBCOMMAND_HELP = """\
+more:
+  fulgurite checkpoints show CHECKPOINT             its arrays and what the run is made of
+  fulgurite checkpoints diff A B                    how two checkpoints differ
+  fulgurite checkpoints average RUN --last N --out PATH
+                                                    a checkpoint of the mean weights of N others
+
+a CHECKPOINT is RUN/checkpoints/step-N, or RUN for its newest
+"""

@@ -1,27 +1,28 @@
 """A checkpoint on disk, and what is read of it without Orbax.
 
+```text
 RUN/checkpoints/
-    step-N/                 a complete checkpoint; it gets this name, by a rename, when it is
-    complete
-        COMMIT              JSON: format, step, attempt, the sinks' positions by process, metrics,
-                            the metric of the best, timers, and SHA-256 of the `hashes-P.json` and
-                            of itself
-        hashes-P.json       size and CRC-32 of every file that process P wrote, by name
-        manifest.json       what the run is made of (`fulgurite_runs.manifest`)
-        index.json          shape and dtype of the arrays by path; span, pending actions and newest
-        metrics of the run host-P.json         of process P: the place in its data, the host states
-        of its plugins arrays/             an Orbax checkpoint of a flat dictionary: path -> array
-    saving-step-N/          one that is being written, or was when its process ended
-    trash-step-N/           one that is being removed, or was when its process ended
-    damaged-step-N-A/       one that attempt A found incomplete where it had to write
+    step-N/             a complete checkpoint; it gets this name, by a rename, when it is complete
+        COMMIT          JSON: the fields of `Commit`, the format, and SHA-256 of the rest of itself
+        hashes-P.json   size and CRC-32 of every file that process P wrote, by name
+        manifest.json   what the run is made of (`fulgurite_runs.manifest`)
+        index.json      shape and dtype of the arrays by path; the step range, pending actions and
+                        newest metrics of the run
+        host-P.json     of process P: the position in its data, the host states of its plugins
+        arrays/         an Orbax checkpoint of a flat dictionary: path -> array
+    saving-step-N/      one that is being written, or was when its process ended
+    trash-step-N/       one that is being removed, or was when its process ended
+    damaged-step-N-A/   one that attempt A found incomplete where it had to write
+```
 
 `COMMIT` is written last, after everything else is on the disk. Nothing that is read is executed,
-and no name that is
-read from a file is joined to a path: the files there are listed, and looked up by their names.
+and no name that is read from a file is joined to a path: the files there are listed, and looked up
+by their names.
 """
 
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import stat
@@ -32,20 +33,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_runs.directory import get_folder, is_link
 from fulgurite_runs.json_codec import dumps, loads
 
-FORMAT = 1
-LIMIT = 64 * 2**20
+FORMAT = 2
+MAX_JSON_SIZE = 64 * 2**20
 """The most bytes that are read of a JSON file."""
-STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
-SMALL = re.compile(r"(?:manifest|index|host-[0-9]+)\.json")
-LEFT = re.compile(r"(?:saving|trash)-step-(?:0|[1-9][0-9]{0,11})")
-CHUNK = 4 * 2**20
+CHUNK_SIZE = 4 * 2**20
+STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,11})")
+UNFINISHED_NAME = re.compile(r"(?:saving|trash)-step-(?:0|[1-9][0-9]{0,11})")
+SMALL_FILES = re.compile(r"(?:manifest|index|host-[0-9]+)\.json")
+_PROCESS_FILES = re.compile(
+    r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)"
+)
 
 Verify = Literal["full", "size", "none"]
 
 
-class Damaged(CheckpointError):
+class DamagedError(CheckpointError):
     """A checkpoint that is incomplete, or not as it was written."""
 
 
@@ -54,232 +59,317 @@ class Commit:
     """What `COMMIT` holds.
 
     Attributes:
-        step, attempt: the number of completed updates, and which start of the run saved them.
+        step: the number of completed updates.
+        attempt: which start of the run saved it.
         hashes: SHA-256 of the files `hashes-P.json`, in the order of the processes.
-        positions: of the sinks by plugin name, in the order of the processes.
+        logger_positions: where each logger was, by plugin name, in the order of the processes.
         metrics: those measured at this very step, by source.
-        best: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`; or
-            None.
-        timers: seconds by name, over all attempts.
-        wall: when it was saved, in seconds since 1970.
+        monitor: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`;
+            or None.
+        timings: seconds by name, over all attempts.
+        wall_time: when it was saved, in seconds since 1970.
     """
 
     step: int
     attempt: int
     hashes: list[str]
-    positions: list[dict[str, Any]]
+    logger_positions: list[dict[str, Any]]
     metrics: dict[str, dict[str, Any]]
-    best: tuple[str, str] | None
-    timers: dict[str, float]
-    wall: float
+    monitor: tuple[str, str] | None
+    timings: dict[str, float]
+    wall_time: float
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A directory called like a checkpoint: its `commit`, or what is wrong with it."""
+    """A directory called like a checkpoint.
+
+    Attributes:
+        step: the step in its name.
+        path: the directory.
+        commit: what its `COMMIT` holds, or None.
+        damage: what is wrong with it, where there is no commit.
+    """
 
     step: int
     path: Path
     commit: Commit | None
     damage: str | None = None
 
-    def value(self, metric: str) -> float | None:
-        """The metric `SOURCE/NAME` measured at its step, if there is one and it is a number."""
+    def get_metric(self, metric: str) -> float | None:
+        """Return the metric `SOURCE/NAME` measured at its step; None if there is none, or no
+        number."""
+        if self.commit is None:
+            return None
         source, _, name = metric.partition("/")
-        value = self.commit.metrics.get(source, {}).get(name) if self.commit else None
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-        return float(value) if usable else None  # type: ignore[arg-type]
+        value = self.commit.metrics.get(source, {}).get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+            return None
+        return float(value)
 
 
 def resolve_root(path: str | os.PathLike[str]) -> Path:
-    """A local path as a `pathlib.Path`, one that begins with `gs://` as an `etils.epath.Path`,
-    which has the same methods. A `ConfigurationError` for other schemes."""
-    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
-        raise ConfigurationError(f"{path!r} is no path to keep checkpoints at")
+    """Return a local path as a `pathlib.Path`, and one that begins with `gs://` as an
+    `etils.epath.Path`, which has the same methods.
+
+    Raises:
+        ConfigurationError: the path has another scheme.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    if not text:
+        raise ConfigurationError(f"{path!r} is no path of checkpoints: give one")
     if "://" not in text:
         return Path(path)
     if not text.startswith("gs://"):
+        # Orbax writes to no other remote storage.
         raise ConfigurationError(
-            f"{text}: checkpoints are kept in local folders and on gs://; Orbax writes to no other "
-            f"remote place. Mount "
-            "it as a folder, and give that"
+            f"checkpoints cannot be stored at {text}: only local folders and gs:// are supported. "
+            f"Mount it as a folder, and give that"
         )
     if importlib.util.find_spec("gcsfs") is None:
         raise ConfigurationError(f"{text} needs gcsfs: pip install 'fulgurite-checkpoint[gcs]'")
     from etils import epath
     from etils.epath import backend
 
-    # What gcsfs remembers of a folder misses what Orbax, or another process, writes there.
+    # The listings that gcsfs keeps of a folder miss what Orbax, or another process, writes there.
     backend.fsspec_backend.fs(text).dircache.use_listings_cache = False
     return epath.Path(text)  # type: ignore[return-value]
 
 
 def get_checkpoint_folder(root: Path) -> Path:
-    """Where the checkpoints of the run at `root` are."""
-    folder = root / "checkpoints"
-    if is_link(folder):
-        raise CheckpointError(
-            f"{folder} is a link, of which a run directory has none: put the folder itself there"
-        )
-    return folder
+    """Return the folder with the checkpoints of the run at `root`.
+
+    Raises:
+        CheckpointError: there is a link in its place.
+    """
+    return get_folder(root, "checkpoints")
 
 
 def list_entries(root: Path) -> list[Entry]:
-    """The checkpoints of the run at `root`, oldest first, damaged ones included. Links and other
-    names are passed over."""
-    folder, found = get_checkpoint_folder(root), []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = STEP.fullmatch(path.name)
-        if commit := complete_saving(path):
-            found.append(Entry(commit.step, path, commit))
+    """Return the checkpoints of the run at `root`, oldest first, damaged ones included. Links and
+    other names are passed over."""
+    folder = get_checkpoint_folder(root)
+    if not folder.is_dir():
+        return []
+    entries = []
+    for path in folder.iterdir():
+        commit = read_replacing_commit(path)
+        match = STEP_NAME.fullmatch(path.name)
+        if commit is not None:
+            entries.append(Entry(commit.step, path, commit))
         elif match and not is_link(path) and path.is_dir():
-            try:
-                found.append(Entry(int(match[1]), path, read_commit(path)))
-            except Damaged as error:
-                found.append(Entry(int(match[1]), path, None, str(error)))
-    return sorted(found, key=lambda entry: entry.step)
+            entries.append(_read_entry(int(match[1]), path))
+    return sorted(entries, key=lambda entry: entry.step)
 
 
-def complete_saving(path: Path) -> Commit | None:
-    """The commit of a checkpoint that is complete and was about to take the place of an earlier one
-    of its step, which is out of the way already."""
+def _read_entry(step: int, path: Path) -> Entry:
+    try:
+        return Entry(step, path, read_commit(path))
+    except DamagedError as error:
+        return Entry(step, path, None, str(error))
+
+
+def read_replacing_commit(path: Path) -> Commit | None:
+    """Return the commit of `saving-step-N` if that is complete and was about to replace an earlier
+    checkpoint of its step, which is out of the way already; otherwise None."""
     name = path.name.removeprefix("saving-")
-    if (
-        name == path.name
-        or not STEP.fullmatch(name)
-        or is_link(path)
-        or path.with_name(name).exists()
-    ):
+    if name == path.name or not STEP_NAME.fullmatch(name):
+        return None
+    if is_link(path) or path.with_name(name).exists():
         return None
     try:
         return read_commit(path)
-    except Damaged:
+    except DamagedError:
         return None
 
 
-def find_best(found: list[Entry], metric: str, mode: str) -> Entry | None:
-    """The first of the complete checkpoints that no later one beats; those without the metric, or
-    with NaN, are not considered."""
-    best: tuple[float, Entry] | None = None
-    for entry in found:
-        value = entry.value(metric)
-        if value is not None and (
-            best is None or (value > best[0] if mode == "max" else value < best[0])
-        ):
-            best = value, entry
-    return best[1] if best else None
+def find_best(entries: list[Entry], metric: str, mode: str) -> Entry | None:
+    """Return the first of the complete checkpoints that no later one beats; None if none has the
+    metric. Those without it, or with NaN, are not considered.
+
+    Args:
+        entries: checkpoints, oldest first.
+        metric: `SOURCE/NAME`.
+        mode: `max` or `min`.
+    """
+    best = None
+    best_value = 0.0
+    for entry in entries:
+        value = entry.get_metric(metric)
+        if value is None:
+            continue
+        is_better = value > best_value if mode == "max" else value < best_value
+        if best is None or is_better:
+            best = entry
+            best_value = value
+    return best
 
 
 def read_commit(path: Path) -> Commit:
-    """The commit of the checkpoint in the directory `path`."""
-    kept = read_json(path / "COMMIT")
+    """Return the commit of the checkpoint in the directory `path`.
+
+    Raises:
+        DamagedError: there is none, or it is not as it was written.
+        CheckpointError: it has another format.
+    """
+    file = path / "COMMIT"
+    content = read_json(file)
     try:
-        content: dict[str, Any] = {name: value for name, value in kept.items() if name != "sha256"}
-        if kept["format"] != FORMAT:
+        if content["format"] != FORMAT:
             raise CheckpointError(
-                f"{path} has format {kept['format']!r}; this version reads {FORMAT}"
+                f"{path} has format {content['format']!r}, and this version reads {FORMAT}: use "
+                f"the version of fulgurite-checkpoint that wrote it"
             )
-        if kept["sha256"] != _digest(dumps(content).encode()):
-            raise Damaged(f"{path / 'COMMIT'} is not as it was written")
+        sha256 = content.pop("sha256")
+        if sha256 != _compute_sha256(dumps(content).encode()):
+            raise DamagedError(f"{file} is not as it was written")
         del content["format"]
-        content["best"] = content["best"] and tuple(content["best"])
-        commit = Commit(**content)
-        kinds = (int, int, list, list, dict, tuple | None, dict, float)
-        if not all(map(isinstance, vars(commit).values(), kinds)) or not all(
-            isinstance(one, dict) for one in (*commit.positions, *commit.metrics.values())
-        ):
-            raise TypeError("a value of another kind")
+        commit = _parse_commit(content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Damaged(f"{path / 'COMMIT'} is no commit of ours: {error}") from error
-    if type(commit.step) is not int or path.name not in (
-        f"step-{commit.step}",
-        f"saving-step-{commit.step}",
-    ):
-        raise Damaged(f"{path / 'COMMIT'} is of step {commit.step!r}")
+        raise DamagedError(f"{file} was not written by fulgurite-checkpoint: {error}") from error
+    if path.name not in (f"step-{commit.step}", f"saving-step-{commit.step}"):
+        raise DamagedError(f"{file} is of step {commit.step!r}")
+    return commit
+
+
+def _parse_commit(content: dict[str, Any]) -> Commit:
+    monitor = content["monitor"]
+    content["monitor"] = None if monitor is None else tuple(monitor)
+    commit = Commit(**content)
+    types = (int, int, list, list, dict, tuple | None, dict, float)
+    dictionaries = [*commit.logger_positions, *commit.metrics.values()]
+    if not all(map(isinstance, vars(commit).values(), types)) or type(commit.step) is bool:
+        raise TypeError("a value has another type")
+    if not all(isinstance(dictionary, dict) for dictionary in dictionaries):
+        raise TypeError("a value has another type")
     return commit
 
 
 def write_commit(path: Path, commit: Commit) -> None:
-    """Writes `COMMIT` into the directory `path`, durably."""
+    """Write `COMMIT` durably.
+
+    Args:
+        path: the directory of the checkpoint.
+        commit: what it holds.
+    """
+    # What is read is what is hashed: a tuple is a list in JSON.
     content = loads(dumps({"format": FORMAT} | asdict(commit)))
-    write(path / "COMMIT", dumps(content | {"sha256": _digest(dumps(content).encode())}).encode())
+    sha256 = _compute_sha256(dumps(content).encode())
+    write_durably(path / "COMMIT", dumps(content | {"sha256": sha256}).encode())
 
 
-def verify(path: Path, commit: Commit, how: Verify, names: re.Pattern[str] | None = None) -> None:
-    """Compares the files of a checkpoint with their hashes, or those alone whose names match
-    `names`; raises `Damaged`."""
-    there = dict(files(path))
-    for process, digest in enumerate(commit.hashes):
-        hashes = there.get(f"hashes-{process}.json")
-        if hashes is None:
-            raise Damaged(f"{path} lacks hashes-{process}.json")
-        raw = _read(hashes)
-        if _digest(raw) != digest:
-            raise Damaged(f"{hashes} is not as it was written")
-        for name, kept in _parse_commit(raw, hashes).items():
+def verify_files(
+    path: Path, commit: Commit, verify: Verify, names: re.Pattern[str] | None = None
+) -> None:
+    """Compare the files of a checkpoint with their hashes.
+
+    Args:
+        path: the directory of the checkpoint.
+        commit: its commit.
+        verify: whether every byte (`full`) or the size of files is compared.
+        names: only files with such names are looked at; None for all.
+
+    Raises:
+        DamagedError: a file is missing, or not as it was written.
+    """
+    paths = dict(iter_files(path))
+    for process, sha256 in enumerate(commit.hashes):
+        hashes_path = paths.get(f"hashes-{process}.json")
+        if hashes_path is None:
+            raise DamagedError(f"{path} lacks hashes-{process}.json")
+        raw = _read_bytes(hashes_path)
+        if _compute_sha256(raw) != sha256:
+            raise DamagedError(f"{hashes_path} is not as it was written")
+        for name, size_and_crc in _parse_json(raw, hashes_path).items():
             if names is not None and not names.fullmatch(name):
                 continue
-            if name not in there:
-                raise Damaged(f"{path} lacks {name}")
-            size = get_size(there[name])
-            if not isinstance(kept, list) or len(kept) != 2:
-                raise Damaged(f"{hashes} holds what no file of ours does: {kept!r}")
-            if size != kept[0]:
-                raise Damaged(f"{there[name]} has {size} bytes; it was written with {kept[0]}")
-            if how == "full" and list(checksum(there[name])) != kept:
-                raise Damaged(f"{there[name]} is not as it was written")
+            if name not in paths:
+                raise DamagedError(f"{path} lacks {name}")
+            if not isinstance(size_and_crc, list) or len(size_and_crc) != 2:
+                raise DamagedError(f"{hashes_path} holds {size_and_crc!r}, not a size and a CRC-32")
+            _verify_file(paths[name], size_and_crc, verify)
 
 
-def write_hashes(path: Path, process: int, count: int) -> str:
-    """Writes the hashes of everything in `path` that the process wrote, durably; gives their
-    SHA-256."""
+def _verify_file(path: Path, size_and_crc: list[Any], verify: Verify) -> None:
+    size = get_size(path)
+    if size != size_and_crc[0]:
+        raise DamagedError(f"{path} has {size} bytes; it was written with {size_and_crc[0]}")
+    if verify == "full" and list(compute_checksum(path)) != size_and_crc:
+        raise DamagedError(f"{path} is not as it was written")
+
+
+def write_hashes(path: Path, process: int, num_processes: int) -> str:
+    """Write the hashes of everything that a process wrote, durably; return their SHA-256.
+
+    Args:
+        path: the directory of the checkpoint.
+        process: the index of the process.
+        num_processes: how many processes write the checkpoint.
+    """
     hashes = {}
-    for name, file in files(path):
-        if _writer(name, count) == process and not name.startswith("hashes-"):
-            size, crc = checksum(file)
-            hashes[name] = [size, crc]
+    for name, file in iter_files(path):
+        if _get_writer(name, num_processes) == process and not name.startswith("hashes-"):
+            hashes[name] = list(compute_checksum(file))
             sync(file)
     raw = dumps(hashes).encode()
-    write(path / f"hashes-{process}.json", raw)
-    return _digest(raw)
+    write_durably(path / f"hashes-{process}.json", raw)
+    return _compute_sha256(raw)
 
 
-def files(path: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """The files below a directory by their names, `/` between the parts. A link is damage: we make
-    none."""
+def iter_files(path: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the files below a directory by their names, with `/` between the parts.
+
+    Args:
+        path: the directory.
+        prefix: put before each name.
+
+    Raises:
+        DamagedError: there is a link; we make none.
+    """
     for child in sorted(path.iterdir(), key=lambda child: child.name):
         if is_link(child):
-            raise Damaged(f"{child} is a link; a checkpoint holds none")
+            raise DamagedError(f"{child} is a link; a checkpoint holds none")
         if child.is_dir():
-            yield from files(child, f"{prefix}{child.name}/")
+            yield from iter_files(child, f"{prefix}{child.name}/")
         elif child.is_file():
             yield f"{prefix}{child.name}", child
 
 
-def checksum(path: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a file."""
-    size = crc = 0
+def compute_checksum(path: Path) -> tuple[int, int]:
+    """Return size in bytes and CRC-32 of a file."""
+    size = 0
+    crc = 0
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        while chunk := file.read(CHUNK_SIZE):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
     return size, crc
 
 
 def get_size(path: Path) -> int:
-    """The bytes of a file."""
-    found: Any = path.stat()
-    return found.st_size if isinstance(path, Path) else found.length
+    """Return the size of a file in bytes."""
+    status: Any = path.stat()
+    return status.st_size if isinstance(path, Path) else status.length
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of ours. `Damaged` if it is missing, too large or no JSON."""
-    return _parse_commit(_read(path), path)
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file that `dumps` wrote.
+
+    Raises:
+        DamagedError: the file is missing, too large, or holds something else.
+    """
+    return _parse_json(_read_bytes(path), path)
 
 
-def write(path: Path, raw: bytes) -> None:
-    """Writes a file such that it is there with all of its content, durably, or not at all."""
+def write_durably(path: Path, raw: bytes) -> None:
+    """Write a file such that it is there with all of its content, durably, or not at all.
+
+    Args:
+        path: the file.
+        raw: its content.
+    """
     if not isinstance(path, Path):
-        path.write_bytes(raw)  # an object appears whole
+        path.write_bytes(raw)  # a remote object appears whole
         return
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(raw)
@@ -289,7 +379,7 @@ def write(path: Path, raw: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has the system write a local file or directory to the disk."""
+    """Have the system write a local file or directory to the disk."""
     if isinstance(path, Path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -298,42 +388,41 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def is_link(path: Path) -> bool:
-    """Whether a path is a symbolic link; remote ones are none."""
-    return isinstance(path, Path) and path.is_symlink()
-
-
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
+        # A pipe would block for ever.
         if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise Damaged(f"{path} is no regular file")
+            raise DamagedError(f"{path} is no regular file")
         with path.open("rb") as file:
-            raw = file.read(LIMIT + 1)
+            raw = file.read(MAX_JSON_SIZE + 1)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
-    if len(raw) > LIMIT:
-        raise Damaged(f"{path} is larger than {LIMIT:,} bytes")
+        raise DamagedError(f"{path} cannot be read: {error}") from error
+    if len(raw) > MAX_JSON_SIZE:
+        raise DamagedError(f"{path} is larger than {MAX_JSON_SIZE:,} bytes")
     return raw
 
 
-def _parse_commit(raw: bytes, path: Path) -> dict[str, Any]:
+def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     try:
-        kept = loads(raw)
+        content = loads(raw)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(f"{path} is no JSON of ours: {error}") from error
-    if not isinstance(kept, dict):
-        raise Damaged(f"{path} is no JSON of ours: it holds no object")
-    return kept
+        raise DamagedError(f"{path} is not JSON of a checkpoint: {error}") from error
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} is not JSON of a checkpoint: it holds no object")
+    return content
 
 
-def _writer(name: str, count: int) -> int:
-    """Which process wrote a file: Orbax puts those of process P below `ocdbt.process_P`, we into
-    files of that number, and the first process writes the rest."""
-    found = re.search(
-        r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)", name
-    )
-    return int(found[1]) if found and int(found[1]) < count else 0
+def _get_writer(name: str, num_processes: int) -> int:
+    """Return which process wrote a file.
+
+    Orbax puts those of process P below `ocdbt.process_P`, we into files of that number, and the
+    first process writes the rest.
+    """
+    match = _PROCESS_FILES.search(name)
+    if match is None or int(match[1]) >= num_processes:
+        return 0
+    return int(match[1])
 
 
-def _digest(raw: bytes) -> str:
+def _compute_sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()

@@ -12,7 +12,7 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import DEAD
 
 from fulgurite_checkpoint import format
-from fulgurite_checkpoint.format import Damaged, Entry, Verify
+from fulgurite_checkpoint.format import DamagedError, Entry, Verify
 
 Columns = dict[str, Callable[[Any], str]]
 
@@ -23,8 +23,8 @@ class RunRow:
 
     Attributes:
         run: its directory.
-        state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it did not say
-            that it ended; `new`, if it never began; or `unreadable`.
+        state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it never
+            recorded that it ended; `new`, if it never began; or `unreadable`.
         heartbeat: seconds since the last one, if it runs.
         attempts: how often it was started.
         step: that of the newest complete checkpoint.
@@ -43,8 +43,16 @@ class RunRow:
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """A checkpoint: its step, size in bytes, when it was saved (seconds since 1970), the metrics
-    measured at that step, what is special about it, and what is wrong with it."""
+    """A checkpoint of a run.
+
+    Attributes:
+        step: its step.
+        bytes: its size.
+        saved: when it was saved, in seconds since 1970.
+        metrics: those measured at its step, as `SOURCE/NAME`.
+        marks: `latest` and `best`.
+        damage: what is wrong with it, or None.
+    """
 
     step: int
     bytes: int
@@ -55,56 +63,75 @@ class CheckpointRow:
 
 
 def list_runs(directory: Path) -> list[RunRow]:
-    """The runs in a directory, by name; the directory itself, if it is one."""
+    """Return the runs in a directory, by name; the directory itself, if it is one."""
     if not directory.is_dir():
-        raise CheckpointError(f"there is no directory {directory}")
-    found = [directory] if _is_run(directory) else sorted(filter(_is_run, directory.iterdir()))
-    return [_run(path) for path in found]
+        raise CheckpointError(f"there is no directory {directory}: check the path")
+    if _is_run(directory):
+        return [_describe_run(directory)]
+    return [_describe_run(path) for path in sorted(filter(_is_run, directory.iterdir()))]
 
 
 def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
-    """The checkpoints of a run, oldest first, damaged ones included."""
+    """Return the checkpoints of a run, oldest first, damaged ones included.
+
+    Args:
+        run: its directory.
+        verify: how files are compared with their hashes.
+    """
     root = format.resolve_root(run)
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if not _is_run(root):
         raise CheckpointError(f"{root} is no run: give the directory that holds checkpoints/")
-    found = format.list_entries(root)
-    best = _best(found)
-    latest = max((entry.step for entry in found if entry.commit), default=None)
-    return [_checkpoint(entry, verify, latest, best and best[2]) for entry in found]
+    entries = format.list_entries(root)
+    best = _find_best(entries)
+    latest_step = max((entry.step for entry in entries if entry.commit), default=None)
+    rows = []
+    for entry in entries:
+        marks = []
+        if entry.step == latest_step:
+            marks.append("latest")
+        if best is not None and entry.step == best[2]:
+            marks.append("best")
+        rows.append(_describe_checkpoint(entry, verify, tuple(marks)))
+    return rows
 
 
-def print_table(rows: Sequence[Any], columns: Columns, as_json: bool) -> int:
-    """Prints rows as a table, or as JSON; gives 0."""
+def print_table(rows: Sequence[Any], columns: Columns, as_json: bool) -> None:
+    """Print rows.
+
+    Args:
+        rows: dataclasses.
+        columns: functions that format a cell of a row, by the column's title.
+        as_json: whether rows are printed as JSON instead of a table.
+    """
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
-        return 0
-    lines = [list(columns)] + [
-        [strip_control_characters(show(row)) for show in columns.values()] for row in rows
-    ]
+        return
+    lines = [list(columns)]
+    for row in rows:
+        cells = [format_cell(row) for format_cell in columns.values()]
+        lines.append([strip_control_characters(cell) for cell in cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
-    return 0
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
 def strip_control_characters(text: str) -> str:
-    """A text from a file, with nothing in it that a terminal would obey."""
+    """Return a text from a file, with nothing in it that a terminal would obey."""
     return "".join(
         character if character.isprintable() or character == "\n" else "�" for character in text
     )
 
 
 def format_number(value: float | None) -> str:
-    """A number in short, nothing for None."""
+    """Return a number with six digits, and an empty text for None."""
     return "" if value is None else f"{value:.6g}"
 
 
 def format_size(count: float) -> str:
-    """Bytes in short."""
+    """Return a number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -112,100 +139,128 @@ def format_size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def _format_heartbeat(row: RunRow) -> str:
+    return "" if row.heartbeat is None else f"{row.heartbeat:.0f} s ago"
+
+
+def _format_best(row: RunRow) -> str:
+    if row.best is None:
+        return ""
+    metric, value, step = row.best
+    return f"{metric} {format_number(value)} at {step}"
+
+
+def _format_wall_time(row: CheckpointRow) -> str:
+    if row.saved is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
+
+
+def _format_metrics(row: CheckpointRow) -> str:
+    """Return the first few metrics, those of evaluations if there are any; JSON has them all."""
+    evaluated = {
+        name: value for name, value in row.metrics.items() if not name.startswith("train/")
+    }
+    shown = evaluated or row.metrics
+    cells = [f"{name} {format_number(value)}" for name, value in list(shown.items())[:3]]
+    if len(shown) > 3:
+        cells.append("...")
+    return "  ".join(cells)
+
+
+def _format_marks(row: CheckpointRow) -> str:
+    marks = list(row.marks)
+    if row.damage is not None:
+        marks.append(f"damaged: {row.damage}")
+    return ", ".join(marks)
+
+
 RUN_COLUMNS: Columns = {
     "run": lambda row: row.run,
     "state": lambda row: row.state,
-    "heartbeat": lambda row: "" if row.heartbeat is None else f"{row.heartbeat:.0f} s ago",
+    "heartbeat": _format_heartbeat,
     "attempts": lambda row: str(row.attempts),
     "step": lambda row: format_number(row.step),
-    "best": lambda row: (
-        "" if row.best is None else f"{row.best[0]} {format_number(row.best[1])} at {row.best[2]}"
-    ),
+    "best": _format_best,
     "note": lambda row: row.note,
 }
 CHECKPOINT_COLUMNS: Columns = {
     "step": lambda row: str(row.step),
     "size": lambda row: format_size(row.bytes),
-    "saved": lambda row: (
-        "" if row.saved is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
-    ),
-    "metrics": lambda row: _shorten_metrics(row.metrics),
-    "": lambda row: ", ".join([*row.marks, *([f"damaged: {row.damage}"] if row.damage else [])]),
+    "saved": _format_wall_time,
+    "metrics": _format_metrics,
+    "": _format_marks,
 }
-
-
-def _shorten_metrics(metrics: dict[str, float]) -> str:
-    """The first few, those of evaluations if there are any; JSON has them all."""
-    evaluated = {
-        name: value for name, value in metrics.items() if not name.startswith("train/")
-    } or metrics
-    few = [f"{name} {format_number(value)}" for name, value in list(evaluated.items())[:3]]
-    return "  ".join(few + ["..."] * (len(evaluated) > 3))
 
 
 def _is_run(path: Path) -> bool:
     return any((path / name).is_dir() for name in ("attempts", "checkpoints"))
 
 
-def _run(path: Path) -> RunRow:
+def _describe_run(path: Path) -> RunRow:
     directory = RunDirectory(path)
     try:
-        found = format.list_entries(path)
-        attempts, owned = directory.num_attempts, directory.read_owner()
+        entries = format.list_entries(path)
+        attempts = directory.num_attempts
+        owner_and_heartbeat = directory.read_owner()
     except CheckpointError as error:
         return RunRow(path.name, "unreadable", note=str(error))
-    state, heartbeat, note = "new", None, ""
-    if owned is not None:
-        owner, beat = owned
-        age = max(time.time() - beat, 0.0)
-        running = owner.is_running and (owner.is_local or age < DEAD)
-        state = "running" if running else "stopped" if owner.ended else "killed"
-        heartbeat, note = (age, f"process {owner.pid} on {owner.host}") if running else (None, "")
+    state = "new"
+    heartbeat = None
+    notes = []
+    if owner_and_heartbeat is not None:
+        owner, last_heartbeat = owner_and_heartbeat
+        age = max(time.time() - last_heartbeat, 0.0)
+        if owner.is_running and (owner.is_local or age < DEAD):
+            state = "running"
+            heartbeat = age
+            notes.append(f"process {owner.pid} on {owner.host}")
+        else:
+            state = "stopped" if owner.ended else "killed"
     if directory.is_complete:
         state = "complete"
-    damaged = [entry.step for entry in found if entry.damage]
-    note = "; ".join(
-        filter(None, [note, f"damaged: {', '.join(map(str, damaged))}" if damaged else ""])
-    )
-    steps = [entry.step for entry in found if entry.commit]
+    damaged_steps = [str(entry.step) for entry in entries if entry.damage]
+    if damaged_steps:
+        notes.append(f"damaged: {', '.join(damaged_steps)}")
     return RunRow(
-        path.name, state, heartbeat, attempts, max(steps, default=None), _best(found), note
+        run=path.name,
+        state=state,
+        heartbeat=heartbeat,
+        attempts=attempts,
+        step=max((entry.step for entry in entries if entry.commit), default=None),
+        best=_find_best(entries),
+        note="; ".join(notes),
     )
 
 
-def _best(found: list[Entry]) -> tuple[str, float, int] | None:
-    """The metric by which the run chooses the best, its value and its step."""
-    chosen = [entry.commit.best for entry in found if entry.commit and entry.commit.best]
-    if (
-        not chosen
-        or (entry := format.find_best([one for one in found if one.commit], *chosen[-1])) is None
-    ):
+def _find_best(entries: list[Entry]) -> tuple[str, float, int] | None:
+    """Return the metric by which the run chooses the best, its best value and at which step."""
+    monitors = [entry.commit.monitor for entry in entries if entry.commit and entry.commit.monitor]
+    if not monitors:
         return None
-    value = entry.value(chosen[-1][0])
-    return None if value is None else (chosen[-1][0], value, entry.step)
+    metric, mode = monitors[-1]
+    best = format.find_best([entry for entry in entries if entry.commit], metric, mode)
+    value = None if best is None else best.get_metric(metric)
+    if best is None or value is None:
+        return None
+    return metric, value, best.step
 
 
-def _checkpoint(
-    entry: Entry, verify: Verify, latest: int | None, best: int | None
-) -> CheckpointRow:
-    damage, count = entry.damage, 0
+def _describe_checkpoint(entry: Entry, verify: Verify, marks: tuple[str, ...]) -> CheckpointRow:
+    damage = entry.damage
+    size = 0
     try:
-        count = sum(format.get_size(file) for _, file in format.files(entry.path))
+        size = sum(format.get_size(file) for _, file in format.iter_files(entry.path))
         if entry.commit is not None:
-            format.verify(entry.path, entry.commit, verify)
-    except (Damaged, OSError) as error:
+            format.verify_files(entry.path, entry.commit, verify)
+    except (DamagedError, OSError) as error:
         damage = str(error)
+    metrics_by_source = entry.commit.metrics if entry.commit else {}
     metrics = {
         f"{source}/{name}": float(value)
-        for source, values in (entry.commit.metrics if entry.commit else {}).items()
+        for source, values in metrics_by_source.items()
         for name, value in values.items()
         if isinstance(value, int | float)
     }
-    marks = []
-    if entry.step == latest:
-        marks.append("latest")
-    if entry.step == best:
-        marks.append("best")
-    return CheckpointRow(
-        entry.step, count, entry.commit and entry.commit.wall, metrics, tuple(marks), damage
-    )
+    saved = None if entry.commit is None else entry.commit.wall_time
+    return CheckpointRow(entry.step, size, saved, metrics, marks, damage)

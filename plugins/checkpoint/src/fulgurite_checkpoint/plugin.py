@@ -4,11 +4,17 @@ import os
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError, StateError
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteError,
+    StateError,
+    check_one_of,
+)
 from fulgurite.fit.run import EngineView
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
@@ -16,23 +22,49 @@ from fulgurite_runs import RunPlugin, get_run_directory
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.format import Entry, Verify, resolve_root
 from fulgurite_checkpoint.references import as_checkpoint_ref
-from fulgurite_checkpoint.restoring import Read
-from fulgurite_checkpoint.retention import RetentionPolicy, list_later, recover, supersede
+from fulgurite_checkpoint.restoring import SavedCheckpoint
+from fulgurite_checkpoint.retention import (
+    RetentionPolicy,
+    list_later,
+    recover,
+    supersede_later,
+)
 from fulgurite_checkpoint.saving import Saver
+
+Mode = Literal["max", "min"]
+MissingPluginPolicy = Literal["error", "warn", "ignore"]
+DataPolicy = Literal["exact", "replay", "restart"]
 
 
 @dataclass
-class _Fit:
-    """What the plugin remembers of the fit that is going on."""
+class _FitState:
+    """What the plugin holds during a fit.
+
+    Attributes:
+        saver: writes the checkpoints.
+        resumed_from: the checkpoint that the fit resumes from, or None.
+        is_same_run: whether that one is of this run.
+    """
 
     saver: Saver | None = None
-    read: Read | None = None
-    own: bool = False
+    resumed_from: SavedCheckpoint | None = None
+    is_same_run: bool = False
+
+    @property
+    def resumed_here(self) -> SavedCheckpoint | None:
+        """The checkpoint of this run that the fit resumes from, or None."""
+        return self.resumed_from if self.is_same_run else None
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpointer(RunPlugin):
     """Saves everything that a run needs to resume exactly, and restores it.
+
+    ```python
+    checkpointer = Checkpointer(every=500, max_to_keep=3, monitor="test/accuracy")
+    engine = fg.Engine(steps=2_000, run_dir="runs/a", plugins=[checkpointer])
+    result = engine.fit(model, data, resume="auto")
+    ```
 
     Args:
         every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are
@@ -49,8 +81,8 @@ class Checkpointer(RunPlugin):
         async_save: whether to write while training continues.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
-            checkpoint was saved and is
-            not now, or the other way round: `error`, `warn` or `ignore`.
+            checkpoint was saved and is not now, or the other way round: `error`, `warn` or
+            `ignore`.
         resume_data: how to resume data that has no state: `exact` refuses it, `replay` reads and
             skips the batches already seen, `restart` starts again with the first batch, which is
             not exact.
@@ -63,13 +95,13 @@ class Checkpointer(RunPlugin):
     max_to_keep: int | None = 3
     keep_period: int | None = None
     monitor: str | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Mode = "max"
     on_exception: bool = True
     async_save: bool = True
     verify: Verify = "full"
-    on_missing_plugin: Literal["error", "warn", "ignore"] = "error"
-    resume_data: Literal["exact", "replay", "restart"] = "exact"
-    _fit: _Fit = field(default_factory=_Fit, init=False, repr=False)
+    on_missing_plugin: MissingPluginPolicy = "error"
+    resume_data: DataPolicy = "exact"
+    _fit: _FitState = field(default_factory=_FitState, init=False, repr=False)
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
@@ -81,28 +113,28 @@ class Checkpointer(RunPlugin):
                 )
         if self.directory is not None:
             resolve_root(self.directory)
-        if self.monitor is not None and not (
-            isinstance(self.monitor, str) and all(self.monitor.partition("/"))
-        ):
+        if self.monitor is not None and not _is_metric_name(self.monitor):
             raise ConfigurationError(
                 f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as "
                 f"'test/accuracy'"
             )
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigurationError(
-                    f"Checkpointer: {name} is {getattr(self, name)!r}; choose "
-                    f"{', '.join(map(repr, choices))}"
-                )
+        check_one_of(self.mode, get_args(Mode), "Checkpointer: mode")
+        check_one_of(self.verify, get_args(Verify), "Checkpointer: verify")
+        check_one_of(
+            self.on_missing_plugin,
+            get_args(MissingPluginPolicy),
+            "Checkpointer: on_missing_plugin",
+        )
+        check_one_of(self.resume_data, get_args(DataPolicy), "Checkpointer: resume_data")
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Saves, after everything else of a step."""
+        """Save, after everything else of a step."""
         return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        """Notes at which step metrics were measured."""
+        """Note at which step metrics were measured."""
         if self._fit.saver is not None:
             self._fit.saver.note_metrics(record)
 
@@ -126,32 +158,34 @@ class Checkpointer(RunPlugin):
             directory is not None and directory.is_at(reference.path)
         )
         num_attempts = None if directory is None else directory.num_attempts
-        root = self._root(engine) if is_same_run else resolve_root(reference.path or "")
+        root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:
                 return None
             raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
-        restored = self._find_and_read(reference, root, template, engine)
-        if restored is None:
+        result = self._find_and_read(reference, root, template, engine)
+        if result is None:
             if reference.optional:
                 return None
             raise CheckpointError(
                 f"there is no checkpoint {reference.step!r} in {root}: check the path"
             )
-        checkpoint, snapshot = restored
+        checkpoint, snapshot = result
         snapshot = replace(snapshot, run_dir=reference.path)
         if reference.map is None:
-            self._fit.read = checkpoint
-            self._fit.own = is_same_run
-            later = is_same_run and bool(list_later(root, checkpoint.commit.step))
-            snapshot = replace(snapshot, is_latest=not later, num_attempts=num_attempts)
-        return replace(snapshot, data_position=None) if self.resume_data == "restart" else snapshot
+            self._fit.resumed_from = checkpoint
+            self._fit.is_same_run = is_same_run
+            has_later = is_same_run and bool(list_later(root, checkpoint.commit.step))
+            snapshot = replace(snapshot, is_latest=not has_later, num_attempts=num_attempts)
+        if self.resume_data == "restart":
+            snapshot = replace(snapshot, data_position=None)
+        return snapshot
 
     def _find_and_read(
         self, reference: fg.CheckpointRef, root: Path, template: fg.TrainState, engine: EngineView
-    ) -> tuple[Read, fg.Snapshot] | None:
+    ) -> tuple[SavedCheckpoint, fg.Snapshot] | None:
         """Return the checkpoint of the run at `root` that a reference means, and its snapshot; None
         if there is none at all."""
         # Of several processes the first one decides, which has looked at every byte.
@@ -159,7 +193,7 @@ class Checkpointer(RunPlugin):
         decides = is_alone or jax.process_index() == 0 or self.verify == "none"
         verify = self.verify if decides else "size"
 
-        def read(entry: Entry) -> tuple[Read, fg.Snapshot]:
+        def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
             checkpoint = restoring.read_checkpoint(entry, verify)
             if reference.map is not None:
                 snapshot = restoring.restore_part(checkpoint, template, reference, verify)
@@ -183,80 +217,90 @@ class Checkpointer(RunPlugin):
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        """Rewinds the sinks of this run to where they were, and says what makes the rest of the run
-        differ."""
-        kept = self._fit.read
-        if kept is None:
+        """Rewind the loggers of this run to where they were, and warn of what makes the rest of the
+        run differ.
+
+        Args:
+            run: the run.
+            step: that it resumes from.
+        """
+        checkpoint = self._fit.resumed_from
+        if checkpoint is None:
             return
         if self.resume_data != "restart":
-            restoring.check_processes(kept, run.data_iterator)
-        if self._fit.own:
-            self._set_aside(run, step)
-        positions = kept.positions if self._fit.own else {}
-        for hook in run.engine.plugins.implementations("rewind_logger"):
-            if hook.plugin.name in positions:
-                hook(step, position=positions[hook.plugin.name])
-        if rows := restoring.describe_differences(kept.manifest, run.manifest):
+            restoring.check_num_processes(checkpoint, run.data_iterator)
+        if self._fit.is_same_run:
+            self._supersede_later(run, step)
+            for hook in run.engine.plugins.implementations("rewind_logger"):
+                if hook.plugin.name in checkpoint.logger_positions:
+                    hook(step, position=checkpoint.logger_positions[hook.plugin.name])
+        differences = restoring.describe_differences(checkpoint.manifest, run.manifest)
+        if differences:
             warnings.warn(
-                f"resuming from {kept.path} may not be exact: {'; '.join(rows)}", stacklevel=2
+                f"resuming from {checkpoint.path} may not be exact: {'; '.join(differences)}",
+                stacklevel=2,
             )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Prepares the place, and refuses data that cannot go on."""
+        """Prepare the folder, and refuse data that cannot be resumed."""
         if run.engine.fast_dev_run is not None:
             return
-        root = self._root(run.engine)
+        root = self._get_root(run.engine)
         if root is None:
             raise ConfigurationError(
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
                 "Checkpointer(directory=...)"
             )
         self._check_data(run)
-        read, own = self._fit.read, self._fit.own
+        checkpoint = self._fit.resumed_from
+        resumed_here = self._fit.resumed_here
         if jax.process_index() == 0:
-            _prepare(root, run.step)
-        # What it goes on from, if it was not restored here, is the state that it was given.
-        if not (read and own) and (
-            target := self._set_aside(run, None if read else run.step or None)
-        ):
-            told = (
-                f"{root} held checkpoints that this run does not resume from: they are in {target} "
-                f"now"
-            )
-            warnings.warn(told, stacklevel=2)
-        timers = read.commit.timers if read and own else {}
-        policy = RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode)
-        # What was measured at this step before, which is saved anew if nothing comes after it.
-        measured = read.commit.metrics if read and read.commit.step == run.step else {}
-        measured = {source: (run.step, values) for source, values in measured.items()}
-        before = (read.commit.step, read.manifest) if read else None
-        self._fit.saver = Saver(root, policy, self.async_save, timers, measured, before)
-        if read and own:
-            _note_sinks(run, read)
+            _prepare_folder(root, run.step)
+        if resumed_here is None:
+            # Without a checkpoint, the fit may continue from the state that it was given.
+            continued_step = run.step if checkpoint is None and run.step > 0 else None
+            target = self._supersede_later(run, continued_step)
+            if target is not None:
+                warnings.warn(
+                    f"{root} held checkpoints that this run does not resume from: they are now in "
+                    f"{target}",
+                    stacklevel=2,
+                )
+        metrics_by_source = {}
+        if checkpoint is not None and checkpoint.commit.step == run.step:
+            # If nothing comes after this step, it is saved anew, with what was measured at it.
+            metrics_by_source = {
+                source: (run.step, values) for source, values in checkpoint.commit.metrics.items()
+            }
+        self._fit.saver = Saver(
+            root,
+            RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode),
+            self.async_save,
+            previous_timings={} if resumed_here is None else resumed_here.commit.timings,
+            metrics_by_source=metrics_by_source,
+            resumed_from=checkpoint,
+        )
+        if resumed_here is not None:
+            _report_changed_loggers(run, resumed_here)
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        """Saves; at the end of a run, and where it stops, returns when the checkpoint is
-        complete."""
+        """Save; at the end of a run, and where it stops, return when the checkpoint is complete."""
         if run.run_dir is not None:
             run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
         if self._fit.saver is not None:
-            self._fit.saver.save(
-                run, wait=run.stop_reason is not None or run.step == run.step_range.stop
-            )
+            is_last = run.stop_reason is not None or run.step == run.step_range.stop
+            self._fit.saver.save(run, wait=is_last)
 
     @fg.hookimpl
     def on_fit_end(self, result: fg.FitResult) -> None:
-        """Lets go of everything; says so if there is no best checkpoint after all."""
+        """Let go of everything; warn if there is no best checkpoint after all."""
         saver = self._fit.saver
         self._close()
-        if (
-            saver is not None
-            and self.monitor is not None
-            and result.stop_reason is None
-            and jax.process_index() == 0
-        ):
+        if saver is None or self.monitor is None:
+            return
+        if result.stop_reason is None and jax.process_index() == 0:
             try:
                 restoring.find_checkpoint(saver.root, "best", (self.monitor, self.mode))
             except CheckpointError as error:
@@ -266,42 +310,48 @@ class Checkpointer(RunPlugin):
     def _save_on_exception(self, run: fg.Run, exception: BaseException) -> None:
         saver = self._fit.saver
         try:
-            if saver is not None and isinstance(exception, Exception) and self.on_exception:
-                self._last_save(saver, run, exception)
-        finally:
-            self._close()
-
-    def _last_save(self, saver: Saver, run: fg.Run, exception: Exception) -> None:
-        # What fails in one of several processes cannot be saved by all of them.
-        if isinstance(exception, NonFiniteError | CheckpointError) or jax.process_count() > 1:
-            return
-        try:
-            saver.save(run, wait=True)
+            if saver is not None and self._should_save_after(exception):
+                saver.save(run, wait=True)
         except StateError as error:
             warnings.warn(
                 f"nothing is saved after {type(exception).__name__}: {error}", stacklevel=2
             )
+        finally:
+            self._close()
 
-    def _root(self, engine: EngineView) -> Path | None:
-        if self.directory is not None:
-            root = resolve_root(self.directory)
-            return (
-                root.absolute() if isinstance(root, Path) else root
-            )  # the program may change its working directory
-        directory = get_run_directory(engine)
-        return None if directory is None else directory.path
+    def _should_save_after(self, exception: BaseException) -> bool:
+        if not self.on_exception or not isinstance(exception, Exception):
+            return False
+        # What fails in one of several processes cannot be saved by all of them.
+        is_alone = jax.process_count() == 1
+        return is_alone and not isinstance(exception, NonFiniteError | CheckpointError)
 
-    def _set_aside(self, run: fg.Run, step: int | None) -> Path | None:
-        """Moves what is later than `step`, or everything, out of the way, where the engine does
-        not, which knows the run's directory alone; gives where to."""
-        root, directory = self._root(run.engine), run.run_dir
-        if root is None or jax.process_index() or (directory is not None and directory.is_at(root)):
+    def _get_root(self, engine: EngineView) -> Path | None:
+        """Return the directory that holds `checkpoints/`, or None if there is none."""
+        if self.directory is None:
+            directory = get_run_directory(engine)
+            return None if directory is None else directory.path
+        root = resolve_root(self.directory)
+        # The program may change its working directory.
+        return root.absolute() if isinstance(root, Path) else root
+
+    def _supersede_later(self, run: fg.Run, step: int | None) -> Path | None:
+        """Move what is later than `step`, or everything, out of the way; return where to.
+
+        fulgurite-runs does that in the run's directory, the only one it knows. Left elsewhere,
+        checkpoints of higher steps would be the newest, and those of the new run would be removed.
+        """
+        root = self._get_root(run.engine)
+        if root is None or jax.process_index() != 0 or run.engine.fast_dev_run is not None:
+            return None
+        if run.run_dir is not None and run.run_dir.is_at(root):
             return None
         try:
-            return None if run.engine.fast_dev_run is not None else supersede(root, step)
+            return supersede_later(root, step)
         except OSError as error:
             raise CheckpointError(
-                f"later checkpoints in {root} cannot be moved to superseded/: {error}"
+                f"later checkpoints in {root} cannot be moved to superseded/: {error}. Make it "
+                f"writable, or choose another directory"
             ) from error
 
     def _check_data(self, run: fg.Run) -> None:
@@ -309,31 +359,41 @@ class Checkpointer(RunPlugin):
             return
         if not run.data_iterator.is_resumable:
             raise ConfigurationError(
-                "no run could go on in the middle of this data: it is an iterator, which can be "
-                "gone through once, or "
-                "has get_state() and set_state() and is cut off by Engine(limit_train_batches=). "
-                "Pass what can be iterated again, without "
-                "a limit, or choose Checkpointer(resume_data='restart') (not exact)"
+                "no run could resume in the middle of this data: it is an iterator, which can be "
+                "used up once, or has get_state() and set_state() and is cut off by "
+                "Engine(limit_train_batches=). Pass what can be iterated again, without a limit, "
+                "or choose Checkpointer(resume_data='restart') (not exact)"
             )
         if self.resume_data == "exact":
             raise ConfigurationError(
                 "the data has no get_state() and set_state(), so that a resumed run could see "
-                "other batches than an "
-                "uninterrupted one. Give it both, pass a list or fg.ArrayData, or choose "
-                "Checkpointer(resume_data="
-                "'replay') (the batches already seen are read again and skipped) or 'restart' (not "
-                "exact)"
+                "other batches than an uninterrupted one. Give it both, pass a list or "
+                "fg.ArrayData, or choose Checkpointer(resume_data='replay') (the batches already "
+                "seen are read again and skipped) or 'restart' (not exact)"
             )
 
     def _close(self) -> None:
-        saver, self._fit.saver, self._fit.read = self._fit.saver, None, None
+        saver = self._fit.saver
+        self._fit.saver = None
+        self._fit.resumed_from = None
         if saver is not None:
             saver.close()
 
 
-def _prepare(root: Path, step: int) -> None:
-    """Makes the folder for checkpoints and ends what an earlier process left in it; an error if
-    that cannot be done."""
+def _is_metric_name(monitor: object) -> bool:
+    return isinstance(monitor, str) and all(monitor.partition("/"))
+
+
+def _prepare_folder(root: Path, step: int) -> None:
+    """Create the folder for checkpoints, and complete or remove what an earlier process left in it.
+
+    Args:
+        root: of the run.
+        step: that the fit begins with.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     folder = format.get_checkpoint_folder(root)
     arrays.check_writable(folder)
     try:
@@ -348,30 +408,28 @@ def _prepare(root: Path, step: int) -> None:
         ) from error
 
 
-def _note_sinks(run: fg.Run, kept: Read) -> None:
-    """Sinks may come and go; whose records have a gap is said."""
-    now = {hook.plugin.name for hook in run.engine.plugins.implementations("flush_logger")}
-    for name in sorted(now ^ kept.positions.keys()):
-        gap = (
-            "was not active when the checkpoint was saved: it may lack earlier records"
-            if name in now
-            else "is gone"
-        )
-        run.log_text(
-            "checkpoints", {"message": f"sink {name!r} {gap}, step {run.step}"}, stream="telemetry"
-        )
+def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
+    """Log which loggers were added or removed since a checkpoint, because their records have a
+    gap."""
+    hooks = run.engine.plugins.implementations("flush_logger")
+    active = {hook.plugin.name for hook in hooks}
+    for name in sorted(active ^ checkpoint.logger_positions.keys()):
+        if name in active:
+            change = "was not active when the checkpoint was saved: it may lack earlier records"
+        else:
+            change = "is gone"
+        message = f"logger {name!r} {change}, step {run.step}"
+        run.log_text("checkpoints", {"message": message}, stream="telemetry")
 
 
 def _check_entry(entry: Entry, verify: Verify) -> int:
-    kept = restoring.read_checkpoint(entry, verify)
+    """Return the step of a checkpoint that is not damaged.
+
+    Args:
+        entry: the checkpoint.
+        verify: how its files are compared with their hashes.
+    """
+    checkpoint = restoring.read_checkpoint(entry, verify)
     if verify != "none":
-        format.verify(kept.path, kept.commit, verify)
+        format.verify_files(checkpoint.path, checkpoint.commit, verify)
     return entry.step
-
-
-_CHOICES = {
-    "mode": ("max", "min"),
-    "verify": ("full", "size", "none"),
-    "on_missing_plugin": ("error", "warn", "ignore"),
-    "resume_data": ("exact", "replay", "restart"),
-}

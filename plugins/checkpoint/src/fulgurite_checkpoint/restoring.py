@@ -1,4 +1,4 @@
-"""Reading checkpoints: the one that is meant, whole and as it was written, or an error."""
+"""Reading checkpoints: the requested one, whole and as it was written, or an error."""
 
 import difflib
 import warnings
@@ -18,277 +18,371 @@ from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
-from fulgurite_checkpoint.format import Commit, Damaged, Entry, Verify
+from fulgurite_checkpoint.format import Commit, DamagedError, Entry, Verify
 
 T = TypeVar("T")
+_MAX_MODEL_LINES = 8
 
 
 @dataclass(frozen=True)
-class Read:
-    """A checkpoint whose small files were read: all that is known before any array is touched.
+class SavedCheckpoint:
+    """A checkpoint whose small files were read: all that is known before any array is read.
 
     Attributes:
+        path: its directory.
+        commit: what `COMMIT` holds.
         manifest: what the run was made of.
         index: what `index.json` holds.
-        saved: shape and dtype of the arrays by path.
-        without_state: the snapshot, but for its state.
+        specs: shape and dtype of the arrays by path.
+        make_snapshot: makes the snapshot, called with its state.
     """
 
     path: Path
     commit: Commit
     manifest: dict[str, Any]
     index: dict[str, Any]
-    saved: dict[str, arrays.Spec]
-    without_state: Callable[[fg.TrainState], fg.Snapshot]
+    specs: dict[str, arrays.Spec]
+    make_snapshot: Callable[[fg.TrainState], fg.Snapshot]
 
     @property
-    def positions(self) -> dict[str, Any]:
-        """Where this process's sinks were, by plugin name."""
-        return self.commit.positions[min(jax.process_index(), len(self.commit.positions) - 1)]
+    def logger_positions(self) -> dict[str, Any]:
+        """Where the loggers of this process were, by plugin name."""
+        positions = self.commit.logger_positions
+        return positions[min(jax.process_index(), len(positions) - 1)]
 
 
-def find_newest(root: Path, use: Callable[[Entry], T]) -> T | None:
-    """What `use` makes of the newest checkpoint of the run at `root` that is not damaged; None if
-    there is none at all.
+def find_newest(root: Path, read: Callable[[Entry], T]) -> T | None:
+    """Return what `read` makes of the newest checkpoint that is not damaged; None if there is none
+    at all.
 
-    For each one that is damaged there is a warning, which names the one that is taken instead. If
-    all are, that is an error.
+    For each one that is damaged there is a warning, which names the one that is used instead.
+
+    Args:
+        root: of the run.
+        read: raises `DamagedError` for a damaged checkpoint.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged.
     """
-    found = format.list_entries(root)
-    damaged: list[str] = []
-    for entry in reversed(found):
+    reasons: list[str] = []
+    for entry in reversed(format.list_entries(root)):
         try:
-            result = use(entry)
-        except Damaged as error:
-            damaged.append(f"the checkpoint of step {entry.step} is damaged: {error}")
+            result = read(entry)
+        except DamagedError as error:
+            reasons.append(f"the checkpoint of step {entry.step} is damaged: {error}")
             continue
-        for one in damaged:
-            warnings.warn(f"{one}. The one of step {entry.step} is used instead", stacklevel=2)
+        for reason in reasons:
+            warnings.warn(f"{reason}. The one of step {entry.step} is used instead", stacklevel=2)
         return result
-    if damaged:
+    if reasons:
         raise CheckpointError(
-            f"no checkpoint of {root} can be read: {'; '.join(damaged)}. Start afresh with "
+            f"no checkpoint of {root} can be read: {'; '.join(reasons)}. Start afresh with "
             f"fit(resume='never')"
         )
     return None
 
 
-def find_checkpoint(root: Path, step: int | str, best: tuple[str, str] | None) -> Entry:
-    """The checkpoint of a step, or the best by a metric: that of the reader, else that of the
-    run."""
-    found = format.list_entries(root)
-    complete = [entry for entry in found if entry.commit]
+def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, str] | None) -> Entry:
+    """Return the checkpoint of a step, or the best one.
+
+    Args:
+        root: of the run.
+        step: a step, or "best".
+        monitor: the metric and mode by which the best is chosen; None for those of the run.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    entries = format.list_entries(root)
+    complete = [entry for entry in entries if entry.commit]
     if step == "best":
-        metric, mode = (
-            best
-            or (complete[-1].commit.best if complete and complete[-1].commit else None)
-            or (None, "max")
-        )
-        if metric is None:
-            raise CheckpointError(
-                f"the best checkpoint of {root} by which metric? Give "
-                f"Checkpointer(monitor='test/loss')"
-            )
-        if (entry := format.find_best(complete, metric, mode)) is not None:
-            return entry
-        have = sorted(
-            {
-                f"{source}/{name}"
-                for one in complete
-                if one.commit
-                for source in one.commit.metrics
-                for name in one.commit.metrics[source]
-            }
-        )
-        if metric in have:
-            raise CheckpointError(
-                f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}"
-            )
-        raise CheckpointError(
-            f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There "
-            f"is: "
-            f"{', '.join(have) or 'none'}. Evaluate at the steps that are saved"
-        )
-    for entry in found:
+        return _find_best(root, complete, monitor)
+    for entry in entries:
         if entry.step == step:
             return entry
     steps = ", ".join(str(entry.step) for entry in complete) or "none"
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
 
 
-def check_processes(kept: Read, feed: BatchIterator) -> None:
-    """Raises `CheckpointError` if the place in the data is that of one process among another number
-    of them."""
-    then, now = len(kept.commit.hashes), jax.process_count()
-    if then != now and not feed.is_shared:
+def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, str] | None) -> Entry:
+    commits = [entry.commit for entry in entries if entry.commit]
+    if monitor is None and commits:
+        monitor = commits[-1].monitor
+    if monitor is None:
         raise CheckpointError(
-            f"{kept.path} was saved by {then} processes, each with its own place in the data, and "
-            f"this run has {now}: "
-            f"start {then} of them, or use fg.ArrayData, whose place does not depend on their "
-            f"number"
+            f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
+        )
+    metric, mode = monitor
+    best = format.find_best(entries, metric, mode)
+    if best is not None:
+        return best
+    measured_names = {
+        f"{source}/{name}"
+        for commit in commits
+        for source, values in commit.metrics.items()
+        for name in values
+    }
+    if metric in measured_names:
+        raise CheckpointError(
+            f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}: choose "
+            f"another monitor or a step"
+        )
+    raise CheckpointError(
+        f"no checkpoint of {root} has the metric {metric!r}, measured at its own step. There is: "
+        f"{', '.join(sorted(measured_names)) or 'none'}. Evaluate at the steps that are saved"
+    )
+
+
+def check_num_processes(checkpoint: SavedCheckpoint, data_iterator: BatchIterator) -> None:
+    """Raise `CheckpointError` if each process has a position in the data, and there were another
+    number of them.
+
+    Args:
+        checkpoint: that the run resumes from.
+        data_iterator: where its batches come from.
+    """
+    num_saved = len(checkpoint.commit.hashes)
+    if num_saved != jax.process_count() and not data_iterator.is_shared:
+        raise CheckpointError(
+            f"{checkpoint.path} was saved by {num_saved} processes, each with its own position in "
+            f"the data, and this run has {jax.process_count()}: start {num_saved} of them, or use "
+            f"fg.ArrayData, whose position does not depend on their number"
         )
 
 
-def read_checkpoint(entry: Entry, verify: Verify) -> Read:
-    """The small files of a checkpoint, verified."""
-    if entry.commit is None:
-        raise Damaged(entry.damage or f"{entry.path} has no COMMIT")
-    path, commit = entry.path, entry.commit
+def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
+    """Return a checkpoint whose small files were read and verified.
+
+    Args:
+        entry: the checkpoint.
+        verify: how files are compared with their hashes; `size` for these where it is `none`.
+
+    Raises:
+        DamagedError: it is not as it was written.
+    """
+    path = entry.path
+    commit = entry.commit
+    if commit is None:
+        raise DamagedError(entry.damage or f"{path} has no COMMIT")
     try:
-        format.verify(path, commit, "size" if verify == "none" else verify, format.SMALL)
-        own = f"host-{min(jax.process_index(), len(commit.hashes) - 1)}.json"
-        manifest, index, host = (
-            format.read_json(path / name) for name in ("manifest.json", "index.json", own)
+        format.verify_files(
+            path, commit, "size" if verify == "none" else verify, format.SMALL_FILES
         )
-        for one in manifest["plugins"]:
-            _texts(one["name"], one["distribution"], one["version"])
-        _texts(*manifest["model"], *index["arrays"], *index["pending"])
-        without_state = partial(
+        process = min(jax.process_index(), len(commit.hashes) - 1)
+        manifest = format.read_json(path / "manifest.json")
+        index = format.read_json(path / "index.json")
+        host = format.read_json(path / f"host-{process}.json")
+        for plugin in manifest["plugins"]:
+            _check_strings(plugin["name"], plugin["distribution"], plugin["version"])
+        _check_strings(*manifest["model"], *index["arrays"], *index["pending_actions"])
+        make_snapshot = partial(
             fg.Snapshot,
-            step_range=fg.StepRange.from_json(index["span"]),
-            data_position=host["position"],
-            pending_actions=tuple(index["pending"]),
-            host_states=dict(host["host"]),
+            step_range=fg.StepRange.from_json(index["step_range"]),
+            data_position=host["data_position"],
+            pending_actions=tuple(index["pending_actions"]),
+            host_states=dict(host["host_states"]),
             metrics=dict(index["metrics"]),
             requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
         )
-        saved = {
+        specs = {
             name: (tuple(map(int, shape)), str(dtype))
             for name, (shape, dtype) in index["arrays"].items()
         }
-        return Read(path, commit, manifest, index, saved, without_state)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise DamagedError(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
-        raise Damaged(
-            f"{path} holds what no checkpoint of ours does: {type(error).__name__}: {error}"
+        raise DamagedError(
+            f"{path} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
         ) from error
+    return SavedCheckpoint(path, commit, manifest, index, specs, make_snapshot)
 
 
 def restore_whole(
-    kept: Read, like: fg.TrainState, engine: EngineView, verify: Verify, missing: str
+    checkpoint: SavedCheckpoint,
+    template: fg.TrainState,
+    engine: EngineView,
+    verify: Verify,
+    on_missing_plugin: str,
 ) -> fg.Snapshot:
-    """The snapshot in a checkpoint, for an engine whose states are like `like`."""
-    slices = check_plugins(kept, describe_plugins(engine.plugins), missing)
-    wanted = {
+    """Return the snapshot in a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        template: shapes of the state that the engine needs.
+        engine: the engine that resumes.
+        verify: how files are compared with their hashes.
+        on_missing_plugin: `error`, `warn` or `ignore`; see `check_plugins`.
+    """
+    active = describe_plugins(engine.plugins)
+    changes = check_plugins(checkpoint, active, on_missing_plugin)
+    needed = {
         name: leaf
-        for name, leaf in arrays.flatten_state(like).items()
-        if not name.startswith(tuple(slices.added))
+        for name, leaf in arrays.flatten_state(template).items()
+        if not name.startswith(tuple(changes.added))
     }
     saved = {
-        name: spec for name, spec in kept.saved.items() if not name.startswith(tuple(slices.gone))
+        name: spec
+        for name, spec in checkpoint.specs.items()
+        if not name.startswith(tuple(changes.removed))
     }
-    arrays.compare(wanted, saved, kept.path)
-    return kept.without_state(arrays.unflatten_state(like, _load_checked(kept, wanted, verify)))
+    arrays.check_same_specs(needed, saved, checkpoint.path)
+    loaded = _load_verified(checkpoint, needed, verify)
+    return checkpoint.make_snapshot(arrays.unflatten_state(template, loaded))
 
 
 def restore_part(
-    kept: Read, like: fg.TrainState, reference: fg.CheckpointRef, verify: Verify
+    checkpoint: SavedCheckpoint,
+    template: fg.TrainState,
+    reference: fg.CheckpointRef,
+    verify: Verify,
 ) -> fg.Snapshot:
-    """`like` with the arrays that the reference's map names."""
-    wanted, saved = arrays.flatten_state(like), kept.saved
-    taken = arrays.apply_mapping(wanted, saved, reference.map or {}, reference.strict, kept.path)
-    arrays.compare(
-        {new: wanted[new] for new in taken},
-        {new: saved[old] for new, old in taken.items()},
-        kept.path,
+    """Return a snapshot whose state is a template with the arrays that a map names.
+
+    Args:
+        checkpoint: the checkpoint.
+        template: shapes of a state.
+        reference: has the map.
+        verify: how files are compared with their hashes.
+    """
+    needed = arrays.flatten_state(template)
+    saved = checkpoint.specs
+    names = arrays.apply_mapping(
+        needed, saved, reference.map or {}, reference.strict, checkpoint.path
     )
-    loaded = _load_checked(kept, {old: wanted[new] for new, old in taken.items()}, verify)
-    return kept.without_state(
-        arrays.unflatten_state(like, {new: loaded[old] for new, old in taken.items()})
+    arrays.check_same_specs(
+        {name: needed[name] for name in names},
+        {name: saved[saved_name] for name, saved_name in names.items()},
+        checkpoint.path,
     )
+    specs = {saved_name: needed[name] for name, saved_name in names.items()}
+    loaded = _load_verified(checkpoint, specs, verify)
+    parts = {name: loaded[saved_name] for name, saved_name in names.items()}
+    return checkpoint.make_snapshot(arrays.unflatten_state(template, parts))
 
 
 @dataclass(frozen=True)
 class PluginStateChanges:
-    """The paths below which there are arrays of plugins that are there on one side alone."""
+    """Which plugin states exist on one side alone.
+
+    Attributes:
+        added: paths of those that only the new state has.
+        removed: paths of those that only the checkpoint has.
+    """
 
     added: list[str]
-    gone: list[str]
+    removed: list[str]
 
 
-def check_plugins(kept: Read, active: list[dict[str, Any]], missing: str) -> PluginStateChanges:
-    """Compares the plugins of a checkpoint with those that are `active`, as in a manifest.
+def check_plugins(
+    checkpoint: SavedCheckpoint, active: list[dict[str, Any]], on_missing_plugin: str
+) -> PluginStateChanges:
+    """Compare the plugins of a checkpoint with those that are active.
 
-    One that owns state or takes part in the step must be on both sides; otherwise that is an error
-    or, if `missing` says so, a warning or nothing.
+    One that owns state or takes part in the step must be on both sides.
+
+    Args:
+        checkpoint: the checkpoint.
+        active: the active plugins, as in a manifest.
+        on_missing_plugin: what to do otherwise: `error`, `warn` or `ignore`.
+
+    Raises:
+        CheckpointError: they differ, and that is to be an error.
     """
-    then = {one["name"]: one for one in kept.manifest["plugins"] if one["decisive"]}
-    now = {one["name"]: one for one in active if one["decisive"]}
-    there = {one["name"] for one in active}
-    gone, added = (
-        [one for one in then if one not in there],
-        [one for one in now if one not in {p["name"] for p in kept.manifest["plugins"]}],
-    )
-    told = [
-        f"plugin {name!r} ({then[name]['distribution']} {then[name]['version']}) was active when "
-        f"it was saved and is "
-        f"not now: {_source(then[name])}add it to the plugins"
-        for name in gone
-    ] + [
-        f"plugin {name!r} ({now[name]['distribution']} {now[name]['version']}) is active now and "
-        f"was not when it was "
-        f"saved: leave it out with '-{name}'"
-        for name in added
+    saved = checkpoint.manifest["plugins"]
+    active_names = {plugin["name"] for plugin in active}
+    saved_names = {plugin["name"] for plugin in saved}
+    removed = [
+        plugin for plugin in saved if plugin["decisive"] and plugin["name"] not in active_names
     ]
-    if told and missing == "error":
+    added = [
+        plugin for plugin in active if plugin["decisive"] and plugin["name"] not in saved_names
+    ]
+    rows = [
+        f"{_format_plugin(plugin)} was active when it was saved and is not now: "
+        f"{_format_install(plugin)}add it to the plugins"
+        for plugin in removed
+    ]
+    rows += [
+        f"{_format_plugin(plugin)} is active now and was not when it was saved: leave it out with "
+        f"'-{plugin['name']}'"
+        for plugin in added
+    ]
+    if rows and on_missing_plugin == "error":
         raise CheckpointError(
-            f"{kept.path} was saved with other plugins:\n  " + "\n  ".join(told) + "\n"
+            f"{checkpoint.path} was saved with other plugins:\n  " + "\n  ".join(rows) + "\n"
             "To resume anyway, without exactness: Checkpointer(on_missing_plugin='warn')"
         )
-    if told and missing == "warn":
-        warnings.warn(f"{kept.path} was saved with other plugins: {'; '.join(told)}", stacklevel=2)
-    return PluginStateChanges(list(map(_slice, added)), list(map(_slice, gone)))
-
-
-def _source(plugin: dict[str, Any]) -> str:
-    """What to do first to have a plugin of a manifest; one of a program's own is in no
-    distribution."""
-    return (
-        "" if plugin["distribution"] == "module" else f"pip install {plugin['distribution']}, and "
+    if rows and on_missing_plugin == "warn":
+        warnings.warn(
+            f"{checkpoint.path} was saved with other plugins: {'; '.join(rows)}", stacklevel=2
+        )
+    return PluginStateChanges(
+        [_get_state_path(plugin) for plugin in added],
+        [_get_state_path(plugin) for plugin in removed],
     )
 
 
-def describe_differences(kept: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
-    """What makes a resumed run differ from an uninterrupted one, as far as the manifests tell."""
+def _format_plugin(plugin: dict[str, Any]) -> str:
+    return f"plugin {plugin['name']!r} ({plugin['distribution']} {plugin['version']})"
+
+
+def _format_install(plugin: dict[str, Any]) -> str:
+    # A plugin of the program itself is in no distribution.
+    if plugin["distribution"] == "module":
+        return ""
+    return f"pip install {plugin['distribution']}, and "
+
+
+def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """Return what makes a resumed run differ from an uninterrupted one, as far as manifests show.
+
+    Args:
+        saved: the manifest in the checkpoint.
+        current: the manifest of the run.
+    """
     rows = []
-    for part in ("configuration", "settings", "versions", "devices"):
-        rows += _changes(kept.get(part) or {}, manifest[part] or {})
-    before = {one["name"]: one for one in kept["plugins"]}
-    for one in manifest["plugins"]:
-        if one["decisive"] and (then := before.get(one["name"])):
-            rows += [f"{one['name']}: {row}" for row in _changes(then["settings"], one["settings"])]
-    lines = difflib.unified_diff(kept.get("model", []), manifest["model"], lineterm="", n=0)
-    changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    return rows + (
-        [f"the model: {' '.join(' '.join(line.split()) for line in changed[:8])}"]
-        if changed
-        else []
-    )
+    for section in ("configuration", "settings", "versions", "devices"):
+        rows += _list_changes(saved.get(section) or {}, current[section] or {})
+    saved_plugins = {plugin["name"]: plugin for plugin in saved["plugins"]}
+    for plugin in current["plugins"]:
+        saved_plugin = saved_plugins.get(plugin["name"])
+        if plugin["decisive"] and saved_plugin is not None:
+            changes = _list_changes(saved_plugin["settings"], plugin["settings"])
+            rows += [f"{plugin['name']}: {change}" for change in changes]
+    diff = difflib.unified_diff(saved.get("model", []), current["model"], lineterm="", n=0)
+    changed_lines = [
+        " ".join(line.split()) for line in diff if not line.startswith(("---", "+++", "@@"))
+    ]
+    if changed_lines:
+        rows.append(f"the model: {' '.join(changed_lines[:_MAX_MODEL_LINES])}")
+    return rows
 
 
-def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is told as another value; how long a run is to be may change."""
+def _list_changes(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    # The length of a run may change.
+    names = sorted({*saved, *current} - {"steps", "epochs"})
     return [
-        f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
-        for name in sorted({*then, *now} - {"steps", "epochs"})
-        if dumps(then.get(name)) != dumps(now.get(name))
+        f"{name} was {saved.get(name)!r} and is {current.get(name)!r}"
+        for name in names
+        if dumps(saved.get(name)) != dumps(current.get(name))
     ]
 
 
-def _load_checked(kept: Read, wanted: dict[str, Any], verify: Verify) -> dict[str, jax.Array]:
+def _load_verified(
+    checkpoint: SavedCheckpoint, specs: dict[str, Any], verify: Verify
+) -> dict[str, jax.Array]:
     try:
         if verify != "none":
-            format.verify(kept.path, kept.commit, verify)
-        return arrays.load(kept.path / "arrays", wanted)
+            format.verify_files(checkpoint.path, checkpoint.commit, verify)
+        return arrays.load(checkpoint.path / "arrays", specs)
     except OSError as error:
-        raise Damaged(f"{kept.path} cannot be read: {error}") from error
+        raise DamagedError(f"{checkpoint.path} cannot be read: {error}") from error
 
 
-def _texts(*values: Any) -> None:
+def _check_strings(*values: Any) -> None:
     if not all(isinstance(value, str) for value in values):
-        raise TypeError("a name that is no text")
+        raise TypeError("a name is no string")
 
 
-def _slice(name: str) -> str:
-    return str(TreePath(("plugin_states", name)))
+def _get_state_path(plugin: dict[str, Any]) -> str:
+    return str(TreePath(("plugin_states", plugin["name"])))

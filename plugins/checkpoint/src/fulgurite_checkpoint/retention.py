@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulgurite.errors import CheckpointError
+from fulgurite_runs.directory import is_link, supersede
 
 from fulgurite_checkpoint.format import (
-    LEFT,
-    STEP,
+    STEP_NAME,
+    UNFINISHED_NAME,
     Commit,
     Entry,
-    complete_saving,
     find_best,
     get_checkpoint_folder,
-    is_link,
     list_entries,
+    read_replacing_commit,
     sync,
 )
 
@@ -64,7 +64,9 @@ def publish(path: Path, commit: Commit) -> None:
     """
     target = path.with_name(f"step-{commit.step}")
     if is_link(target) or (target.exists() and not target.is_dir()):
-        raise CheckpointError(f"{target} is in the way, and no checkpoint of ours: move it away")
+        raise CheckpointError(
+            f"{target} is no checkpoint, and a checkpoint needs that name: move it away"
+        )
     trash = None
     if target.exists() and (target / "COMMIT").exists():
         trash = target.with_name(f"trash-{target.name}")
@@ -79,7 +81,7 @@ def publish(path: Path, commit: Commit) -> None:
 
 
 def recover(root: Path, step: int) -> None:
-    """End what an earlier process of a run was in the middle of.
+    """Complete or remove what an earlier process of a run was writing or removing.
 
     Args:
         root: of the run, whose own process alone calls this.
@@ -87,9 +89,9 @@ def recover(root: Path, step: int) -> None:
     """
     folder = get_checkpoint_folder(root)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
-        if not LEFT.fullmatch(path.name) or is_link(path) or not path.is_dir():
+        if not UNFINISHED_NAME.fullmatch(path.name) or is_link(path) or not path.is_dir():
             continue
-        commit = complete_saving(path)
+        commit = read_replacing_commit(path)
         if commit is not None and commit.step <= step:
             publish(path, commit)
         else:
@@ -107,7 +109,7 @@ def list_later(root: Path, step: int | None) -> list[Entry]:
     return [entry for entry in later if (entry.path / "COMMIT").exists()]
 
 
-def supersede(root: Path, step: int | None) -> Path | None:
+def supersede_later(root: Path, step: int | None) -> Path | None:
     """Move later checkpoints out of the way of a run, the newest first; return where to, or None
     if there were none.
 
@@ -116,29 +118,15 @@ def supersede(root: Path, step: int | None) -> Path | None:
         step: that the run resumes from; None if from nothing, so that all move.
     """
     later = list_later(root, step)
-    if not later:
-        return None
-    folder = root / "superseded"
-    if is_link(folder):
-        raise CheckpointError(
-            f"{folder} is a link, of which a run directory has none: put the folder itself there"
-        )
-    children = list(folder.iterdir()) if folder.is_dir() else []
-    numbers = [int(path.name) for path in children if path.name.isdecimal()]
-    target = folder / str(max(numbers, default=0) + 1)
-    target.mkdir(parents=True)
-    if not isinstance(target, Path):
-        # A remote folder is there with its first file, and nothing moves into none.
-        (target / "LEFT").write_text(f"by a run that goes on from step {step}\n")
-    for entry in later:
-        entry.path.rename(target / entry.path.name)
-    return target
+    return supersede(root, [entry.path for entry in later]) if later else None
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: renamed first, so that what is half removed is no checkpoint any
-    more."""
-    if STEP.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():
+    """Remove a checkpoint.
+
+    It is renamed first, so that what is removed in part is no checkpoint any more.
+    """
+    if STEP_NAME.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():
         trash = path.with_name(f"trash-{path.name}")
         clear(trash)
         path.rename(trash)
@@ -147,8 +135,11 @@ def remove(path: Path) -> None:
 
 def clear(path: Path) -> None:
     """Remove a directory in which a checkpoint was being written or removed, if it is there."""
-    if is_link(path) or (path.exists() and not (LEFT.fullmatch(path.name) and path.is_dir())):
-        raise CheckpointError(f"{path} is in the way, and nothing of ours: move it away")
+    is_ours = UNFINISHED_NAME.fullmatch(path.name) and path.is_dir()
+    if is_link(path) or (path.exists() and not is_ours):
+        raise CheckpointError(
+            f"{path} was not written by a Checkpointer, which needs that name: move it away"
+        )
     if not isinstance(path, Path):
         path.rmtree(missing_ok=True)  # a remote folder is gone with its last file
     elif path.exists():

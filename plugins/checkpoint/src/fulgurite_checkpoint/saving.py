@@ -1,5 +1,5 @@
-"""Writing checkpoints: the arrays leave the device at once, everything else happens behind the
-training."""
+"""Writing checkpoints: the arrays leave the device at once, everything else happens in the
+background."""
 
 import time
 import warnings
@@ -17,9 +17,10 @@ from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import RetentionPolicy, clear, publish
 
-FAILURES = 3
+MAX_FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
 
 
@@ -36,153 +37,205 @@ class SaveError(CheckpointError):
         self.result = result
 
 
+@dataclass(frozen=True, eq=False)
+class _Content:
+    """What a checkpoint holds, as far as it tells one from another.
+
+    Of one step there may be two states: before and after what was pending, or an action, at that
+    step.
+    """
+
+    step: int
+    num_records: int
+    pending_actions: tuple[str, ...]
+    state_step: jax.Array
+
+    def is_same(self, other: "_Content | None") -> bool:
+        return (
+            other is not None
+            and self.state_step is other.state_step
+            and self.step == other.step
+            and self.num_records == other.num_records
+            and self.pending_actions == other.pending_actions
+        )
+
+
 @dataclass
 class Saver:
-    """Writes the checkpoints of one fit below `root`, one at a time.
+    """Writes the checkpoints of one fit, one at a time.
 
     A save that fails leaves all older checkpoints as they are. The next one tries again; the third
     failure in a row ends the run.
+
+    Args:
+        root: of the run to which they belong.
+        policy: which of them stay.
+        is_async: whether they are written while training continues.
+        previous_timings: seconds by name of earlier attempts of the run.
+        metrics_by_source: the newest metrics of each source, with the step at which they were
+            measured.
+        resumed_from: the checkpoint that the fit resumes from, or None.
     """
 
     root: Path
     policy: RetentionPolicy
-    background: bool
-    timers: dict[str, float]
+    is_async: bool
+    previous_timings: dict[str, float]
     metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
-    previous_best: tuple[int, dict[str, Any]] | None = None
+    resumed_from: SavedCheckpoint | None = None
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
-        self._saving: tuple[Any, Future[None]] | None = None
-        self._saved: Any = None
-        self._failures, self._told = 0, False
+        self._saving: tuple[_Content, Future[None]] | None = None
+        self._saved: _Content | None = None
+        self._num_failures = 0
+        self._has_warned_of_monitor = False
 
     def note_metrics(self, record: fg.Record) -> None:
-        """Notes metrics with the step at which they were measured."""
-        at, values = self.metrics_by_source.get(record.source, (None, {}))
-        self.metrics_by_source[record.source] = (
-            record.step,
-            (values if at == record.step else {}) | record.values,
-        )
+        """Note metrics with the step at which they were measured."""
+        step, values = self.metrics_by_source.get(record.source, (None, {}))
+        if step == record.step:
+            values = values | record.values
+        else:
+            values = dict(record.values)
+        self.metrics_by_source[record.source] = (record.step, values)
 
     def save(self, run: fg.Run, *, wait: bool) -> None:
-        """Saves the run as it is, unless that was the last thing that was saved. With `wait`, and
-        if not in the background, returns when the checkpoint is complete."""
+        """Save the run as it is, unless that was the last thing that was saved.
+
+        Args:
+            run: the run.
+            wait: whether to return only when the checkpoint is complete.
+        """
         snapshot = run.snapshot()
-        # Of one step there may be two states: before and after what was pending, or an action, at
-        # that step.
-        content = run.step, run.num_records, snapshot.pending_actions, id(snapshot.state.step)
+        content = _Content(run.step, run.num_records, snapshot.pending_actions, snapshot.state.step)
         while True:
             self.settle(run)
-            if content != self._saved:
-                self._begin(run, snapshot, content)
-            if self.background and not wait:
+            if not content.is_same(self._saved):
+                self._start(run, snapshot, content)
+            if self.is_async and not wait:
                 return
             self.settle(run)
-            if content == self._saved or not wait:
+            if content.is_same(self._saved) or not wait:
                 return
 
     def settle(self, run: fg.Run) -> None:
-        """Waits for the save under way, and tells of its failure."""
+        """Wait for the save in progress, and report its failure."""
         if self._saving is None:
             return
-        (content, keep), future = self._saving
+        content, future = self._saving
         self._saving = None
         try:
             future.result()
         except Exception as error:
-            self._note_failure(run, content[0], error)
+            self._report_failure(run, content.step, error)
         else:
-            self._saved, self._failures = content, 0
-            self._kept = keep  # its id is in the content
+            self._saved = content
+            self._num_failures = 0
 
     def close(self) -> None:
-        """Waits for the save under way and ends the thread; warns if that save failed."""
+        """Wait for the save in progress and end the thread; warn if that save failed."""
         self._thread.shutdown()
-        if self._saving is not None and (error := self._saving[1].exception()) is not None:
-            warnings.warn(_reason(self._saving[0][0][0], error), stacklevel=2)
+        if self._saving is None:
+            return
+        content, future = self._saving
+        error = future.exception()
+        if error is not None:
+            warnings.warn(_format_failure(content.step, error), stacklevel=2)
 
-    def _manifest(self, run: fg.Run) -> dict[str, Any]:
-        """What made the state: of one that is saved anew with no step taken, what made it
-        before."""
-        if self.previous_best is None or self.previous_best[0] != run.step:
-            return run.manifest
-        settings = {name: run.manifest["settings"][name] for name in ("steps", "epochs")}
-        kept = {**run.manifest, **self.previous_best[1], "plugins": run.manifest["plugins"]}
-        return {**kept, "settings": {**kept["settings"], **settings}}
-
-    def _begin(self, run: fg.Run, snapshot: fg.Snapshot, content: Any) -> None:
-        plugins, step = run.engine.plugins, run.step
-        plugins.call("on_save", step, run=run, step=step)
-        timers = dict(self.timers)
-        for name, seconds in run.timings.seconds.items():
-            timers[name] = timers.get(name, 0.0) + seconds
-        measured = {
-            source: values for source, (at, values) in self.metrics_by_source.items() if at == step
+    def _start(self, run: fg.Run, snapshot: fg.Snapshot, content: _Content) -> None:
+        step = run.step
+        process = jax.process_index()
+        run.engine.plugins.call("on_save", step, run=run, step=step)
+        metrics = {
+            source: values
+            for source, (measured_at, values) in self.metrics_by_source.items()
+            if measured_at == step
         }
-        self._check_best(measured)
-        found = arrays.flatten_state(snapshot.state)
+        self._check_monitor(metrics)
+        arrays_by_path = arrays.flatten_state(snapshot.state)
+        host = {"host_states": snapshot.host_states, "data_position": snapshot.data_position}
+        texts = {f"host-{process}.json": _encode_host(host)}
+        if process == 0:
+            texts["manifest.json"] = dumps(self._make_manifest(run))
+            texts["index.json"] = dumps(_make_index(snapshot, arrays_by_path))
+        policy = self.policy
+        commit = Commit(
+            step=step,
+            attempt=run.attempt,
+            hashes=[],
+            logger_positions=[],
+            metrics=metrics,
+            monitor=None if policy.monitor is None else (policy.monitor, policy.mode),
+            timings=self._sum_timings(run),
+            wall_time=time.time(),
+        )
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
         # saved again while the old checkpoint stays until its successor is there.
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
-        texts = {
-            "manifest.json": dumps(self._manifest(run)),
-            "index.json": dumps(
-                {
-                    "arrays": {name: arrays.get_spec(array) for name, array in found.items()},
-                    "span": snapshot.step_range.to_json(),
-                    "pending": snapshot.pending_actions,
-                    "metrics": snapshot.metrics,
-                }
-            ),
-        }
-        host = {"host": snapshot.host_states, "position": snapshot.data_position}
-        texts = (texts if jax.process_index() == 0 else {}) | {
-            f"host-{jax.process_index()}.json": _format_host_state(host)
-        }
-        best = None if self.policy.monitor is None else (self.policy.monitor, self.policy.mode)
-        commit = Commit(step, run.attempt, [], [], measured, best, timers, time.time())
-        response, sinks = None, {}
+        get_positions: dict[str, Callable[[], Any]] = {}
         try:
-            if jax.process_index() == 0:
+            if process == 0:
                 clear(path)
                 path.mkdir(parents=True)
-                sinks = _flush_sinks(run)
-            response = arrays.save(path / "arrays", found)
+                get_positions = _flush_loggers(run)
+            arrays_written = arrays.start_saving(path / "arrays", arrays_by_path)
         except Exception as error:
-            response = Future()
-            response.set_exception(error)
-        held = (lambda: None) if run.run_dir is None else run.run_dir.assert_locked
-        consensus = run.engine.sharding.sync
-        job = self._thread.submit(
-            _finish, path, texts, response, sinks, commit, self.policy, held, consensus
+            # A failure counts when the save is settled, on every process.
+            arrays_written = Future()
+            arrays_written.set_exception(error)
+        pending = _PendingCheckpoint(
+            path,
+            texts,
+            arrays_written,
+            get_positions,
+            commit,
+            policy,
+            _do_nothing if run.run_dir is None else run.run_dir.assert_locked,
+            run.engine.sharding.sync,
         )
-        self._saving = (content, snapshot.state.step), job
+        self._saving = content, self._thread.submit(pending.finish)
 
-    def _check_best(self, measured: dict[str, dict[str, Any]]) -> None:
-        """Warns once if the metric of the best is not among those that its source has just
+    def _make_manifest(self, run: fg.Run) -> dict[str, Any]:
+        """Return what made the state: where no step was taken since the resume, that of the
+        checkpoint."""
+        checkpoint = self.resumed_from
+        if checkpoint is None or checkpoint.commit.step != run.step:
+            return run.manifest
+        current = run.manifest
+        manifest = {**current, **checkpoint.manifest, "plugins": current["plugins"]}
+        length = {name: current["settings"][name] for name in ("steps", "epochs")}
+        return {**manifest, "settings": {**manifest["settings"], **length}}
+
+    def _sum_timings(self, run: fg.Run) -> dict[str, float]:
+        timings = dict(self.previous_timings)
+        for name, seconds in run.timings.seconds.items():
+            timings[name] = timings.get(name, 0.0) + seconds
+        return timings
+
+    def _check_monitor(self, metrics: dict[str, dict[str, Any]]) -> None:
+        """Warn once if the metric of the best is not among those that its source has just
         measured."""
         source, _, name = (self.policy.monitor or "").partition("/")
-        there = measured.get(source, {})
-        if there and source != "train" and name not in there and not self._told:
-            self._told = True
-            gap = (
-                f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does "
-                f"not measure"
-            )
-            warnings.warn(f"{gap}. {did_you_mean(name, there)}", stacklevel=2)
+        values = metrics.get(source, {})
+        if not values or source == "train" or name in values or self._has_warned_of_monitor:
+            return
+        self._has_warned_of_monitor = True
+        warnings.warn(
+            f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does not "
+            f"measure. {did_you_mean(name, values)}",
+            stacklevel=2,
+        )
 
-    def _note_failure(self, run: fg.Run, step: int, error: Exception) -> None:
-        self._failures += 1
-        reason = _reason(step, error)
-        if self._failures == FAILURES:
+    def _report_failure(self, run: fg.Run, step: int, error: Exception) -> None:
+        self._num_failures += 1
+        reason = _format_failure(step, error)
+        if self._num_failures == MAX_FAILURES:
             raise SaveError(
                 f"{reason}. That was the third failure in a row; the older checkpoints in "
-                f"{self.root} are as "
-                "they were. Make room or choose another directory, and start the run again. What "
-                "was trained so far is "
-                "in this error's `result`",
-                _result(run, reason),
+                f"{self.root} are as they were. Make room or choose another directory, and start "
+                f"the run again. What was trained so far is in this error's `result`",
+                _make_result(run, reason),
             ) from error
         warnings.warn(
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
@@ -190,139 +243,186 @@ class Saver:
         run.log_text("checkpoints", {"message": reason}, stream="telemetry")
 
 
-def _reason(step: int, error: BaseException) -> str:
-    return f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
+@dataclass(frozen=True, eq=False)
+class _PendingCheckpoint:
+    """A checkpoint whose arrays have left the device.
+
+    Attributes:
+        path: the directory in which it is written.
+        texts: the content of small files by name.
+        arrays_written: its `result()` waits for the arrays and raises what went wrong.
+        get_positions: functions that wait for the positions of loggers, by plugin name.
+        commit: without hashes and positions.
+        policy: which checkpoints stay.
+        assert_locked: raises if another process has taken the run over.
+        sync: how processes agree.
+    """
+
+    path: Path
+    texts: dict[str, str]
+    arrays_written: Any
+    get_positions: dict[str, Callable[[], Any]]
+    commit: Commit
+    policy: RetentionPolicy
+    assert_locked: Callable[[], None]
+    sync: fg.ProcessSync
+
+    def finish(self) -> None:
+        """Write the rest; `COMMIT` only when all of it is on the disk, and only if this process
+        still has the run.
+
+        A process that fails reports that to the others, which would otherwise wait for it.
+        """
+        parts = _run_on_all_processes(self.sync, "checkpoint written", self._write_files)
+        _run_on_all_processes(self.sync, "checkpoint complete", partial(self._complete, parts))
+        if jax.process_index() == 0:
+            try:
+                self.policy.apply(self.path.parent.parent)
+            except OSError as error:
+                warnings.warn(
+                    f"an old checkpoint in {self.path.parent} could not be removed: {error}",
+                    stacklevel=1,
+                )
+
+    def _write_files(self) -> list[Any]:
+        """Write what this process has; return the SHA-256 of its hashes and its loggers'
+        positions."""
+        self.arrays_written.result()
+        for name, text in self.texts.items():
+            (self.path / name).write_bytes(text.encode())
+        positions = {name: get_position() for name, get_position in self.get_positions.items()}
+        sha256 = format.write_hashes(self.path, jax.process_index(), jax.process_count())
+        return [sha256, positions]
+
+    def _complete(self, parts: list[list[Any]]) -> None:
+        if jax.process_index() != 0:
+            return
+        hashes = [sha256 for sha256, _ in parts]
+        positions = [position for _, position in parts]
+        self.assert_locked()
+        format.write_commit(
+            self.path, replace(self.commit, hashes=hashes, logger_positions=positions)
+        )
+        publish(self.path, self.commit)
 
 
-def _result(run: fg.Run, reason: str) -> fg.FitResult:
-    """What was trained, also without a checkpoint of it."""
-    state, failed, stopped = (
-        run.state,
-        {"checkpoints": reason},
-        run.stop_reason or "the checkpoints cannot be written",
-    )
-    return fg.FitResult(
-        state.module,
-        state.model_state,
-        state,
-        run.history,
-        run.metrics,
-        run.timings,
-        stopped,
-        failed,
-        [reason],
-    )
+def _run_on_all_processes(
+    sync: fg.ProcessSync, name: str, function: Callable[[], Any]
+) -> list[Any]:
+    """Call a function, and return what it returned on each process.
+
+    Args:
+        sync: how processes agree.
+        name: of this agreement.
+        function: returns a JSON value.
+
+    Raises:
+        CheckpointError: it failed on another process.
+    """
+    value = None
+    failure = None
+    try:
+        value = function()
+    except BaseException as error:
+        failure = error
+    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
+    answers = sync.all_gather(name, [reason, value])
+    if failure is not None:
+        raise failure
+    reasons = [f"process {process}: {text}" for process, (text, _) in enumerate(answers) if text]
+    if reasons:
+        raise CheckpointError("; ".join(reasons))
+    return [value for _, value in answers]
 
 
-def _format_host_state(host: dict[str, Any]) -> str:
-    """The JSON of what belongs to the host; what is none names its plugin."""
+def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "arrays": {name: arrays.get_spec(array) for name, array in arrays_by_path.items()},
+        "step_range": snapshot.step_range.to_json(),
+        "pending_actions": snapshot.pending_actions,
+        "metrics": snapshot.metrics,
+    }
+
+
+def _encode_host(host: dict[str, Any]) -> str:
+    """Return the JSON of what belongs to the host; an error for a host state names its plugin."""
     try:
         return dumps(host)
-    except ConfigurationError as error:
-        for name, kept in host["host"].items():
+    except ConfigurationError:
+        for name, state in host["host_states"].items():
             try:
-                dumps(kept)
-            except ConfigurationError as cause:
+                dumps(state)
+            except ConfigurationError as error:
                 raise ConfigurationError(
-                    f"plugin {name!r}, hook get_host_state: {cause}"
+                    f"plugin {name!r}, hook get_host_state: {error}"
                 ) from error
         raise
 
 
-def _flush_sinks(run: fg.Run) -> dict[str, Callable[[], Any]]:
-    """Has every sink make its records durable; by name, what waits for its position."""
-    asked: dict[str, Callable[[], Any]] = {}
+def _flush_loggers(run: fg.Run) -> dict[str, Callable[[], Any]]:
+    """Have every logger make its records durable; return functions that wait for its position, by
+    plugin name."""
+    get_positions: dict[str, Callable[[], Any]] = {}
     for hook in run.engine.plugins.implementations("flush_logger"):
         try:
             future = hook(run.step, step=run.step)
         except Exception as error:
             future = Future()
             future.set_exception(error)
-        asked[hook.plugin.name] = partial(_position, hook.plugin, future)
-    return asked
+        get_positions[hook.plugin.name] = partial(_wait_for_position, hook.plugin, future)
+    return get_positions
 
 
-def _position(sink: Any, future: Any) -> Any:
-    """Where a sink is. What went wrong is told and stands in the place of that, unless the sink is
-    required: a log that cannot be written ends no training."""
+def _wait_for_position(logger: Any, future: Any) -> Any:
+    """Return the position of a logger.
+
+    If it failed, there is a warning, and the reason is the position, unless the logger is required:
+    a log that cannot be written does not end training.
+
+    Args:
+        logger: the registered plugin.
+        future: what its hook `flush_logger` returned.
+    """
     try:
         if not isinstance(future, Future):
-            raise TypeError(f"hook durable gives a concurrent.futures.Future, not {future!r}")
+            raise TypeError(
+                f"hook flush_logger must return a concurrent.futures.Future, not {future!r}"
+            )
         position = future.result()
         dumps(position)
         return position
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        told = f"sink {sink.name!r} ({sink.distribution}) cannot say where its records end"
-        if getattr(sink.plugin, "required", False):
-            raise CheckpointError(f"{told}: {reason}") from error
+        label = f"logger {logger.name!r} ({logger.distribution})"
+        if getattr(logger.plugin, "required", False):
+            raise CheckpointError(f"{label} cannot say where its records end: {reason}") from error
         warnings.warn(
-            f"{told}, so that a resumed run may lose or repeat some: {reason}", stacklevel=1
+            f"{label} cannot say where its records end, so that a resumed run may lose or repeat "
+            f"some: {reason}",
+            stacklevel=1,
         )
         return {"failed": reason}
 
 
-def _finish(
-    path: Path,
-    texts: dict[str, str],
-    response: Any,
-    sinks: dict[str, Callable[[], Any]],
-    commit: Commit,
-    policy: RetentionPolicy,
-    held: Callable[[], None],
-    consensus: fg.ProcessSync,
-) -> None:
-    """Everything after the arrays have left the device; `COMMIT` only when all of it is on the
-    disk, and only if this process still has the run, as `held` tells.
-
-    A process that fails says so to the others, which would wait for it.
-    """
-    first = jax.process_index() == 0
-    part: list[Any] = [None, {}]
-    with _Shared(consensus, "checkpoint written") as shared:
-        response.result()
-        for name, text in texts.items():
-            (path / name).write_bytes(text.encode())
-        part[1] = {name: position() for name, position in sinks.items()}
-        part[0] = format.write_hashes(path, jax.process_index(), jax.process_count())
-        shared.value = part
-    with _Shared(consensus, "checkpoint complete"):
-        if first:
-            digests, positions = zip(*shared.values, strict=True)
-            held()
-            format.write_commit(
-                path, replace(commit, hashes=list(digests), positions=list(positions))
-            )
-            publish(path, commit)
-    if first:
-        try:
-            policy.apply(path.parent.parent)
-        except OSError as error:
-            warnings.warn(
-                f"an old checkpoint in {path.parent} could not be removed: {error}", stacklevel=1
-            )
+def _format_failure(step: int, error: BaseException) -> str:
+    return f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
 
 
-class _Shared:
-    """A block that all processes enter. `values` are what each of them made there; if one fails,
-    all do."""
+def _make_result(run: fg.Run, reason: str) -> fg.FitResult:
+    """Return what was trained, for a fit that ends without a checkpoint of it."""
+    state = run.state
+    return fg.FitResult(
+        module=state.module,
+        model_state=state.model_state,
+        state=state,
+        history=run.history,
+        metrics=run.metrics,
+        timings=run.timings,
+        stop_reason=run.stop_reason or "the checkpoints cannot be written",
+        failures={"checkpoints": reason},
+        messages=[reason],
+    )
 
-    def __init__(self, consensus: fg.ProcessSync, name: str) -> None:
-        self.value: Any = None
-        self.values: list[Any] = []
-        self._gather = partial(consensus.all_gather, name)
 
-    def __enter__(self) -> "_Shared":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
-    ) -> None:
-        failure = None if error is None else f"{type(error).__name__}: {error}"
-        parts = self._gather([failure, self.value])
-        self.values = [value for _, value in parts]
-        failed = [
-            f"process {process}: {failure}" for process, (failure, _) in enumerate(parts) if failure
-        ]
-        if failed and error is None:
-            raise CheckpointError("; ".join(failed))
+def _do_nothing() -> None:
+    pass

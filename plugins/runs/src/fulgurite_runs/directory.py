@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,13 +113,7 @@ class RunDirectory:
         Raises:
             CheckpointError: there is a link in its place.
         """
-        folder = self.path / name
-        if folder.is_symlink():
-            raise CheckpointError(
-                f"{folder} is a link, of which a run directory has none: put the folder itself "
-                f"there"
-            )
-        return folder
+        return get_folder(self.path, name)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -184,20 +178,13 @@ class RunDirectory:
         records = [
             path for path in self.path.glob("*") if _RECORDS.fullmatch(path.name) and _is_file(path)
         ]
-        must_move_records = step is None or not is_latest
-        if not later and not (records and must_move_records):
+        must_keep_records = step is None or not is_latest
+        if not later and not (records and must_keep_records):
             return
-        self.get_folder("superseded").mkdir(exist_ok=True)
-        target = self.path / "superseded" / str(attempt)
-        target.mkdir()
-        if step is not None:
-            for path in records:
-                shutil.copyfile(path, target / path.name, follow_symlinks=False)
-        for path in later:
-            path.rename(target / path.name)
         if step is None:
-            for path in records:
-                path.rename(target / path.name)
+            supersede(self.path, [*later, *records], attempt=attempt)
+        else:
+            supersede(self.path, later, copied=records, attempt=attempt)
 
     @contextmanager
     def _wrap_write_errors(self) -> Iterator[None]:
@@ -211,6 +198,58 @@ class RunDirectory:
     def _list_folder(self, name: str) -> list[Path]:
         folder = self.get_folder(name)
         return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def supersede(
+    root: Path, moved: Iterable[Path], copied: Iterable[Path] = (), attempt: int | None = None
+) -> Path:
+    """Set aside what a run does not continue from, and return the folder `superseded/N` in which it
+    is now.
+
+    Args:
+        root: of the run, or of its checkpoints; a local or remote path.
+        moved: files and folders to move there, in this order.
+        copied: local files to copy there before that.
+        attempt: the number of the folder; None for the next free one.
+    """
+    folder = get_folder(root, "superseded")
+    if attempt is None:
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        attempt = max((int(name) for name in names if name.isdecimal()), default=0) + 1
+    target = folder / str(attempt)
+    target.mkdir(parents=True)
+    if not isinstance(target, Path):
+        # A remote folder exists with its first file, and nothing can be moved into one that does
+        # not.
+        (target / "LEFT").write_text("by a run that does not continue from these checkpoints\n")
+    for path in copied:
+        shutil.copyfile(path, target / path.name, follow_symlinks=False)
+    for path in moved:
+        path.rename(target / path.name)
+    return target
+
+
+def is_link(path: Path) -> bool:
+    """Return whether a path is a symbolic link; remote ones are none."""
+    return isinstance(path, Path) and path.is_symlink()
+
+
+def get_folder(root: Path, name: str) -> Path:
+    """Return the folder `name` of a run, which may not be there.
+
+    Args:
+        root: of the run, or of its checkpoints; a local or remote path.
+        name: of the folder.
+
+    Raises:
+        CheckpointError: there is a link in its place.
+    """
+    folder = root / name
+    if is_link(folder):
+        raise CheckpointError(
+            f"{folder} is a link, of which a run directory has none: put the folder itself there"
+        )
+    return folder
 
 
 def _is_file(path: Path) -> bool:
