@@ -91,12 +91,12 @@ def main() -> None:
     arms = {"none": arm(), "evaluator": arm(Evaluator("test", data(1024, 256), every=100))}
     whole: dict[str, list[float]] = {name: [] for name in arms}
 
-    def measured(name: str) -> float:
+    def measure(name: str) -> float:
         between, all_of_it = arms[name]()
         whole[name].append(all_of_it)
         return between
 
-    seconds = interleaved({name: partial(measured, name) for name in arms}, options.repeats)
+    seconds = interleaved({name: partial(measure, name) for name in arms}, options.repeats)
     ratios = {
         "steps_between": ratio(seconds, "evaluator", "none"),
         "whole": ratio(whole, "evaluator", "none"),

@@ -104,7 +104,7 @@ def models() -> dict[str, tuple[Any, np.ndarray]]:
 def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
     """Seconds a step of the loop with two calls."""
     (d, d_static), (g, g_static) = (
-        eqx.partition(one, eqx.is_array) for one in (model.discriminator, model.generator)
+        eqx.partition(network, eqx.is_array) for network in (model.discriminator, model.generator)
     )
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -134,10 +134,10 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
         in_flight: deque[Any] = deque()
         start = perf_counter()
         for batch in batches(images, steps):
-            key, own = jax.random.split(key)
-            now, one, _ = discriminate(now, states[0], then, batch, own)
-            then, other, loss = generate(then, states[1], now, own)
-            states = one, other
+            key, subkey = jax.random.split(key)
+            now, disc_state, _ = discriminate(now, states[0], then, batch, subkey)
+            then, other, loss = generate(then, states[1], now, subkey)
+            states = disc_state, other
             in_flight.append(loss)
             if len(in_flight) == IN_FLIGHT:
                 in_flight.popleft().block_until_ready()
@@ -203,12 +203,12 @@ def main() -> None:
             arm: by_engine(model, images, STEPS[name], fuse)
             for arm, fuse in (("fit", 1), ("fused", 8))
         }
-        measured = interleaved(arms, options.repeats)
+        seconds = interleaved(arms, options.repeats)
         milliseconds |= {
-            f"{name}.{arm}": Spread.of([1e3 * one for one in values])
-            for arm, values in measured.items()
+            f"{name}.{arm}": Spread.of([1e3 * value for value in values])
+            for arm, values in seconds.items()
         }
-        ratios |= {f"{name}.{arm}": ratio(measured, arm, "b") for arm in ("fit", "fused")}
+        ratios |= {f"{name}.{arm}": ratio(seconds, arm, "b") for arm in ("fit", "fused")}
     show("milliseconds a step", milliseconds)
     show("over the loop by hand", ratios)
     if options.json:

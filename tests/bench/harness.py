@@ -39,17 +39,17 @@ def interleaved(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
     """What each arm measured, a value a round. The order is another in each round, drawn from a
     fixed seed: what an arm leaves behind, such as a process that still writes, would else slow down
         the same neighbours every time."""
-    measured: dict[str, list[float]] = {name: [] for name in arms}
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
     order = np.random.default_rng(0)
     for _ in range(rounds):
         for name in map(str, order.permutation(list(arms))):
-            measured[name].append(arms[name]())
-    return measured
+            seconds[name].append(arms[name]())
+    return seconds
 
 
-def ratio(measured: Mapping[str, Sequence[float]], name: str, base: str) -> Spread:
+def ratio(seconds: Mapping[str, Sequence[float]], name: str, base: str) -> Spread:
     """The arm `name` over the arm `base`, round by round."""
-    return Spread.of([a / b for a, b in zip(measured[name], measured[base], strict=True)])
+    return Spread.of([a / b for a, b in zip(seconds[name], seconds[base], strict=True)])
 
 
 def arguments(description: str | None, *, repeats: int) -> argparse.ArgumentParser:

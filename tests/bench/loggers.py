@@ -89,12 +89,14 @@ class Timed:
     def note(self, run: fg.Run) -> None:
         jax.block_until_ready(run.state.module)
         plugins = [
-            one.plugin
-            for one in run.engine.plugins.plugins.values()
-            if not isinstance(one.plugin, Slow)
+            logger.plugin
+            for logger in run.engine.plugins.plugins.values()
+            if not isinstance(logger.plugin, Slow)
         ]
         for future in [
-            one._writer.flush() for one in plugins if getattr(one, "_writer", None) is not None
+            logger._writer.flush()
+            for logger in plugins
+            if getattr(logger, "_writer", None) is not None
         ]:
             future.result(60)
         self.at.append(perf_counter())
@@ -110,7 +112,7 @@ def main() -> None:
     names = [name for name in LOGGERS if name in installed or name == "none"]
     print(f"left out: {', '.join(sorted(LOGGERS.keys() - set(names))) or 'nothing'}")
     plugins = {name: LOGGERS[name] for name in names} | {
-        "all": [one for name in names for one in LOGGERS[name]]
+        "all": [plugin for name in names for plugin in LOGGERS[name]]
     }
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
@@ -132,7 +134,7 @@ def main() -> None:
     show("seconds once a run: opening and closing", seconds)
     show(
         "milliseconds a step",
-        {"none": Spread.of([1e3 * one / (STEPS - OPENED) for one in steps["none"]])},
+        {"none": Spread.of([1e3 * seconds / (STEPS - OPENED) for seconds in steps["none"]])},
     )
     if options.json:
         write(options.json, ratios, fastest=fastest, seconds_once=seconds)
@@ -158,9 +160,9 @@ class Arm:
 
     def __call__(self) -> float:
         Slow.release.clear()
-        given = copied(self._state)
+        state = copied(self._state)
         begun = perf_counter()
-        self._engine.fit(data=self._source, state=given, resume="never")
+        self._engine.fit(data=self._source, state=state, resume="never")
         ended, (opened, trained) = perf_counter(), self._timed.at[-2:]
         self.once.append(ended - begun - (trained - opened))
         return trained - opened

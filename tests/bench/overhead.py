@@ -296,13 +296,13 @@ def copied(tree: Any) -> Any:
 
 def peer_arms(workload: Workload) -> dict[str, Arm]:
     """Keras and Lightning training a perceptron of 128-128, where they are installed."""
-    found: dict[str, Arm] = {}
+    arms: dict[str, Arm] = {}
     for name, make in {"keras": keras_arm, "lightning": lightning_arm}.items():
         if importlib.util.find_spec(name) is None:
             print(f"{name} is not installed: left out")
         else:
-            found[name] = make(workload, workload.arrays())
-    return found
+            arms[name] = make(workload, workload.arrays())
+    return arms
 
 
 def keras_arm(workload: Workload, arrays: Batch) -> Arm:
@@ -399,13 +399,13 @@ def processes(repeats: int) -> dict[str, Spread]:
     script += "import fulgurite; fulgurite.Engine; print([b - a, now() - b])"
     rows: dict[str, list[float]] = {}
     for _ in range(repeats):
-        measured = dict(
+        results = dict(
             zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True)
         )
         for arm in ("b", "fit"):
             seconds, mebibytes = output_of(__file__, "--first", arm)
-            measured |= {f"first step, {arm} (s)": seconds, f"peak memory, {arm} (MiB)": mebibytes}
-        for name, value in measured.items():
+            results |= {f"first step, {arm} (s)": seconds, f"peak memory, {arm} (MiB)": mebibytes}
+        for name, value in results.items():
             rows.setdefault(name, []).append(value)
     return {name: Spread.of(values) for name, values in rows.items()}
 
@@ -435,7 +435,9 @@ def first(name: str) -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def measured(workload: Workload, arms: dict[str, Arm], repeats: int) -> dict[str, list[float]]:
+def measure_workload(
+    workload: Workload, arms: dict[str, Arm], repeats: int
+) -> dict[str, list[float]]:
     """Seconds a step of every arm, a value a round."""
     for arm in arms.values():
         arm.train(arm.start(), 32, True)
@@ -474,18 +476,18 @@ def main() -> None:
         arms = arms_of(workload)
         check_equal_work(arms)
         peers = peer_arms(workload) if options.peers and model == "mlp_small" else {}
-        seconds = measured(workload, arms | peers, options.repeats)
+        seconds = measure_workload(workload, arms | peers, options.repeats)
         shown = {
             f"{model}.{name}": Spread.of([value * 1e6 for value in values])
             for name, values in seconds.items()
         }
-        found = {
+        results = {
             f"{model}.{name}": ratio(seconds, name if name in seconds else "fit", base)
             for name, base in (RATIOS | dict.fromkeys(peers, "b")).items()
         }
         show(f"{model}: µs a step", shown)
-        show(f"{model}: ratios", found)
-        ratios |= found
+        show(f"{model}: ratios", results)
+        ratios |= results
         times |= shown
     if options.json:
         write(options.json, ratios, microseconds=times, processes=fresh)

@@ -31,7 +31,7 @@ from overhead import (
     engine_arm,
     hand_arm,
     loss_of,
-    measured,
+    measure_workload,
 )
 
 DEVICES = 8
@@ -101,21 +101,23 @@ def main() -> None:
                 "fused": engine_arm(workload, arrays, model, fused),
                 "unchecked": engine_arm(workload, arrays, model, unchecked),
             }
-            losses = {arm: made.train(made.start(), 32, False) for arm, made in arms.items()}
+            losses = {
+                arm: trainer.train(trainer.start(), 32, False) for arm, trainer in arms.items()
+            }
             if not np.allclose(list(losses.values()), losses["by hand"], rtol=1e-3):
                 raise SystemExit(f"the arms do not train alike; losses after 32 steps: {losses}")
-            seconds = measured(workload, arms, options.repeats)
+            seconds = measure_workload(workload, arms, options.repeats)
             rows = {
-                arm: Spread.of([1e6 * one for one in values]) for arm, values in seconds.items()
+                arm: Spread.of([1e6 * value for value in values]) for arm, values in seconds.items()
             }
             show(f"{name}, {layout}: microseconds a step", rows)
-            found = {
+            results = {
                 f"{name}/{layout}/{arm}": ratio(seconds, arm, "by hand")
                 for arm in arms
                 if arm != "by hand"
             }
-            show("ratio to the loop by hand", found)
-            ratios |= found
+            show("ratio to the loop by hand", results)
+            ratios |= results
     if options.json:
         write(options.json, ratios)
 

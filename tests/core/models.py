@@ -105,7 +105,7 @@ class Evaluating:
 
     def __init__(self, *specs: fg.Evaluator, trigger: fg.Trigger | int) -> None:
         self.specs, self.trigger = specs, trigger
-        self.told: list[tuple[int, str, dict[str, Any]]] = []
+        self.results: list[tuple[int, str, dict[str, Any]]] = []
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
@@ -121,7 +121,7 @@ class Evaluating:
 
     @fg.hookimpl
     def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        self.told.append((run.step, name, metrics))
+        self.results.append((run.step, name, metrics))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class Events:
         self.results.append(result)
 
 
-def made(model: Callable[..., Any]) -> Any:
+def init_module(model: Callable[..., Any]) -> Any:
     """The module that a callable makes."""
     return model(key=jax.random.key(0))
 
@@ -191,8 +191,8 @@ class Epochs:
 
 def arrays(tree: Any) -> dict[str, np.ndarray]:
     """The arrays of a tree by path, keys as their data."""
-    found = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
-    return {jax.tree_util.keystr(path): np.asarray(_plain(leaf)) for path, leaf in found}
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {jax.tree_util.keystr(path): np.asarray(_plain(leaf)) for path, leaf in leaves}
 
 
 def assert_same_bits(a: Any, b: Any) -> None:

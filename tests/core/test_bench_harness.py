@@ -28,8 +28,8 @@ def test_spread_is_median_and_interpolated_quartiles(harness: ModuleType) -> Non
 def test_ratio_is_computed_per_round(harness: ModuleType) -> None:
     # The machine was 10 times slower in the second round. The quotient of the medians would be 3 /
     # 2.
-    measured = {"fast": [1.0, 30.0, 3.0], "base": [2.0, 60.0, 1.0]}
-    assert harness.ratio(measured, "fast", "base") == harness.Spread(median=0.5, p25=0.5, p75=1.75)
+    seconds = {"fast": [1.0, 30.0, 3.0], "base": [2.0, 60.0, 1.0]}
+    assert harness.ratio(seconds, "fast", "base") == harness.Spread(median=0.5, p25=0.5, p75=1.75)
 
 
 def test_ratio_of_unequal_rounds_is_an_error(harness: ModuleType) -> None:
@@ -44,10 +44,10 @@ def test_arms_run_in_a_different_order_each_round(harness: ModuleType) -> None:
         order.append(name)
         return float(len(order))
 
-    measured = harness.interleaved({name: lambda name=name: arm(name) for name in "abc"}, rounds=30)
+    seconds = harness.interleaved({name: lambda name=name: arm(name) for name in "abc"}, rounds=30)
     rounds = ["".join(order[at : at + 3]) for at in range(0, 90, 3)]
-    assert {"".join(sorted(one)) for one in rounds} == {"abc"} and len(set(rounds)) == 6
-    assert measured == {
+    assert {"".join(sorted(arms)) for arms in rounds} == {"abc"} and len(set(rounds)) == 6
+    assert seconds == {
         name: [float(at + 1) for at in range(90) if order[at] == name] for name in "abc"
     }
 

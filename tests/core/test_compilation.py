@@ -114,20 +114,20 @@ class Layer(fg.Module):
 def test_small_steps_alone_get_the_memory_optimized_schedule(
     layer: Any, shape: tuple[int, ...], small: bool
 ) -> None:
-    found: list[bool] = []
+    options: list[bool] = []
 
     class Look:
         @fg.hookimpl
         def on_compile(self, name: str, compiled: jax.stages.Compiled) -> None:
             if name == "step":
                 executable: Any = compiled.runtime_executable()
-                found.append(b"xla_cpu_scheduler_type" in executable.serialize())
+                options.append(b"xla_cpu_scheduler_type" in executable.serialize())
 
     model = Layer(layer(jax.random.key(0)))
     fg.Engine(steps=1, plugins=[Look()], autoload=False).fit(
         model, [np.ones((4, *shape), np.float32)]
     )
-    assert found == [small]
+    assert options == [small]
 
 
 @pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
@@ -199,7 +199,7 @@ def test_no_tracer_outlives_its_trace(fuse: int) -> None:
 
     def tracers() -> set[int]:
         gc.collect()
-        return {id(one) for one in gc.get_objects() if issubclass(type(one), Tracer)}
+        return {id(item) for item in gc.get_objects() if issubclass(type(item), Tracer)}
 
     before, engine = tracers(), fg.Engine(steps=2, steps_per_execution=fuse, log_every=1)
     result = engine.fit(Counting, numbers([0]))
@@ -221,12 +221,12 @@ def test_splitting_a_dispatch_compiles_nothing() -> None:
 
 
 def test_on_compile_gets_cost_memory_and_the_batch() -> None:
-    events, seen = Events(), []
+    events, observed = Events(), []
 
     class Looking:
         @fg.hookimpl
         def on_compile(self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any) -> None:
-            seen.append((run is None, name, compiled.cost_analysis()["flops"] > 0))
+            observed.append((run is None, name, compiled.cost_analysis()["flops"] > 0))
             assert compiled.memory_analysis().argument_size_in_bytes > 0
             assert batch_spec["x"].shape == (16, 4) and batch_spec["label"].dtype == np.int32
 
@@ -236,10 +236,10 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
         for batch in classes(16)
     ]
     engine.fit(Classifier, wide)
-    assert seen == [(False, "step", True)]
+    assert observed == [(False, "step", True)]
     state = engine.init_state(Classifier, wide)
     engine.step(state, wide[0])
-    assert seen == [(False, "step", True)]  # `step` and `fit` run the same program
+    assert observed == [(False, "step", True)]  # `step` and `fit` run the same program
 
 
 def test_case_17_the_fourth_shape_is_one_too_many() -> None:
@@ -307,13 +307,13 @@ class counted:
     """Counts what XLA compiles while it is entered."""
 
     def __enter__(self) -> list[str]:
-        self.found: list[str] = []
+        self.events: list[str] = []
         jax.monitoring.register_event_duration_secs_listener(self.note)
-        return self.found
+        return self.events
 
     def note(self, event: str, duration_secs: float, **_: Any) -> None:
         if "backend_compile" in event:
-            self.found.append(event)
+            self.events.append(event)
 
     def __exit__(self, *_: Any) -> None:
         jax.monitoring.unregister_event_duration_listener(self.note)
@@ -326,23 +326,23 @@ def test_compilation_counter_counts() -> None:
 
 
 def test_nothing_is_compiled_after_the_first_dispatches() -> None:
-    compilations: list[list[str]] = []
-    with counted() as found:
+    snapshots: list[list[str]] = []
+    with counted() as compilations:
         plugins = [
             Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=2),
-            Act(fg.Every(2), lambda run: compilations.append(list(found))),
+            Act(fg.Every(2), lambda run: snapshots.append(list(compilations))),
         ]
         fg.Engine(steps=10, log_every=2, plugins=plugins).fit(Classifier, classes(64))
-    assert compilations[0] and compilations[1] == compilations[-1]
+    assert snapshots[0] and snapshots[1] == snapshots[-1]
 
 
 def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
     """A sweep makes many: whatever else is compiled for a fit does for all that are alike."""
     first, second = (fg.Engine(steps=4, log_every=2, seed=seed) for seed in (0, 1))
     first.fit(Classifier, classes(64))
-    with counted() as found:
+    with counted() as compilations:
         second.fit(Classifier, classes(64))
-    assert len(found) == 2
+    assert len(compilations) == 2
 
 
 @pytest.mark.full
@@ -369,20 +369,20 @@ def test_compiled_initializer_is_reused_unless_the_class_changed() -> None:
 def test_programs_of_dropped_models_are_garbage_collected() -> None:
     """A model with a function that is written in a loop is another kind each time, as are other
     shapes of batches."""
-    engine, made = fg.Engine(steps=1), list[weakref.ref[Any]]()
+    engine, references = fg.Engine(steps=1), list[weakref.ref[Any]]()
 
     class Counted(Counting):
         def configure_optimizers(self) -> optax.GradientTransformation:
             def update(updates: Any, state: Any, params: Any = None) -> Any:
                 return updates, state
 
-            made.append(weakref.ref(update))
+            references.append(weakref.ref(update))
             return optax.GradientTransformation(lambda params: (), update)
 
     for size in range(1, 21):
         jax.eval_shape(lambda size=size: engine.init_state(Counted, [np.zeros(size, np.float32)]))
     gc.collect()
-    assert len(made) == 20 and sum(one() is not None for one in made) <= 16
+    assert len(references) == 20 and sum(reference() is not None for reference in references) <= 16
 
 
 def test_changed_structure_of_the_batch_is_an_error_naming_the_step() -> None:

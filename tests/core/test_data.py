@@ -22,8 +22,8 @@ def bits(item: BatchItem) -> Any:
     """An item as values that compare exactly: dtype, shape and bytes of each leaf, in the batch's
     structure."""
     leaves, structure = jax.tree.flatten(item.batch)
-    found = [(np.asarray(leaf).dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in leaves]
-    return found, structure, item.epoch_end, item.position
+    parts = [(np.asarray(leaf).dtype, leaf.shape, np.asarray(leaf).tobytes()) for leaf in leaves]
+    return parts, structure, item.epoch_end, item.position
 
 
 # --- arrays in memory
@@ -65,14 +65,14 @@ def test_the_order_is_the_documented_permutation() -> None:
     expected = generator.permutation(20)
     data = ArrayData(np.arange(20), 6, shuffle=True)
     assert np.concatenate(list(data.iter_epoch(3, seed=(7, 9)))).tolist() == expected.tolist()
-    own = ArrayData(np.arange(20), 6, shuffle=True, seed=(7, 9))
-    assert np.concatenate(list(own.iter_epoch(3, seed=1))).tolist() == expected.tolist()
+    data = ArrayData(np.arange(20), 6, shuffle=True, seed=(7, 9))
+    assert np.concatenate(list(data.iter_epoch(3, seed=1))).tolist() == expected.tolist()
 
 
 def test_plain_iteration_is_epoch_0_with_the_seed_of_the_data_or_0() -> None:
-    data, own = (ArrayData(np.arange(20), 6, shuffle=True, seed=seed) for seed in (None, 5))
+    data, seeded = (ArrayData(np.arange(20), 6, shuffle=True, seed=seed) for seed in (None, 5))
     assert lists(data) == lists(data) == lists(data.iter_epoch(0, seed=0))
-    assert lists(own) == lists(data.iter_epoch(0, seed=5))
+    assert lists(seeded) == lists(data.iter_epoch(0, seed=5))
 
 
 @given(
@@ -125,10 +125,10 @@ def test_batches_gathered_on_device_equal_those_of_the_host(
     assert device.device_arrays is device.device_arrays
     indexed = list(device.iter_epoch(1, seed=3, process=process))
     assert all(isinstance(batch, Indexed) and batch.indices.dtype == np.int32 for batch in indexed)
-    made = [jax.jit(ArrayData.gather)(device.device_arrays, batch) for batch in indexed]
+    gathered = [jax.jit(ArrayData.gather)(device.device_arrays, batch) for batch in indexed]
     expected = list(host.iter_epoch(1, seed=3, process=process))
-    assert jax.tree.structure(made) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(gathered) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(gathered), jax.tree.leaves(expected), strict=True):
         assert (ours.dtype, ours.shape, np.asarray(ours).tobytes()) == (
             theirs.dtype,
             theirs.shape,
@@ -235,7 +235,9 @@ def test_masked_batch_is_a_pytree_for_every_transformation() -> None:
     batch = MaskedBatch({"x": np.arange(3.0)}, np.array([True, True, False]))
     assert jax.eval_shape(lambda batch: batch, batch).mask.shape == (3,)
     assert jax.tree.map(lambda leaf: None, batch).mask is None
-    assert jax.vmap(lambda one: jnp.where(one.mask, one.batch["x"], 9))(batch).tolist() == [0, 1, 9]
+    assert jax.vmap(lambda masked: jnp.where(masked.mask, masked.batch["x"], 9))(
+        batch
+    ).tolist() == [0, 1, 9]
 
 
 # --- streams
@@ -410,11 +412,11 @@ def test_a_stateful_iterator_resumes_and_ends() -> None:
 def test_stateful_source_is_restored_to_the_last_consumed_batch(make: Any, prefetch: int) -> None:
     with BatchIterator(DataSource(make(), prefetch=prefetch), seed=0) as whole:
         expected = lists(jax.tree.leaves(item.batch)[0] for item in islice(whole, 9))
-    source, found = make(), []
+    source, batches = make(), []
     for count in (1, 3, 2, 3):  # the second ends with an epoch
         with BatchIterator(DataSource(source, prefetch=prefetch), seed=0) as stream:
-            found += lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, count))
-    assert found == expected
+            batches += lists(jax.tree.leaves(item.batch)[0] for item in islice(stream, count))
+    assert batches == expected
     source = make()
     for _ in range(3):
         with BatchIterator(
@@ -491,13 +493,13 @@ def test_the_length_of_an_epoch() -> None:
 
     lengths = iter([10, 12, 8])
     with BatchIterator(Again(lambda: ones(next(lengths))), seed=0) as stream:
-        found = []
+        reported_lengths = []
         for item in islice(stream, 29):
             if item.epoch_end:
-                found.append(stream.epoch_length)
-            elif not found:
+                reported_lengths.append(stream.epoch_length)
+            elif not reported_lengths:
                 assert stream.epoch_length is None
-        assert found == [10, 12]
+        assert reported_lengths == [10, 12]
 
     with BatchIterator(Again(lambda: ones(4)), seed=0, position={"epoch": 2, "batch": 3}) as stream:
         assert next(stream).epoch_end
@@ -544,22 +546,22 @@ def test_copy_protects_batches_of_a_source_that_reuses_its_buffer(prefetch: int)
 
 
 def test_leaves_become_arrays() -> None:
-    given = {
+    leaves = {
         "a": 1.5,
         "b": np.int32(2),
         "c": True,
         "d": jnp.ones(2, jnp.bfloat16),
         "e": np.ones(1, jnp.bfloat16),
     }
-    with BatchIterator([given], seed=0) as stream:
+    with BatchIterator([leaves], seed=0) as stream:
         batch = next(stream).batch
     assert [(type(batch[name]), batch[name].dtype) for name in "abc"] == [
         (np.ndarray, np.float64),
         (np.ndarray, np.int32),
         (np.ndarray, bool),
     ]
-    assert batch["d"] is given["d"]
-    assert batch["e"] is given["e"]
+    assert batch["d"] is leaves["d"]
+    assert batch["e"] is leaves["e"]
 
 
 def test_arrays_are_passed_through_unchanged() -> None:
@@ -628,19 +630,19 @@ def test_sources_in_memory_need_no_thread() -> None:
 
 
 def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> None:
-    made = []
+    produced = []
     full, overfull = threading.Event(), threading.Event()
     ended_in: list[str] = []
 
     def endless() -> Iterator[Any]:
         try:
             while True:
-                made.append(len(made))
+                produced.append(len(produced))
                 if (
-                    len(made) == 5
+                    len(produced) == 5
                 ):  # one consumed, two in the queue, one that waits for room, one looked ahead
                     full.set()
-                elif len(made) > 5:
+                elif len(produced) > 5:
                     overfull.set()
                 yield np.zeros(1)
         finally:
@@ -653,7 +655,7 @@ def test_the_queue_is_bounded_and_close_ends_a_thread_that_waits_for_room() -> N
     stream.close()
     assert ended_in == ["fulgurite-data"]
     assert not threads()
-    assert len(made) == 5
+    assert len(produced) == 5
     assert next(stream, None) is None
     stream.close()
 

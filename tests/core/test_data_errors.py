@@ -172,13 +172,13 @@ def test_a_source_that_reuses_its_buffers_needs_copy() -> None:
 
     for prefetch in (0, 2):
         for fuse in (1, 4):
-            found = fg.Engine(steps=8).fit(
+            result = fg.Engine(steps=8).fit(
                 Linear,
                 fg.DataSource(Reusing(), copy=True, prefetch=prefetch),
                 steps_per_execution=fuse,
             )
             expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), steps_per_execution=fuse)
-            assert found.module.weight.tolist() == expected.module.weight.tolist()
+            assert result.module.weight.tolist() == expected.module.weight.tolist()
 
 
 @pytest.mark.full

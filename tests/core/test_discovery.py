@@ -47,7 +47,7 @@ def clear_caches() -> None:
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts distributions on the path that exist for one test; plugins that are really installed are
     hidden."""
-    made: list[str] = []
+    modules: list[str] = []
 
     def install(
         distribution: str,
@@ -72,7 +72,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         monkeypatch.syspath_prepend(folder)
         clear_caches()
         importlib.invalidate_caches()
-        made.append(module)
+        modules.append(module)
 
     for name in {
         entry.dist.name for group in GROUPS for entry in entry_points(group=group) if entry.dist
@@ -80,12 +80,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         # The first distribution of a name on the path is the one that counts, and this one offers
         # nothing.
         install(name)
-    made.clear()
+    modules.clear()
     monkeypatch.delenv("FULGURITE_PLUGINS", raising=False)
     monkeypatch.delenv("FULGURITE_AUTOLOAD", raising=False)
     yield install
     clear_caches()
-    for module in made:
+    for module in modules:
         sys.modules.pop(module, None)
 
 
@@ -138,10 +138,10 @@ def test_unknown_plugin_names_the_distribution_that_provides_it():
         discovery.find("jsonl", {})
     with pytest.raises(PluginError, match="no plugin 'mine' is installed. There are: .*"):
         discovery.find("mine", available)
-    for name, (one, *_) in available.items():
-        if one.distribution.startswith("fulgurite-"):
+    for name, (plugin_class, *_) in available.items():
+        if plugin_class.distribution.startswith("fulgurite-"):
             with pytest.raises(
-                PluginError, match=f"{one.distribution.partition(' ')[0]} brings it"
+                PluginError, match=f"{plugin_class.distribution.partition(' ')[0]} brings it"
             ):
                 discovery.find(name, {})
 
@@ -415,10 +415,16 @@ def test_entry_point_to_a_missing_class_is_broken(install: Install):
 # --- blame ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["by name", "as an instance"])
-def test_a_failure_names_the_distribution_that_brought_the_plugin(install: Install, given: str):
+@pytest.mark.parametrize("plugin_entry", ["by name", "as an instance"])
+def test_a_failure_names_the_distribution_that_brought_the_plugin(
+    install: Install, plugin_entry: str
+):
     install("acme-failing", EVENTS, ("failing = acme_failing:Failing",), version="3.1")
-    plugin = "failing" if given == "by name" else importlib.import_module("acme_failing").Failing()
+    plugin = (
+        "failing"
+        if plugin_entry == "by name"
+        else importlib.import_module("acme_failing").Failing()
+    )
     with pytest.raises(OSError, match="no room") as caught:
         fg.Engine(steps=1, plugins=[plugin]).fit(Counting(), numbers([0]))
     assert caught.value.__notes__ == [

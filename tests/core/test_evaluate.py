@@ -22,7 +22,7 @@ from models import (
     Kept,
     Linear,
     classes,
-    made,
+    init_module,
     numbers,
     regression,
 )
@@ -127,10 +127,10 @@ def test_metrics_are_exact_over_uneven_batches(source: str) -> None:
         "bare": logit.mean(),
         "precision": average_precision_score(arrays["y"], logit),
     }
-    found = fg.Engine().evaluate(Measuring(), SOURCES[source](arrays))
-    gathered = found.pop("all/logit")
-    assert found == pytest.approx(expected, rel=2e-6)
-    assert all(type(value) is float for value in found.values())
+    metrics = fg.Engine().evaluate(Measuring(), SOURCES[source](arrays))
+    gathered = metrics.pop("all/logit")
+    assert metrics == pytest.approx(expected, rel=2e-6)
+    assert all(type(value) is float for value in metrics.values())
     if source == "shuffled":
         gathered, logit = np.sort(gathered), np.sort(logit)
     np.testing.assert_allclose(gathered, logit, rtol=1e-5)
@@ -157,7 +157,7 @@ def test_trees_are_predicted() -> None:
             assert not ctx.training and not fg.is_training()
             return {"twice": 2 * batch, "pair": (batch, jnp.stack([batch, -batch], -1))}
 
-    preds = fg.Engine().predict(made(Trees), numbers([1, 2], [3]))
+    preds = fg.Engine().predict(init_module(Trees), numbers([1, 2], [3]))
     assert preds["twice"].tolist() == [2, 4, 6] and preds["pair"][1].tolist() == [
         [1, -1],
         [2, -2],
@@ -174,8 +174,8 @@ def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> 
             }
             return fg.Output(metrics={**kinds, "step": ctx.step.astype(float)})
 
-    found = fg.Engine().evaluate(made(Stepwise), numbers([1, 3], [8]))
-    assert found == {"last": 4, "average": 4, "step": 0}
+    metrics = fg.Engine().evaluate(init_module(Stepwise), numbers([1, 3], [8]))
+    assert metrics == {"last": 4, "average": 4, "step": 0}
     result = fg.Engine(steps=5).fit(Stepwise, numbers([0]))
     assert fg.Engine().evaluate(result, numbers([0]))["step"] == 5
 
@@ -191,8 +191,8 @@ def test_running_metrics_of_any_shape_are_averaged_element_by_element() -> None:
                 }
             )
 
-    found = fg.Engine().evaluate(made(Norms), numbers([1, 3], [8]))
-    np.testing.assert_allclose(found["last"], 4 * np.arange(6).reshape(2, 3), rtol=1e-6)
+    metrics = fg.Engine().evaluate(init_module(Norms), numbers([1, 3], [8]))
+    np.testing.assert_allclose(metrics["last"], 4 * np.arange(6).reshape(2, 3), rtol=1e-6)
 
 
 METRICS = {
@@ -215,7 +215,7 @@ def test_invalid_metrics_are_errors_in_training_and_in_evaluation(message: str) 
 
     for use in (fg.Engine(steps=1).fit, fg.Engine().evaluate):
         with pytest.raises(ModelError, match=message):
-            use(made(Wrong), numbers([0, 1]))
+            use(init_module(Wrong), numbers([0, 1]))
 
 
 def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch() -> None:
@@ -227,10 +227,10 @@ def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch()
 
     for function in (mean, masked):
         task = fg.Task(lambda x: x, loss=function, metrics={"mean": function})
-        found = fg.Engine().evaluate(
+        results = fg.Engine().evaluate(
             task, [(batch,) for batch in numbers([1, 2, 6], [7])], losses={"own": function}
         )
-        assert found == {"loss": 4, "own": 4, "mean": 4}
+        assert results == {"loss": 4, "own": 4, "mean": 4}
         assert fg.Engine().evaluate(task, [(batch,) for batch in numbers([1, 2, 6], [7])]) == {
             "loss": 4,
             "mean": 4,
@@ -254,11 +254,11 @@ def test_metric_functions_passed_to_evaluate() -> None:
     metrics = {"off": lambda preds, batch: jnp.abs(preds - batch["y"]), "largest": both}
     engine = fg.Engine()
     preds = engine.predict(Measuring(), [arrays])
-    found = engine.evaluate(Measuring(), Padded(arrays), metrics={"off": metrics["off"]})
-    assert found["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
-    found = engine.evaluate(Measuring(), fg.ArrayData(arrays, 4), metrics=metrics)
-    assert found["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
-    np.testing.assert_allclose(found["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
+    results = engine.evaluate(Measuring(), Padded(arrays), metrics={"off": metrics["off"]})
+    assert results["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
+    results = engine.evaluate(Measuring(), fg.ArrayData(arrays, 4), metrics=metrics)
+    assert results["off"] == pytest.approx(np.abs(preds - arrays["y"]).mean(), rel=1e-6)
+    np.testing.assert_allclose(results["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
 
 
 @pytest.mark.full
@@ -274,9 +274,9 @@ def test_metric_functions_passed_to_evaluate_are_not_kept() -> None:
         engine.evaluate(model, data, metrics={"size": size})
         return weakref.ref(size)
 
-    given = [evaluated() for _ in range(20)]
+    references = [evaluated() for _ in range(20)]
     gc.collect()
-    assert sum(one() is not None for one in given) <= 16
+    assert sum(reference() is not None for reference in references) <= 16
 
 
 def test_metric_functions_receive_the_mask() -> None:
@@ -289,8 +289,8 @@ def test_metric_functions_receive_the_mask() -> None:
 
     expected = np.mean((engine.predict(Measuring(), [arrays]) > 0) == arrays["y"])
     for data in (Padded(arrays), fg.ArrayData(arrays, 4)):
-        found = engine.evaluate(Measuring(), data, metrics={"accuracy": accuracy})
-        assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
+        results = engine.evaluate(Measuring(), data, metrics={"accuracy": accuracy})
+        assert results["accuracy"] == pytest.approx(expected, rel=1e-6)
     with pytest.raises(
         ModelError,
         match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it",
@@ -319,9 +319,11 @@ def test_metric_functions_without_predictions_are_an_error() -> None:
     with pytest.raises(
         ModelError, match=r"'test' has metrics of its own: return fg\.Output\(\.\.\., preds="
     ):
-        fg.Engine().evaluate(made(Silent), numbers([0]), metrics={"a": lambda preds, batch: preds})
+        fg.Engine().evaluate(
+            init_module(Silent), numbers([0]), metrics={"a": lambda preds, batch: preds}
+        )
     with pytest.raises(ModelError, match="Silent cannot predict: define predict_step"):
-        fg.Engine().predict(made(Silent), numbers([0]))
+        fg.Engine().predict(init_module(Silent), numbers([0]))
 
 
 class Plain(eqx.Module):
@@ -363,17 +365,17 @@ PREDICTIONS = {
 }
 
 
-@pytest.mark.parametrize("given", PREDICTIONS)
-def test_predictions_without_an_example_axis_are_an_error(given: str) -> None:
+@pytest.mark.parametrize("kind", PREDICTIONS)
+def test_predictions_without_an_example_axis_are_an_error(kind: str) -> None:
     class Predicting(Counting):
         def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
-            return PREDICTIONS[given](batch)
+            return PREDICTIONS[kind](batch)
 
     with pytest.raises(
-        ModelError, match=rf"Predicting\.predict_step gave {given}: return arrays that begin"
+        ModelError, match=rf"Predicting\.predict_step gave {kind}: return arrays that begin"
     ) as caught:
         fg.Engine().predict(
-            made(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad")
+            init_module(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad")
         )
     assert caught.value.__notes__[0].startswith(
         "while tracing batch 0 of 'predict' on a batch of float32[4]"
@@ -384,10 +386,14 @@ def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> N
     class Changing(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             late = len(batch["x"]) > 1
-            kept = {"kept": Kept(jnp.ones(len(batch["x"]), bool), batch["x"])}
+            predictions = {"kept": Kept(jnp.ones(len(batch["x"]), bool), batch["x"])}
             return fg.Output(
                 metrics=(
-                    kept if late and "k" in batch else {"mean": batch["x"].mean()} if late else {}
+                    predictions
+                    if late and "k" in batch
+                    else {"mean": batch["x"].mean()}
+                    if late
+                    else {}
                 )
             )
 
@@ -396,7 +402,7 @@ def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> N
 
     engine, module, data = (
         fg.Engine(),
-        made(Changing),
+        init_module(Changing),
         [{"x": batch} for batch in numbers([1], [2], [3, 4])],
     )
     with pytest.raises(ModelError, match="the metrics of batch 2 of 'test' changed .* at mean"):
@@ -594,7 +600,7 @@ def test_evaluations_during_fit_equal_evaluate() -> None:
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
-    assert [(step, name) for step, name, _ in plugin.told] == [
+    assert [(step, name) for step, name, _ in plugin.results] == [
         (2, "all"),
         (2, "first"),
         (4, "all"),
@@ -603,8 +609,8 @@ def test_evaluations_during_fit_equal_evaluate() -> None:
     assert result.metrics["all"] == engine.evaluate(result, data)
     assert result.metrics["first"] == engine.evaluate(result, data, num_batches=1)
     assert result.history["all/loss"].tolist() == [
-        plugin.told[0][2]["loss"],
-        plugin.told[2][2]["loss"],
+        plugin.results[0][2]["loss"],
+        plugin.results[2][2]["loss"],
     ]
     assert result.history.steps("all/loss").tolist() == [2, 4]
 
@@ -668,13 +674,16 @@ def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
             return {"l2": jnp.sum(module.weight**2)}
 
     engine = fg.Engine(plugins=[Decay()])
-    found = engine.evaluate(Linear(), regression())
-    assert found["l2"] == 0 and found["loss"] == pytest.approx(
+    metrics = engine.evaluate(Linear(), regression())
+    assert metrics["l2"] == 0 and metrics["loss"] == pytest.approx(
         np.mean(regression().arrays["y"] ** 2), rel=1e-6
     )
     module = eqx.tree_at(lambda module: module.weight, Linear(), jnp.asarray([1.0, 2.0, 0.0]))
-    found, plain = engine.evaluate(module, regression()), fg.Engine().evaluate(module, regression())
-    assert found["l2"] == 5 and found["loss"] == pytest.approx(plain["loss"] + 5, rel=1e-6)
+    metrics, plain = (
+        engine.evaluate(module, regression()),
+        fg.Engine().evaluate(module, regression()),
+    )
+    assert metrics["l2"] == 5 and metrics["loss"] == pytest.approx(plain["loss"] + 5, rel=1e-6)
 
 
 @pytest.mark.parametrize("call", ["evaluate", "predict"])

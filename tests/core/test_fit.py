@@ -67,7 +67,7 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
         updates, opt_state = optimizer.update(grads, opt_state)
         return optax.apply_updates(leaves, updates), opt_state, value, logits
 
-    losses, right, seen = [], 0, 0
+    losses, right, num_examples = [], 0, 0
     for _ in range(8):
         for batch in data:
             if len(losses) < 30:
@@ -76,12 +76,12 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
                 right += (
                     int(np.sum(np.argmax(logits, -1) == batch["label"])) if len(losses) > 20 else 0
                 )
-                seen += len(batch["label"]) if len(losses) > 20 else 0
+                num_examples += len(batch["label"]) if len(losses) > 20 else 0
     result = fg.Engine(steps=30, log_every=10).fit(model, data)
     assert_close(eqx.filter(result.module, eqx.is_array), jax.tree.unflatten(treedef, leaves))
     assert_close(result.state.opt_state[1][0].mu, jax.tree.unflatten(treedef, opt_state[0].mu))
     assert result.metrics["train"]["batch_loss"] == pytest.approx(losses[-1], abs=1e-6)
-    assert result.metrics["train"]["accuracy"] == pytest.approx(right / seen, abs=1e-6)
+    assert result.metrics["train"]["accuracy"] == pytest.approx(right / num_examples, abs=1e-6)
 
 
 def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
@@ -224,7 +224,7 @@ def test_case_33_n_steps_are_exactly_n_updates(fuse: int) -> None:
         Counting, numbers([0], [0])
     )
     assert float(result.module.weight) == -11 and int(result.state.step) == 11
-    assert [(step, metrics["updates"]) for step, _, metrics in evaluating.told] == [
+    assert [(step, metrics["updates"]) for step, _, metrics in evaluating.results] == [
         (3, 3),
         (6, 6),
         (9, 9),
@@ -359,12 +359,12 @@ def test_invalid_lengths_of_a_fit_are_errors() -> None:
 
 
 def test_fast_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_path: Path) -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     class Logger:
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
-            seen.append(record)
+            observed.append(record)
 
     largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
     spec = fg.Evaluator("test", numbers([1], [2], [6]), metrics=largest)
@@ -373,8 +373,8 @@ def test_fast_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_
         steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Logger(), evaluating]
     )
     result = engine.fit(Counting, numbers([0], [0]))
-    assert int(result.state.step) == 2 and not seen and not list(tmp_path.iterdir())
-    assert [(step, metrics["largest"]) for step, _, metrics in evaluating.told] == [(2, 2)]
+    assert int(result.state.step) == 2 and not observed and not list(tmp_path.iterdir())
+    assert [(step, metrics["largest"]) for step, _, metrics in evaluating.results] == [(2, 2)]
 
 
 def test_an_action_stops_training_as_if_that_were_the_planned_end() -> None:
@@ -549,8 +549,8 @@ def test_case_24_masks(weight: float, expected: tuple[float, float]) -> None:
     masked = fg.Engine(steps=1).fit(
         task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))]
     )
-    found = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
-    assert found == pytest.approx(expected)
+    losses = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
+    assert losses == pytest.approx(expected)
 
 
 def test_a_task_trains_a_plain_model_with_metrics() -> None:
@@ -651,15 +651,15 @@ def test_fit_in_another_thread() -> None:
 
 
 def test_an_action_may_evaluate_predict_and_train_with_other_engines() -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     def act(run: fg.Run) -> None:
-        seen.append(run.engine.evaluate(run.state, numbers([0])))
-        seen.append(run.engine.predict(run.state.module, numbers([5])).tolist())
-        seen.append(float(fg.Engine(steps=1).fit(run.state.module, numbers([0])).module.weight))
+        observed.append(run.engine.evaluate(run.state, numbers([0])))
+        observed.append(run.engine.predict(run.state.module, numbers([5])).tolist())
+        observed.append(float(fg.Engine(steps=1).fit(run.state.module, numbers([0])).module.weight))
 
     result = fg.Engine(steps=3, plugins=[Act(fg.At(2), act)]).fit(Counting, numbers([0]))
-    assert seen == [{"updates": 2}, [5], -3] and float(result.module.weight) == -3
+    assert observed == [{"updates": 2}, [5], -3] and float(result.module.weight) == -3
 
 
 # --- stopped from outside
@@ -703,8 +703,8 @@ def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
         finally:
             process.kill()
     for line, expected in zip(lines, ("SIGINT", "SIGTERM"), strict=False):
-        reason, step, weight, planned_ends, told = line.split()
-        assert (reason, planned_ends, told) == (expected, "0", "1")
+        reason, step, weight, planned_ends, message_count = line.split()
+        assert (reason, planned_ends, message_count) == (expected, "0", "1")
         assert int(step) == -float(weight) and 7 <= int(step) < 2000
     assert int(lines[1].split()[1]) in (
         7,
@@ -722,7 +722,7 @@ def test_no_host_hook_waits_for_the_device() -> None:
     """Every step takes long: had anything waited for the newest one, all arrays would be computed
     by then."""
     x = np.random.default_rng(0).normal(size=(600, 600)).astype(np.float32)
-    computed: list[tuple[str, int, bool]] = []
+    ready: list[tuple[str, int, bool]] = []
 
     class Slow(fg.Module):
         weight: jax.Array
@@ -752,11 +752,11 @@ def test_no_host_hook_waits_for_the_device() -> None:
             self.note("epoch", run.step)
 
         def note(self, what: str, step: int) -> None:
-            computed.append((what, step, all(array.is_ready() for array in jax.live_arrays())))
+            ready.append((what, step, all(array.is_ready() for array in jax.live_arrays())))
 
     steps = 7
     fg.Engine(steps=steps, log_every=2, plugins=[Watching()]).fit(Slow(jnp.ones(())), [x, x, x])
-    running = [(what, step) for what, step, done in computed if not done]
+    running = [(what, step) for what, step, done in ready if not done]
     # The records of the last two windows are only there when everything is.
     expected = [("action", step) for step in range(1, steps + 1)] + [
         ("epoch", 3),

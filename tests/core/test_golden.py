@@ -7,63 +7,63 @@ import fulgurite as fg
 import pytest
 from models import Counting, numbers
 
-Told = list[str]
+Calls = list[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Watcher:
     """Notes every event."""
 
-    told: Told
+    calls: Calls
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        self.told.append(f"{run.step}: fit starts")
+        self.calls.append(f"{run.step}: fit starts")
 
     @fg.hookimpl
     def on_compile(self, name: str) -> None:
-        self.told.append(f"compiled {name}")
+        self.calls.append(f"compiled {name}")
 
     @fg.hookimpl
     def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
-        self.told.append(f"{run.step}: epoch {epoch} ended")
+        self.calls.append(f"{run.step}: epoch {epoch} ended")
 
     @fg.hookimpl
     def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        self.told.append(
+        self.calls.append(
             f"{run.step}: evaluation {name} ended with {metrics['updates']:.0f} updates"
         )
 
     @fg.hookimpl
     def on_save(self, run: fg.Run, step: int) -> None:
-        self.told.append(f"{run.step}: a checkpoint of {step} is written")
+        self.calls.append(f"{run.step}: a checkpoint of {step} is written")
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        self.told.append(f"{run.step}: watcher is told of {type(exception).__name__}")
+        self.calls.append(f"{run.step}: watcher notices {type(exception).__name__}")
         raise ValueError("so is the next one")
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        self.told.append(f"{run.step}: fit ended, {result.stop_reason}")
+        self.calls.append(f"{run.step}: fit ended, {result.stop_reason}")
 
 
 @dataclass(frozen=True, eq=False)
 class Witness:
     """Notes what ends the run."""
 
-    told: Told
+    calls: Calls
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        self.told.append(f"{run.step}: witness is told of {type(exception).__name__}")
+        self.calls.append(f"{run.step}: witness notices {type(exception).__name__}")
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
     """Evaluates every 4 updates."""
 
-    told: Told
+    calls: Calls
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
@@ -74,7 +74,7 @@ class Evaluator:
         return [fg.ScheduledAction("test", 4, self.test, "evaluate")]
 
     def test(self, run: fg.Run) -> None:
-        self.told.append(f"{run.step}: evaluator runs")
+        self.calls.append(f"{run.step}: evaluator runs")
         run.evaluate("test")
 
 
@@ -82,7 +82,7 @@ class Evaluator:
 class Saver:
     """Saves every 5 updates and at the end, each step once."""
 
-    told: Told
+    calls: Calls
     saved: list[int]
 
     @fg.hookimpl
@@ -91,7 +91,7 @@ class Saver:
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        self.told.append(f"{run.step}: saver is asked")
+        self.calls.append(f"{run.step}: saver is asked")
         if run.step not in self.saved:
             self.saved.append(run.step)
             run.engine.plugins.call("on_save", run.step, run=run, step=run.step)
@@ -101,7 +101,7 @@ class Saver:
 class Actor:
     """Decides and acts every 5 updates, and looks at the newest window."""
 
-    told: Told
+    calls: Calls
     fails_at: int | None = None
 
     @fg.hookimpl
@@ -111,19 +111,19 @@ class Actor:
             fg.ScheduledAction(
                 "decide",
                 fg.Every(5),
-                lambda run: self.told.append(f"{run.step}: decides"),
+                lambda run: self.calls.append(f"{run.step}: decides"),
                 "decide",
             ),
             fg.ScheduledAction(
-                "begin", fg.AtStart(), lambda run: self.told.append(f"{run.step}: begins")
+                "begin", fg.AtStart(), lambda run: self.calls.append(f"{run.step}: begins")
             ),
             fg.ScheduledAction(
-                "end", fg.AtEnd(), lambda run: self.told.append(f"{run.step}: comes to an end")
+                "end", fg.AtEnd(), lambda run: self.calls.append(f"{run.step}: comes to an end")
             ),
         ]
 
     def act(self, run: fg.Run) -> None:
-        self.told.append(
+        self.calls.append(
             f"{run.step}: acts, having seen the loss {run.metrics['train']['batch_loss']:.0f}"
         )
         if run.step == self.fails_at:
@@ -134,31 +134,31 @@ class Actor:
 class Logger:
     """Notes every record, and may fail at one of a step."""
 
-    told: Told
+    calls: Calls
     instance: str
     fails_at: int | None = None
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         names = "steps_per_second" if "steps_per_second" in record.values else record.source
-        self.told.append(f"{record.step}: {self.instance} logger takes {record.stream} {names}")
+        self.calls.append(f"{record.step}: {self.instance} logger takes {record.stream} {names}")
         if record.step == self.fails_at:
             raise OSError("disk full")
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        self.told.append(f"{record.step}: {self.instance} logger takes {record.stream} text")
+        self.calls.append(f"{record.step}: {self.instance} logger takes {record.stream} text")
 
 
-def plugins(told: Told, **settings: Any) -> list[Any]:
+def plugins(calls: Calls, **settings: Any) -> list[Any]:
     return [
-        Watcher(told),
-        Saver(told, []),
-        Actor(told, **settings),
-        Logger(told, "failing", fails_at=5),
-        Evaluator(told),
-        Logger(told, "good"),
-        Witness(told),
+        Watcher(calls),
+        Saver(calls, []),
+        Actor(calls, **settings),
+        Logger(calls, "failing", fails_at=5),
+        Evaluator(calls),
+        Logger(calls, "good"),
+        Witness(calls),
     ]
 
 
@@ -197,13 +197,13 @@ compiled step
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_golden_order_of_a_whole_run(fuse: int) -> None:
-    told: Told = []
+    calls: Calls = []
     engine = fg.Engine(
-        steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(told), autoload=False
+        steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(calls), autoload=False
     )
     with pytest.warns(UserWarning, match="logger 'logger:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))
-    assert told == WHOLE_RUN.splitlines()
+    assert calls == WHOLE_RUN.splitlines()
     assert list(result.failures) == ["logger:failing"]
 
 
@@ -224,17 +224,17 @@ compiled step
 5: saver is asked
 5: a checkpoint of 5 is written
 6: acts, having seen the loss -4
-6: watcher is told of RuntimeError
-6: witness is told of RuntimeError
+6: watcher notices RuntimeError
+6: witness notices RuntimeError
 """
 
 
 def test_golden_order_of_a_run_in_which_an_action_fails() -> None:
-    told: Told = []
-    engine = fg.Engine(steps=10, log_every=5, plugins=plugins(told, fails_at=6), autoload=False)
+    calls: Calls = []
+    engine = fg.Engine(steps=10, log_every=5, plugins=plugins(calls, fails_at=6), autoload=False)
     with (
         pytest.warns(UserWarning, match="logger 'logger:failing' failed"),
         pytest.raises(RuntimeError, match="cannot act"),
     ):
         engine.fit(Counting(), numbers([0], [0], [0], [0]))
-    assert told == FAILING_RUN.splitlines()
+    assert calls == FAILING_RUN.splitlines()

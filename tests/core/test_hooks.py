@@ -162,9 +162,9 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     sys.setprofile(note)
     try:
         engine(*plugins, logger, saver, steps=10, log_every=5).fit(Linear, data)
-        made = engine(*plugins, logger, saver, steps=20, log_every=5)
-        result = made.fit(Linear, data, resume="latest")
-        made.evaluate(made.get_module_view(result.state, "averaged"), data)
+        trainer = engine(*plugins, logger, saver, steps=20, log_every=5)
+        result = trainer.fit(Linear, data, resume="latest")
+        trainer.evaluate(trainer.get_module_view(result.state, "averaged"), data)
         with pytest.raises(RuntimeError, match="on purpose"):
             engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
     finally:
@@ -226,16 +226,16 @@ class Adding(fg.UpdateRule):
 
 
 def test_update_rule_is_the_inside_of_a_step() -> None:
-    given: list[list[str]] = []
+    names: list[list[str]] = []
 
     class Ruling:
         @fg.hookimpl
         def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
-            given.append(list(optimizers))
+            names.append(list(optimizers))
             return Adding()
 
     result = engine(Ruling(), steps=5).fit(Counting(), numbers([0]))
-    assert given == [["default"]]
+    assert names == [["default"]]
     assert (float(result.module.weight), int(result.state.opt_state)) == (10, 5)
 
 
@@ -252,7 +252,7 @@ class Scaling(fg.UpdateRule):
     def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
         new, output = self.rule(forward, state, batch, ctx)
         scaled = jax.tree.map(
-            lambda old, made: old + self.factor * (made - old), state.module, new.module
+            lambda old, new_leaf: old + self.factor * (new_leaf - old), state.module, new.module
         )
         return new.replace(module=scaled), output
 
@@ -290,29 +290,29 @@ def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
 def test_update_rule_that_changes_at_each_call_is_recompiled() -> None:
     """An executable knows its rule by identity, so that no later rule may get the place of an
     earlier one in memory."""
-    made: list[weakref.ref[fg.UpdateRule]] = []
+    references: list[weakref.ref[fg.UpdateRule]] = []
 
     class Growing(Scaling):
         def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
             rule = Growing(self.rule, float(step) + 1, self.until)
-            made.append(weakref.ref(rule))
+            references.append(weakref.ref(rule))
             return rule
 
     growing = plugin("growing", wrap_update_rule=lambda self, rule: Growing(rule, 1.0, 99))
     training = engine(growing, Act(fg.Every(1), lambda run: None), steps=4)
     assert float(training.fit(Counting(), numbers([0])).module.weight) == -(1 + 2 + 3 + 4)
     gc.collect()
-    assert sum(rule() is not None for rule in made) >= 4
+    assert sum(rule() is not None for rule in references) >= 4
 
 
 class Preempting(fg.ProcessSync):
     """Wants to stop from step 6 on; what processes wish for themselves it overrules."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, frozenset[str]]] = []
+        self.requests: list[tuple[int, frozenset[str]]] = []
 
     def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
-        self.asked.append((step, requests))
+        self.requests.append((step, requests))
         return frozenset({"stop:preempted"} if step >= 6 else ())
 
 
@@ -328,9 +328,9 @@ def test_process_sync_decides_for_all_processes(fuse: int) -> None:
     end = 8 if fuse == 8 else 6
     assert (result.stop_reason, int(result.state.step)) == ("preempted", end)
     assert not ends
-    asked = {step for step, _ in sync.asked if step}
-    assert asked == ({8} if fuse == 8 else set(range(1, 7)))
-    assert all("task:act.act" in requests for step, requests in sync.asked if step)
+    steps = {step for step, _ in sync.requests if step}
+    assert steps == ({8} if fuse == 8 else set(range(1, 7)))
+    assert all("task:act.act" in requests for step, requests in sync.requests if step)
 
 
 def test_optimizers_of_a_plugin_replace_those_of_the_module() -> None:
@@ -380,7 +380,7 @@ def test_plugin_may_leave_optimizers_to_the_module() -> None:
 
 
 def test_evaluators_are_run_by_name() -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     answers: list[Any] = []
     spec = fg.Evaluator("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
     evaluators = plugin(
@@ -389,7 +389,7 @@ def test_evaluators_are_run_by_name() -> None:
             spec,
             fg.Evaluator("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
         ],
-        on_evaluate_end=lambda self, run, name, metrics: told.append((run.step, name, metrics)),
+        on_evaluate_end=lambda self, run, name, metrics: calls.append((run.step, name, metrics)),
     )
 
     def evaluate(run: fg.Run) -> None:
@@ -399,7 +399,7 @@ def test_evaluators_are_run_by_name() -> None:
         Counting(), numbers([0])
     )
     assert answers == [{"mean": 5.0}, {"mean": 3.0}]
-    assert told == [(3, "test", answers[0]), (3, "short", answers[1])]
+    assert calls == [(3, "test", answers[0]), (3, "short", answers[1])]
     assert result.metrics["test"] == answers[0]
     assert result.history["test/mean"].tolist() == [5]
     assert result.history.steps("short/mean").tolist() == [3]
@@ -412,10 +412,10 @@ def test_gradient_transforms_are_chained_before_the_optimizer(
     order: tuple[str, ...], weight: float
 ) -> None:
     """The gradient is 1: scaled to 10 and clipped to 2, or clipped to 1 and scaled to 10."""
-    asked: list[str] = []
+    names: list[str] = []
 
     def giving(transform: optax.GradientTransformation) -> Any:
-        return lambda self, optimizer: (asked.append(optimizer), transform)[1]
+        return lambda self, optimizer: (names.append(optimizer), transform)[1]
 
     transforms = {"scale": optax.scale(10.0), "clip": optax.clip(2.0)}
     plugins = [plugin(name, gradient_transform=giving(transforms[name])) for name in order]
@@ -423,7 +423,7 @@ def test_gradient_transforms_are_chained_before_the_optimizer(
         Counting(), numbers([0])
     )
     assert float(result.module.weight) == weight
-    assert asked == ["default", "default"]
+    assert names == ["default", "default"]
 
 
 @pytest.mark.full
@@ -529,13 +529,13 @@ def test_module_views_are_evaluated_by_name() -> None:
 
 
 def test_unknown_view_is_an_error_naming_the_available_ones() -> None:
-    given = engine(Averaging(), steps=1)
-    state = given.init_state(Linear(), regression())
-    np.testing.assert_array_equal(given.get_module_view(state, "averaged").weight, np.zeros(3))
+    trainer = engine(Averaging(), steps=1)
+    state = trainer.init_state(Linear(), regression())
+    np.testing.assert_array_equal(trainer.get_module_view(state, "averaged").weight, np.zeros(3))
     with pytest.raises(
         PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"
     ):
-        given.get_module_view(state, "averagde")
+        trainer.get_module_view(state, "averagde")
 
 
 @dataclass(frozen=True)
@@ -565,16 +565,16 @@ def test_each_plugin_has_its_own_state() -> None:
 
 
 def test_stateless_plugin_gets_none_and_cannot_return_state() -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
     looks = plugin(
         "looks",
         after_update=lambda self, module, plugin_state: (
-            seen.append(plugin_state),
+            observed.append(plugin_state),
             (module, plugin_state),
         )[1],
     )
     assert engine(looks, steps=1).fit(Counting(), numbers([0])).state.plugin_states == {}
-    assert set(seen) == {None}
+    assert set(observed) == {None}
     makes = plugin("makes", after_update=lambda self, module: (module, jnp.zeros(())))
     with pytest.raises(ModelError, match=r"plugin 'makes'.*after_update.*structure"):
         engine(makes, steps=1).fit(Counting(), numbers([0]))
@@ -603,7 +603,7 @@ def test_plugin_state_keeps_its_structure_shapes_and_dtypes(change: Any, expecte
 
 @pytest.mark.parametrize("leaf", [1.0, "text", jnp.tanh])
 def test_plugin_state_holds_only_arrays(leaf: Any) -> None:
-    one = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
+    careless = plugin("careless", init_plugin_state=lambda self: {"average": leaf, "none": None})
     with pytest.raises(
         PluginError,
         match=(
@@ -611,7 +611,7 @@ def test_plugin_state_holds_only_arrays(leaf: Any) -> None:
             "nothing but arrays"
         ),
     ):
-        engine(one, steps=1).fit(Counting(), numbers([0]))
+        engine(careless, steps=1).fit(Counting(), numbers([0]))
 
 
 def test_module_keeps_its_shapes() -> None:
@@ -674,14 +674,15 @@ class Blurred(Linear):
 def test_adding_a_plugin_changes_no_other_random_number() -> None:
     settings = {"steps": 4, "seed": 3, "log_every": 1}
     alone = engine(**settings).fit(Blurred, regression())
-    one = engine(Noise("a"), **settings).fit(Blurred, regression())
+    single = engine(Noise("a"), **settings).fit(Blurred, regression())
     two = engine(Noise("b"), Noise("a"), **settings).fit(Blurred, regression())
-    for result in (one, two):
+    for result in (single, two):
         assert_same_bits(trained(result.state), trained(alone.state))
         assert result.history["train/loss"].tobytes() == alone.history["train/loss"].tobytes()
-    assert_same_bits(one.state.plugin_states["noise:a"], two.state.plugin_states["noise:a"])
+    assert_same_bits(single.state.plugin_states["noise:a"], two.state.plugin_states["noise:a"])
     assert (
-        one.history["train/noise:a/drawn"].tobytes() == two.history["train/noise:a/drawn"].tobytes()
+        single.history["train/noise:a/drawn"].tobytes()
+        == two.history["train/noise:a/drawn"].tobytes()
     )
     drawn = [*two.history["train/noise:a/drawn"], *two.history["train/noise:b/drawn"]]
     assert len(set(drawn)) == 8
@@ -694,8 +695,8 @@ def test_key_of_a_plugin_state_is_its_own() -> None:
     def slices(*plugins: Any) -> dict[str, Any]:
         return engine(*plugins).init_state(Linear(), regression()).plugin_states
 
-    both, one = slices(Noise("b"), Noise("a")), slices(Noise("a"))
-    assert_same_bits(both["noise:a"], one["noise:a"])
+    both, alone = slices(Noise("b"), Noise("a")), slices(Noise("a"))
+    assert_same_bits(both["noise:a"], alone["noise:a"])
     assert not np.array_equal(both["noise:a"], both["noise:b"])
 
 
@@ -921,13 +922,13 @@ def test_metric_may_hold_python_numbers_and_a_broken_one_is_an_error() -> None:
 
 
 def test_step_metrics_do_not_see_the_state_of_another_plugin() -> None:
-    seen: list[list[str]] = []
+    observed: list[list[str]] = []
     looking = {
         "init_plugin_state": lambda self: jnp.zeros(1),
-        "step_metrics": lambda self, state: seen.append(list(state.plugin_states)),
+        "step_metrics": lambda self, state: observed.append(list(state.plugin_states)),
     }
     engine(plugin("a", **looking), plugin("b", **looking), steps=1).fit(Counting(), numbers([0]))
-    assert seen[:2] == [["a"], ["b"]]
+    assert observed[:2] == [["a"], ["b"]]
 
 
 def test_step_metrics_see_the_batch_of_the_step() -> None:
@@ -1016,20 +1017,20 @@ def test_a_plugin_state_that_is_kept_on_skip_sees_skipped_steps() -> None:
 
 
 def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     ends: list[fg.FitResult] = []
 
     def on_fit_end(self: Any, run: fg.Run, result: fg.FitResult) -> None:
-        told.append(("end", run.step, float(run.state.module.weight)))
+        calls.append(("end", run.step, float(run.state.module.weight)))
         ends.append(result)
 
     def on_fit_start(self: Any, run: fg.Run) -> None:
-        told.append(("start", run.step, run.step_range))
+        calls.append(("start", run.step, run.step_range))
 
     both = engine(plugin("told", on_fit_start=on_fit_start, on_fit_end=on_fit_end), steps=4)
     first = both.fit(Counting(), numbers([0]))
     second = both.fit(data=numbers([0]), state=first.state, steps=2)
-    assert told == [
+    assert calls == [
         ("start", 0, fg.StepRange(0, 4)),
         ("end", 4, -4.0),
         ("start", 4, fg.StepRange(4, 6)),
@@ -1079,38 +1080,38 @@ def test_run_directory_that_no_plugin_opens_is_an_error(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     listener = plugin(
         "told",
-        on_epoch_end=lambda self, run, epoch: told.append(
+        on_epoch_end=lambda self, run, epoch: calls.append(
             (epoch, run.step, run.step_range.epoch_ends)
         ),
     )
     engine(listener, steps=8, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
-    assert told == [(0, 3, (3,)), (1, 6, (3, 6))]
+    assert calls == [(0, 3, (3,)), (1, 6, (3, 6))]
 
 
 @dataclass(frozen=True)
 class Compilations:
     """Keeps what `on_compile` tells."""
 
-    told: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
     programs: list[str] = field(default_factory=list)
 
     @fg.hookimpl
     def on_compile(
         self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any, jaxpr: Any
     ) -> None:
-        self.told.append((run, name, batch_spec, compiled))
+        self.calls.append((run, name, batch_spec, compiled))
         self.programs.append(str(jaxpr))
 
 
 def test_on_compile_gets_cost_and_memory() -> None:
     listener = Compilations()
     engine(listener, steps=4).fit(Linear(), regression(20, 8))
-    shapes = [jax.tree.map(lambda leaf: leaf.shape, spec) for _, _, spec, _ in listener.told]
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, spec) for _, _, spec, _ in listener.calls]
     assert shapes == [{"x": (8, 3), "y": (8,)}, {"x": (4, 3), "y": (4,)}]
-    for run, name, _, compiled in listener.told:
+    for run, name, _, compiled in listener.calls:
         assert isinstance(run, fg.Run) and name == "step"
         assert compiled.cost_analysis()["flops"] > 0
         assert compiled.memory_analysis().argument_size_in_bytes > 0
@@ -1123,7 +1124,7 @@ def test_on_compile_has_no_run_outside_of_a_fit() -> None:
     stepping = engine(listener, steps=2)
     state = stepping.init_state(Counting(), numbers([0]))
     state, _ = stepping.step(state, numbers([0])[0])
-    assert [run for run, *_ in listener.told] == [None]
+    assert [run for run, *_ in listener.calls] == [None]
     stepping.fit(Counting(), numbers([0]), steps_per_execution=2)
     stepping.step(state, numbers([0, 0])[0])
-    assert [run is None for run, *_ in listener.told] == [True, False, True]
+    assert [run is None for run, *_ in listener.calls] == [True, False, True]

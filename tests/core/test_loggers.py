@@ -66,17 +66,17 @@ class Failing:
 
     at: int
     instance: str | None = None
-    seen: list[fg.Record] = field(default_factory=list)
+    observed: list[fg.Record] = field(default_factory=list)
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        self.seen.append(record)
-        if len(self.seen) == self.at:
+        self.observed.append(record)
+        if len(self.observed) == self.at:
             raise Trouble("disk full, token=abc")
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        self.seen.append(record)
+        self.observed.append(record)
 
 
 class Required(Failing):
@@ -199,7 +199,7 @@ def test_record_is_independent_of_later_changes_to_its_values() -> None:
     logger = Logger()
     result = engine(logger, Act(1, emit), steps=3, log_every=None).fit(Counting(), numbers([0]))
     assert result.history["counts/sums"].tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert [one.values for one in logger.records if one.kind == "config"] == [
+    assert [record.values for record in logger.records if record.kind == "config"] == [
         {"n": step, "of": {"all": step}} for step in (1, 2, 3)
     ]
 
@@ -243,7 +243,9 @@ def test_time_driven_records_are_telemetry() -> None:
         "act.act runs by the clock or by process: what it logs is telemetry, not exact"
     ]
     assert [
-        one.step for one in logger.records if one.source == "act" and one.stream == "telemetry"
+        record.step
+        for record in logger.records
+        if record.source == "act" and record.stream == "telemetry"
     ] == [1, 2]
     assert (
         fitted.history.steps("act/a").tolist()
@@ -358,9 +360,9 @@ def test_history_keeps_the_exact_scalars() -> None:
         run.log_scalars("act", {"clock": 1.0}, stream="telemetry")
         run.log_text("act", {"word": "no"})
 
-    seen: list[list[int]] = []
+    observed: list[list[int]] = []
     look = Act(
-        4, lambda run: seen.append(run.history.steps("act/square").tolist()), instance="look"
+        4, lambda run: observed.append(run.history.steps("act/square").tolist()), instance="look"
     )
     result = engine(Act(fg.At(1, 3), emit), look, steps=4, log_every=2).fit(
         Counting(), numbers([0])
@@ -374,7 +376,7 @@ def test_history_keeps_the_exact_scalars() -> None:
         and "act/word" not in result.history
     )
     assert list(result.history) == result.history.names()
-    assert seen == [[1, 3]]
+    assert observed == [[1, 3]]
     with pytest.raises(PathError, match=r"'act/sqare'. Did you mean 'act/square'\?"):
         result.history["act/sqare"]
 
@@ -390,16 +392,16 @@ def test_failing_logger_is_reported_once_and_disabled() -> None:
     ) as warned:
         result = engine(failing, logger, steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert len(warned) == 1
-    assert [record.step for record in failing.seen if record.stream == "exact"] == [1, 2]
+    assert [record.step for record in failing.observed if record.stream == "exact"] == [1, 2]
     assert [record.step for record in logger.exact] == [1, 2, 3, 4, 5, 6]
     assert list(result.failures) == ["failing"]
     assert result.failures["failing"].startswith(
         "Trouble: disk full, token=*** (plugin 'failing' ("
     )
     assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
-    (told,) = [record for record in logger.records if record.kind == "text"]
-    assert (told.stream, told.step) == ("telemetry", 2)
-    assert "disk full, token=*** (plugin" in told.values["message"]
+    (report,) = [record for record in logger.records if record.kind == "text"]
+    assert (report.stream, report.step) == ("telemetry", 2)
+    assert "disk full, token=*** (plugin" in report.values["message"]
 
 
 def test_failing_logger_does_not_change_results() -> None:
@@ -415,7 +417,7 @@ def test_failing_logger_does_not_affect_another_instance() -> None:
     with pytest.warns(UserWarning, match="'failing:left'"):
         result = engine(left, right, steps=3, log_every=1).fit(Counting(), numbers([0]))
     assert list(result.failures) == ["failing:left"]
-    assert [record.step for record in right.seen if record.stream == "exact"] == [1, 2, 3]
+    assert [record.step for record in right.observed if record.stream == "exact"] == [1, 2, 3]
 
 
 def test_failed_logger_is_enabled_again_in_the_next_fit() -> None:
@@ -427,16 +429,16 @@ def test_failed_logger_is_enabled_again_in_the_next_fit() -> None:
 
 
 def test_required_logger_that_fails_ends_the_run() -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     class Witness:
         @fg.hookimpl
         def on_exception(self, exception: BaseException) -> None:
-            told.append(exception)
+            errors.append(exception)
 
     with pytest.raises(Trouble, match="disk full") as caught:
         engine(Required(2), Witness(), steps=6, log_every=1).fit(Counting(), numbers([0]))
-    assert told == [caught.value]
+    assert errors == [caught.value]
     (note,) = caught.value.__notes__
     assert note.startswith("plugin 'required' (") and note.endswith("), hook log_scalars, step 2")
 
@@ -449,12 +451,12 @@ def test_required_logger_that_fails_ends_the_run() -> None:
 class Opened:
     """Notes when it is opened, gets a record, and is closed."""
 
-    told: list[str]
+    calls: list[str]
     trouble: Exception | None = None
     at: str = ""
 
     def note(self, what: str) -> None:
-        self.told.append(what)
+        self.calls.append(what)
         if self.trouble and what.startswith(self.at):
             raise self.trouble
 
@@ -481,67 +483,67 @@ class Opened:
 
     @fg.hookimpl
     def on_exception(self, exception: BaseException) -> None:
-        self.told.append(f"exception {type(exception).__name__}")
+        self.calls.append(f"exception {type(exception).__name__}")
 
     @fg.hookimpl
     def on_fit_end(self, result: fg.FitResult) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
 
 def test_logger_is_opened_before_the_first_record_and_closed_after_the_last() -> None:
-    told: list[str] = []
-    engine(Opened(told), steps=4, log_every=2).fit(Counting(), numbers([0]))
-    assert told == ["open at 0", "text", "record 2", "record 4", "close", "end"]
+    calls: list[str] = []
+    engine(Opened(calls), steps=4, log_every=2).fit(Counting(), numbers([0]))
+    assert calls == ["open at 0", "text", "record 2", "record 4", "close", "end"]
 
 
 def test_logger_is_closed_with_all_records_when_training_fails() -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     def fail(run: fg.Run) -> None:
         raise Trouble("at 3")
 
     with pytest.raises(Trouble):
-        engine(Opened(told), Act(fg.At(3), fail), steps=4, log_every=2).fit(
+        engine(Opened(calls), Act(fg.At(3), fail), steps=4, log_every=2).fit(
             Counting(), numbers([0])
         )
-    assert told == ["open at 0", "text", "record 2", "exception Trouble", "close"]
+    assert calls == ["open at 0", "text", "record 2", "exception Trouble", "close"]
 
 
 def test_pending_window_is_logged_when_the_data_fails() -> None:
-    told: list[str] = []
+    calls: list[str] = []
     with pytest.raises(DataError, match="after 5 steps"):
-        engine(Opened(told), steps=9, log_every=5).fit(Counting(), iter(numbers(*[[0]] * 5)))
-    assert told == ["open at 0", "text", "record 5", "exception DataError", "close"]
+        engine(Opened(calls), steps=9, log_every=5).fit(Counting(), iter(numbers(*[[0]] * 5)))
+    assert calls == ["open at 0", "text", "record 5", "exception DataError", "close"]
 
 
 def test_fast_dev_run_opens_no_logger() -> None:
-    told: list[str] = []
-    engine(Opened(told), steps=4, fast_dev_run=2).fit(Counting(), numbers([0]))
-    assert told == ["end"]
+    calls: list[str] = []
+    engine(Opened(calls), steps=4, fast_dev_run=2).fit(Counting(), numbers([0]))
+    assert calls == ["end"]
 
 
 @pytest.mark.parametrize(
-    ("at", "told"),
+    ("at", "calls"),
     [
         ("open", ["open at 0", "close", "end"]),
         ("close", ["open at 0", "text", "record 2", "record 4", "close", "end"]),
     ],
 )
-def test_logger_that_fails_to_open_or_close_is_reported_once(at: str, told: list[str]) -> None:
+def test_logger_that_fails_to_open_or_close_is_reported_once(at: str, calls: list[str]) -> None:
     logger = Opened([], OSError("no space"), at)
     with pytest.warns(UserWarning, match="logger 'opened' failed") as warned:
         result = engine(logger, steps=4, log_every=2).fit(Counting(), numbers([0]))
     assert len(warned) == 1
     assert result.failures["opened"].startswith("OSError: no space (plugin 'opened' (")
-    assert logger.told == told
+    assert logger.calls == calls
 
 
 def test_logger_that_refuses_its_position_ends_the_run() -> None:
-    told: list[str] = []
+    calls: list[str] = []
     refusal = ConfigurationError("no directory")
     with pytest.raises(ConfigurationError, match="no directory"):
-        engine(Opened(told, refusal, "open"), steps=4).fit(Counting(), numbers([0]))
-    assert told == ["open at 0", "exception ConfigurationError", "close"]
+        engine(Opened(calls, refusal, "open"), steps=4).fit(Counting(), numbers([0]))
+    assert calls == ["open at 0", "exception ConfigurationError", "close"]
 
 
 def test_a_record_after_the_last_is_an_error() -> None:

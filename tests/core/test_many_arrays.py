@@ -38,12 +38,12 @@ class Deep(fg.Module):
 
 
 def loss_of(model: Deep, batch: Any) -> jax.Array:
-    def one(x: jax.Array) -> jax.Array:
+    def example_loss(x: jax.Array) -> jax.Array:
         for layer in model.layers:
             x = x + jnp.tanh(layer(x)) / 8
         return model.wide(x * model.half).mean()
 
-    return ((jax.vmap(one)(batch["x"]) - batch["y"]) ** 2).mean()
+    return ((jax.vmap(example_loss)(batch["x"]) - batch["y"]) ** 2).mean()
 
 
 def data() -> fg.ArrayData:
@@ -105,18 +105,18 @@ def test_state_passed_to_fit_is_consumed() -> None:
 
 
 def test_state_held_by_a_plugin_is_consumed_by_the_next_step() -> None:
-    kept: list[fg.TrainState] = []
+    states: list[fg.TrainState] = []
 
     class Keeping:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
-            return [fg.ScheduledAction("keep", fg.Every(1), lambda run: kept.append(run.state))]
+            return [fg.ScheduledAction("keep", fg.Every(1), lambda run: states.append(run.state))]
 
     engine = fg.Engine(steps=3, plugins=[Keeping()])
     engine.fit(Deep(key=jax.random.key(0)), data())
-    assert all(layer.weight.is_deleted() for layer in kept[0].module.layers)
+    assert all(layer.weight.is_deleted() for layer in states[0].module.layers)
     with pytest.raises(StateError, match="consumed"):
-        engine.fit(data=data(), state=kept[0])
+        engine.fit(data=data(), state=states[0])
 
 
 def test_numbers_of_every_kind_keep_their_bits() -> None:
@@ -137,18 +137,18 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
     numbers += [np.int8(-3), np.uint8(200), np.int16(-300), np.uint16(60_000)]
 
     class Mixed(Deep):
-        kept: list[jax.Array]
+        leaves: list[jax.Array]
 
         def __init__(self, *, key: Any) -> None:
             super().__init__(key=key)
-            self.kept = [jnp.asarray(number) for number in numbers]
+            self.leaves = [jnp.asarray(number) for number in numbers]
 
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.masked(optax.sgd(0.1), jax.tree.map(lambda leaf: leaf.ndim > 0, self))
 
-    kept = (
+    leaves = (
         fg.Engine(steps=2, on_nonfinite="ignore")
         .fit(Mixed(key=jax.random.key(0)), data())
-        .module.kept
+        .module.leaves
     )
-    assert_same_bits(kept, [jnp.asarray(number) for number in numbers])
+    assert_same_bits(leaves, [jnp.asarray(number) for number in numbers])

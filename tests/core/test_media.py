@@ -59,7 +59,9 @@ def test_media_are_rendered_only_at_their_trigger(fuse: int):
     result = engine.fit(Showing, fg.DataSource(batches))
     jax.effects_barrier()
     assert sorted(int(step) for step in MADE) == [4, 9]
-    assert [(one.kind, one.source, one.step, one.stream) for one in show.records] == [
+    assert [
+        (record.kind, record.source, record.step, record.stream) for record in show.records
+    ] == [
         ("media", "train", 5, "exact"),
         ("media", "train", 10, "exact"),
     ]
@@ -102,7 +104,7 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     result = fg.Engine(steps=4, plugins=[show], autoload=False).fit(Showing, regression(40, 4))
     jax.effects_barrier()
     assert len(MADE) == 2  # of the three batches of the evaluation one, and one step
-    assert [(one.source, one.step, one.stream) for one in show.records] == [
+    assert [(record.source, record.step, record.stream) for record in show.records] == [
         ("test", 2, "exact"),
         ("train", 4, "exact"),
     ]
@@ -173,7 +175,9 @@ def test_figure_may_be_drawn_by_a_local_function(fuse: int):
     fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=fuse).fit(
         Drawing, fg.DataSource(batches)
     )
-    drawn = [one.values["figure"].draw(one.values["figure"].values) for one in show.records]
+    drawn = [
+        record.values["figure"].draw(record.values["figure"].values) for record in show.records
+    ]
     assert drawn == [batches[step - 1]["x"][0].tolist() for step in (2, 4)]
 
 
@@ -194,11 +198,11 @@ def test_invalid_media_are_errors_naming_them():
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(batch, ctx).replace(media={"x": GIVEN[-1]})
 
-    for given, kind in (
+    for value, kind in (
         (lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"),
         ({"y": NOTE}, "dict"),
     ):
-        GIVEN.append(given)
+        GIVEN.append(value)
         with pytest.raises(
             ModelError, match=f"media 'x' is ({kind}); give a type of fulgurite_logging.media"
         ):

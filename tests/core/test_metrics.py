@@ -49,14 +49,14 @@ def bits(tree: Any) -> list[tuple[str, tuple[int, ...], bytes]]:
 def some_metrics() -> list[Metric]:
     values = jnp.array([1.5, -0.1, 3e8, 7.25])
     infinite, minus_zero = jnp.array([INF, 1.0]), jnp.array(-0.0)
-    made = [
-        kind.from_values(given)
+    metrics = [
+        kind.from_values(array)
         for kind in OF_VALUES
-        for given in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
+        for array in (values, infinite, minus_zero, jnp.array(NAN), jnp.zeros(0))
     ]
     accuracy = Accuracy.from_logits(jnp.eye(3), jnp.array([0, 1, 0]))
     return [
-        *made,
+        *metrics,
         accuracy,
         Mean.from_values(values, weight=values),
         F1(Sum.from_values(values), Sum.from_values(1)),
@@ -66,12 +66,12 @@ def some_metrics() -> list[Metric]:
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
 def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: Metric):
     merged = reduce(lambda a, b: a.merge(b), [metric, metric, metric])
-    for one in (metric, merged, metric.empty()):
-        empty = one.empty()
-        assert jax.tree.structure(empty) == jax.tree.structure(one)
-        assert bits(one.merge(empty)) == bits(one)
-        assert bits(empty.merge(one)) == bits(one)
-        assert bits(jax.jit(lambda a, b: a.merge(b))(empty, one)) == bits(one)
+    for operand in (metric, merged, metric.empty()):
+        empty = operand.empty()
+        assert jax.tree.structure(empty) == jax.tree.structure(operand)
+        assert bits(operand.merge(empty)) == bits(operand)
+        assert bits(empty.merge(operand)) == bits(operand)
+        assert bits(jax.jit(lambda a, b: a.merge(b))(empty, operand)) == bits(operand)
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
@@ -85,7 +85,9 @@ def test_merging_keeps_structure_shapes_and_dtypes(metric: Metric):
         leaf.weak_type for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric)))
     )
     loop = jax.jit(
-        lambda one: jax.lax.fori_loop(0, 3, lambda _, merged: merged.merge(one), one.empty())
+        lambda initial: jax.lax.fori_loop(
+            0, 3, lambda _, merged: merged.merge(initial), initial.empty()
+        )
     )
     assert jax.tree.structure(loop(metric)) == jax.tree.structure(metric)
     assert bits(loop(metric)) == bits(reduce(lambda a, b: a.merge(b), [metric, metric, metric]))
@@ -151,17 +153,19 @@ def test_masked_values_may_hold_anything(junk: float):
     values = jnp.array([[1.0, 3.0], [junk, junk], [5.0, 7.0]])
     mask = jnp.array([True, False, True])
     full = jnp.stack([mask, mask], axis=1)
-    kept = jnp.array([1.0, 3.0, 5.0, 7.0])
+    remaining = jnp.array([1.0, 3.0, 5.0, 7.0])
     for kind in OF_VALUES:
         assert bits(kind.from_values(values, mask)) == bits(kind.from_values(values, full)), kind
-        assert kind.from_values(values, mask).compute() == kind.from_values(kept).compute(), kind
+        assert kind.from_values(values, mask).compute() == kind.from_values(remaining).compute(), (
+            kind
+        )
         assert bits(kind.from_values(values, mask).compute()) == bits(
             kind.from_values(values, np.asarray(mask)).compute()
         ), kind
     weight = jnp.array([1.0, junk, 1.0])
     assert Mean.from_values(values, mask, weight).compute() == 4
     assert Mean.from_values(values, weight=jnp.array([1, 0, 1])).compute() == 4
-    gradient = jax.grad(lambda given: Mean.from_values(given, mask).compute())(values)
+    gradient = jax.grad(lambda array: Mean.from_values(array, mask).compute())(values)
     assert gradient.tolist() == [[0.25, 0.25], [0, 0], [0.25, 0.25]]
 
 
@@ -378,7 +382,7 @@ def test_case_13_the_moving_average_begins_as_a_mean():
     for new in averages[1:]:
         values.append(values[-1].update(new))
     np.testing.assert_allclose(
-        [one.compute() for one in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6
+        [average.compute() for average in values], [4, 2, 4 / 3, 1, 0.75, 0.5625], rtol=1e-6
     )
     folded = jax.jit(lambda: reduce(lambda a, b: a.update(b), averages, averages[0].empty()))()
     np.testing.assert_allclose(folded.compute(), 0.5625, rtol=1e-6)
@@ -399,7 +403,9 @@ def test_running_metrics_start_from_empty(first: RunningMetric):
     assert bits(empty.update(first)) == bits(first)
     assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, empty, first.update(first))))
     loop = jax.jit(
-        lambda one: jax.lax.fori_loop(0, 3, lambda _, before: before.update(one), one.empty())
+        lambda metric: jax.lax.fori_loop(
+            0, 3, lambda _, before: before.update(metric), metric.empty()
+        )
     )
     assert jax.tree.structure(loop(first)) == jax.tree.structure(first)
     on_host = jax.tree.map(np.asarray, first).compute()
@@ -485,9 +491,11 @@ def test_the_three_kinds_are_distinct_types():
 def test_float64_stays_and_all_else_becomes_float32(kind: Any):
     with jax.enable_x64(True):
         for dtype in (jnp.float64, jnp.float32, jnp.bfloat16, jnp.int64, jnp.bool_):
-            made = kind.from_values(jnp.ones(3, dtype))
-            both = made.update(made) if isinstance(made, RunningMetric) else made.merge(made)
-            for leaf in jax.tree.leaves((made, both, made.empty())):
+            metric = kind.from_values(jnp.ones(3, dtype))
+            both = (
+                metric.update(metric) if isinstance(metric, RunningMetric) else metric.merge(metric)
+            )
+            for leaf in jax.tree.leaves((metric, both, metric.empty())):
                 assert (
                     leaf.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
                     or leaf.dtype == jnp.int32

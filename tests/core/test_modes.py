@@ -14,7 +14,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginError
 from jaxtyping import Array, Float, Int
-from models import Act, Counting, Evaluating, Kept, made, numbers
+from models import Act, Counting, Evaluating, Kept, init_module, numbers
 
 # --- training or evaluation
 # -------------------------------------------------------------------------------------------
@@ -57,9 +57,9 @@ class Modes(Counting):
     """Its metrics are what every nested function sees, and what the context says."""
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        seen = {name: nested(batch).mean() for name, nested in NESTED.items()}
+        outputs = {name: nested(batch).mean() for name, nested in NESTED.items()}
         return fg.Output(
-            self.weight + batch.mean(), metrics={**seen, "context": jnp.float32(ctx.training)}
+            self.weight + batch.mean(), metrics={**outputs, "context": jnp.float32(ctx.training)}
         )
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -72,7 +72,7 @@ def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() 
     data = numbers(
         [1, 2], [1, 2, 3]
     )  # two shapes, so that the second is traced after the first was used
-    before = engine.evaluate(made(Modes), numbers([1, 2]))
+    before = engine.evaluate(init_module(Modes), numbers([1, 2]))
     result = engine.fit(Modes, data)
     for name in (*NESTED, "context"):
         assert before[name] == 0, name
@@ -110,12 +110,12 @@ class Dropping(fg.Module):
         ones, key = jnp.ones(1000), ctx.key()
         with fg.training_mode(False, self.encoder) as encoder:
             frozen, inner = encoder(ones, key=key), fg.is_training()
-        seen = {
+        outputs = {
             "encoder": self.encoder(ones, key=key),
             "frozen": frozen,
             "head": self.head(ones, key=key),
         }
-        dropped = {name: jnp.mean(value == 0) for name, value in seen.items()}
+        dropped = {name: jnp.mean(value == 0) for name, value in outputs.items()}
         modes = {"inner": jnp.float32(inner), "outer": jnp.float32(fg.is_training())}
         return fg.Output(self.weight * 1.0, metrics=dropped | modes)
 
@@ -144,8 +144,8 @@ def test_a_part_is_switched_to_training_in_an_evaluation() -> None:
                 metrics={"dropped": dropped, "training": jnp.float32(fg.is_training())}
             )
 
-    found = fg.Engine().evaluate(made(Stochastic), numbers([0]))
-    assert 0.4 < found["dropped"] < 0.6 and found["training"] == 0
+    metrics = fg.Engine().evaluate(init_module(Stochastic), numbers([0]))
+    assert 0.4 < metrics["dropped"] < 0.6 and metrics["training"] == 0
 
 
 def test_the_mode_is_restored_after_an_exception() -> None:
@@ -450,7 +450,7 @@ def test_an_error_in_a_step_notes_the_step() -> None:
 
 INSIDE: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
     "vmap": lambda f, x: jax.vmap(f)(x),
-    "scan": lambda f, x: jax.lax.scan(lambda carry, one: (carry, f(one)), 0, x),
+    "scan": lambda f, x: jax.lax.scan(lambda carry, element: (carry, f(element)), 0, x),
     "checkpoint": lambda f, x: jax.checkpoint(f)(x),
     "cond": lambda f, x: jax.lax.cond(x.sum() > 0, f, lambda x: x, x),
     "grad": lambda f, x: jax.grad(lambda x: f(x).sum())(x),
@@ -531,9 +531,9 @@ def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
 
 def test_a_value_that_leaked_from_a_vmap_is_an_error() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        kept: list[Any] = []
-        jax.vmap(lambda x: kept.append(x * module.weight) or x)(batch)
-        ctx.add_loss("leaked", kept[0])
+        leaked: list[Any] = []
+        jax.vmap(lambda x: leaked.append(x * module.weight) or x)(batch)
+        ctx.add_loss("leaked", leaked[0])
         return fg.Output(module.weight)
 
     with pytest.raises(ModelError, match=r"'leaked'.*Return"):
@@ -548,7 +548,10 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
     class Evaluated(step_of(body)):
         validation_step = fg.Module.validation_step
 
-    assert fg.Engine().evaluate(made(Evaluated), numbers([1, 2], [6])) == {"loss": 3, "size": 3}
+    assert fg.Engine().evaluate(init_module(Evaluated), numbers([1, 2], [6])) == {
+        "loss": 3,
+        "size": 3,
+    }
 
 
 # --- what is due
@@ -732,9 +735,9 @@ def test_any_structure_of_arrays_is_checked_wherever_it_goes(
         (engine.predict, Annotated),
         (engine.predict, Predicting),
     ):
-        call(made(model), [right])
+        call(init_module(model), [right])
         with pytest.raises(DataError, match=rf"{leaf} is float32\[4,3\]; .* expects Float"):
-            call(made(model), [wrong])
+            call(init_module(model), [wrong])
 
 
 Two = tuple[Float[Array, "b 3"], Float[Array, "b 3"]]
@@ -766,7 +769,7 @@ def test_a_batch_of_another_structure_than_annotated_is_an_error(
         training_step.__annotations__["batch"] = hint
 
     with pytest.raises(DataError, match=expected):
-        fg.Engine(steps=1).init_state(made(Annotated), [batch])
+        fg.Engine(steps=1).init_state(init_module(Annotated), [batch])
 
 
 @pytest.mark.parametrize(
@@ -779,7 +782,7 @@ def test_unions_and_optional_annotations_accept_a_batch(hint: Any) -> None:
 
         training_step.__annotations__["batch"] = hint
 
-    fg.Engine(steps=1).init_state(made(Annotated), [(WRONG,) * 3])
+    fg.Engine(steps=1).init_state(init_module(Annotated), [(WRONG,) * 3])
 
 
 def test_annotations_are_checked_under_the_names_of_strings_too() -> None:
@@ -796,9 +799,9 @@ def test_an_evaluation_s_batches_are_checked_against_its_own_step() -> None:
         def validation_step(self, batch: Float[Array, "batch 3"], ctx: fg.Context) -> fg.Output:
             return fg.Output(metrics={"mean": batch.mean()})
 
-    assert fg.Engine().evaluate(made(Both), [np.ones((2, 3), np.float32)]) == {"mean": 1}
+    assert fg.Engine().evaluate(init_module(Both), [np.ones((2, 3), np.float32)]) == {"mean": 1}
     with pytest.raises(DataError, match=r"Both\.validation_step expects"):
-        fg.Engine().evaluate(made(Both), [np.ones((2, 4), np.float32)])
+        fg.Engine().evaluate(init_module(Both), [np.ones((2, 4), np.float32)])
 
 
 def test_invalid_arguments_of_the_engine_are_errors() -> None:

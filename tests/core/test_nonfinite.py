@@ -129,8 +129,8 @@ class Weights:
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any, ctx: fg.Context) -> Any:
-        made = self.make(module.weight, ctx.step + 1)
-        return eqx.tree_at(lambda module: module.weight, module, made), plugin_state
+        weight = self.make(module.weight, ctx.step + 1)
+        return eqx.tree_at(lambda module: module.weight, module, weight), plugin_state
 
 
 @pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
@@ -227,7 +227,7 @@ def test_case_20_an_evaluation_due_at_the_step_does_not_run() -> None:
     evaluating = Evaluating(fg.Evaluator("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):
         fg.Engine(steps=6, plugins=[evaluating]).fit(Root, batches())
-    assert [step for step, _, _ in evaluating.told] == [2]
+    assert [step for step, _, _ in evaluating.results] == [2]
 
 
 def test_a_bad_last_step_is_found_without_any_trigger() -> None:
@@ -265,8 +265,8 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             roots = [
-                jnp.where(x > 0, jnp.sqrt(x + own), 0)
-                for x, own in zip(batch, self.arrays, strict=True)
+                jnp.where(x > 0, jnp.sqrt(x + array), 0)
+                for x, array in zip(batch, self.arrays, strict=True)
             ]
             return fg.Output(jnp.stack([root.sum() for root in roots]).sum())
 
@@ -277,11 +277,11 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
     for index, shape in enumerate(shapes):
         size = int(np.prod(shape))
         for place in {0, size // 2, size - 1}:
-            batch = [np.ones(one, np.float32) for one in shapes]
+            batch = [np.ones(leaf_shape, np.float32) for leaf_shape in shapes]
             batch[index].flat[place] = 0
             with pytest.raises(NonFiniteError, match=rf"the gradient of arrays\[{index}\] is"):
                 engine.fit(Arrays, [batch])
-    engine.fit(Arrays, [[np.ones(one, np.float32) for one in shapes]])
+    engine.fit(Arrays, [[np.ones(shape, np.float32) for shape in shapes]])
 
 
 def test_gradients_are_checked_as_the_optimizer_receives_them() -> None:

@@ -137,10 +137,10 @@ def test_the_key_paths_of_jax_become_paths():
 
 def test_resolving_the_path_of_a_leaf_returns_the_leaf(net: Net):
     tree = [net, Pair(Bag(1.0, {"x": 2}), ()), {(1, 2): 3, (0, 5): 4}]
-    found = leaves_with_paths(tree)
-    assert len(found) == 13
-    assert len({path for path, _ in found}) == 13
-    for path, leaf in found:
+    leaves = leaves_with_paths(tree)
+    assert len(leaves) == 13
+    assert len({path for path, _ in leaves}) == 13
+    for path, leaf in leaves:
         assert resolve(tree, path) is leaf
         assert resolve(tree, parse(path)) is leaf
 
@@ -263,7 +263,7 @@ def test_patterns(pattern: str, path: str, whole: bool, within: bool):
 
 @given(PATHS.filter(bool))
 def test_a_path_without_wildcards_is_a_pattern_for_itself_alone(path: Path):
-    literal = "".join(f"[{_json(one)}]" if isinstance(one, str) else f"[{one}]" for one in path)
+    literal = "".join(f"[{_json(key)}]" if isinstance(key, str) else f"[{key}]" for key in path)
     pattern = Pattern.parse(literal)
     assert pattern.matches(path)
     assert not pattern.matches(Path([*path, "x"]))
@@ -328,8 +328,8 @@ def test_a_function_chooses_nodes_and_leaves(net: Net):
 
 
 def test_a_function_distinguishes_equal_and_shared_leaves():
-    one = jnp.ones(2)
-    tree = {"a": (one,), "b": (one,), "c": [None, one]}
+    shared = jnp.ones(2)
+    tree = {"a": (shared,), "b": (shared,), "c": [None, shared]}
     tree["d"] = tree["a"]
     assert chosen(select(lambda t: t["d"]), tree) == {"d[0]"}
     assert chosen(select(lambda t: (t["a"], t["c"])), tree) == {"a[0]", "c[1]"}

@@ -80,9 +80,9 @@ def test_two_plugins_of_the_same_name_are_an_error() -> None:
 
 
 def test_the_same_instance_twice_is_an_error() -> None:
-    one = Weights(np.ones(1))
+    instance = Weights(np.ones(1))
     with pytest.raises(PluginError, match="same instance of plugin 'weights' is given twice"):
-        engine(one, one)
+        engine(instance, instance)
 
 
 def test_a_name_comes_from_the_class() -> None:
@@ -101,10 +101,10 @@ def test_a_class_is_not_an_instance() -> None:
         engine(Weights)
 
 
-@pytest.mark.parametrize("one", [42, None, print, ["rng"]])
-def test_invalid_plugin_is_an_error(one: Any) -> None:
+@pytest.mark.parametrize("value", [42, None, print, ["rng"]])
+def test_invalid_plugin_is_an_error(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"a plugin is an instance with hooks.*, not "):
-        engine(one)
+        engine(value)
 
 
 @pytest.mark.parametrize("plugins", ["rng", {"rng": {}}, Weights(np.ones(1)), 42])
@@ -216,14 +216,16 @@ def test_argument_unknown_to_the_hook_is_an_error() -> None:
 
 
 def test_arguments_may_be_left_out() -> None:
-    seen: list[Any] = []
-    given = {
-        "on_fit_start": lambda self: seen.append("start"),
-        "on_evaluate_end": lambda self, metrics: seen.append(metrics),
+    observed: list[Any] = []
+    methods = {
+        "on_fit_start": lambda self: observed.append("start"),
+        "on_evaluate_end": lambda self, metrics: observed.append(metrics),
         "register_evaluators": lambda self: [fg.Evaluator("test", numbers([1]))],
     }
-    engine(plugin("brief", **given), Act(fg.At(2), evaluate), steps=2).fit(Counting(), numbers([0]))
-    assert seen == ["start", {"updates": 2.0}]
+    engine(plugin("brief", **methods), Act(fg.At(2), evaluate), steps=2).fit(
+        Counting(), numbers([0])
+    )
+    assert observed == ["start", {"updates": 2.0}]
 
 
 @pytest.mark.parametrize("option", ["tryfirst", "trylast", "wrapper", "hookwrapper"])
@@ -261,7 +263,7 @@ class Anything:
 
 
 @pytest.mark.parametrize(
-    ("one", "message"),
+    ("method", "message"),
     [
         (Generator, "does nothing when called: a hook is no generator and not async"),
         (Coroutine, "'log_scalars' does nothing when called"),
@@ -269,21 +271,21 @@ class Anything:
         (Anything, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
     ],
 )
-def test_a_method_that_could_not_be_called_as_a_hook_is_an_error(one: Any, message: str) -> None:
+def test_a_method_that_could_not_be_called_as_a_hook_is_an_error(method: Any, message: str) -> None:
     with pytest.raises(PluginError, match=message):
-        engine(one())
+        engine(method())
 
 
 def test_an_implementation_may_have_another_name_than_its_hook() -> None:
-    seen: list[int] = []
+    observed: list[int] = []
 
     class Renamed:
         @fg.hookimpl(specname="on_fit_start")
         def begin(self, run: fg.Run) -> None:
-            seen.append(run.step)
+            observed.append(run.step)
 
     engine(Renamed(), steps=1).fit(Counting(), numbers([0]))
-    assert seen == [0]
+    assert observed == [0]
 
 
 def test_two_implementations_of_one_hook_in_one_plugin_are_an_error() -> None:
@@ -299,12 +301,12 @@ def test_two_implementations_of_one_hook_in_one_plugin_are_an_error() -> None:
 
 
 def test_hooks_are_looked_up_on_the_class() -> None:
-    seen: list[str] = []
+    observed: list[str] = []
 
     class Base:
         @fg.hookimpl
         def on_fit_start(self, run: fg.Run) -> None:
-            seen.append(type(self).__name__)
+            observed.append(type(self).__name__)
 
     class Derived(Base):
         def __init__(self) -> None:
@@ -316,7 +318,7 @@ def test_hooks_are_looked_up_on_the_class() -> None:
             raise AssertionError("a property was evaluated")
 
     engine(Derived(), steps=1).fit(Counting(), numbers([0]))
-    assert seen == ["Derived"]
+    assert observed == ["Derived"]
 
 
 # --- hooks that plugins bring
@@ -345,10 +347,10 @@ class Doubling:
 
 
 def test_a_plugin_brings_hooks_that_others_implement() -> None:
-    seen: list[int] = []
-    listener = plugin("listener", on_doubling=lambda self, size: seen.append(size))
+    observed: list[int] = []
+    listener = plugin("listener", on_doubling=lambda self, size: observed.append(size))
     engine(listener, Doubling(), steps=5).fit(Counting(), numbers([0]))
-    assert seen == [2, 4, 8]
+    assert observed == [2, 4, 8]
 
 
 def test_a_hook_that_a_plugin_brings_is_checked_and_blamed_like_the_others() -> None:
@@ -492,10 +494,10 @@ def test_string_instead_of_a_tuple_of_names_is_an_error(key: str) -> None:
 
 
 def test_hooks_are_called_in_this_order() -> None:
-    seen: list[str] = []
+    calls: list[str] = []
 
     def on_fit_start(self: Any, run: fg.Run) -> None:
-        seen.append(type(self).__name__)
+        calls.append(type(self).__name__)
 
     first, second, third = (
         {"on_fit_start": on_fit_start, **order}
@@ -505,7 +507,7 @@ def test_hooks_are_called_in_this_order() -> None:
         Counting(), numbers([0])
     )
     assert (
-        seen
+        calls
         == ["c", "a", "b"]
         == names(plugin("a", **first), plugin("b", **second), plugin("c", **third))
     )
@@ -645,7 +647,7 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("hook", "answer", "message"),
     NO_ANSWERS,
-    ids=[f"{one[0]}-{index}" for index, one in enumerate(NO_ANSWERS)],
+    ids=[f"{case[0]}-{index}" for index, case in enumerate(NO_ANSWERS)],
 )
 def test_invalid_items_in_an_answer_are_errors_naming_the_plugin(
     hook: str, answer: Any, message: str
@@ -688,8 +690,8 @@ def test_invalid_answer_is_an_error_naming_plugin_and_hook(hook: str) -> None:
     with pytest.raises(FulguriteError) as caught:
         wrong = engine(plugin("careless", **{hook: WRONG[hook]}), steps=1)
         wrong.get_module_view(wrong.fit(Counting(), numbers([0])).state, "averaged")
-    told = f"{caught.value} {' '.join(noted(caught.value))}"
-    assert "plugin 'careless'" in told and hook in told
+    message = f"{caught.value} {' '.join(noted(caught.value))}"
+    assert "plugin 'careless'" in message and hook in message
 
 
 @pytest.mark.parametrize(
@@ -811,12 +813,12 @@ def test_every_method_of_a_sharding_strategy_names_its_plugin_on_failure() -> No
 def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     """Step 3 is the first with a batch of two, which is traced anew."""
 
-    def fails_on_two(self: Any, ctx: fg.Context, **given: Any) -> Any:
+    def fails_on_two(self: Any, ctx: fg.Context, **arguments: Any) -> Any:
         if sizes[-1] == 2:
             raise Trouble
         return {
-            "transform_batch": given.get("batch"),
-            "after_update": (given.get("module"), None),
+            "transform_batch": arguments.get("batch"),
+            "after_update": (arguments.get("module"), None),
         }.get(hook, {})
 
     sizes: list[int] = []
@@ -852,11 +854,11 @@ EVENTS = {
 
 @pytest.mark.parametrize(("hook", "step"), EVENTS.items())
 def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     culprit = plugin(
         "culprit",
         **{hook: lambda self: trouble()},
-        on_exception=lambda self, exception: told.append(exception),
+        on_exception=lambda self, exception: errors.append(exception),
     )
     with pytest.raises(Trouble) as caught:
         engine(
@@ -864,7 +866,7 @@ def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) 
         ).fit(Counting(), numbers([0], [0]))
     note = noted(caught.value)[0]
     assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")
-    assert told == [caught.value]
+    assert errors == [caught.value]
 
 
 def test_a_failure_in_an_action_is_blamed() -> None:
@@ -897,12 +899,12 @@ class Witness:
     """Told of the exception, and perhaps raising one of its plugin_state."""
 
     instance: str
-    told: list[tuple[str, BaseException]] = field(default_factory=list)
+    errors: list[tuple[str, BaseException]] = field(default_factory=list)
     raises: bool = False
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        self.told.append((self.instance, exception))
+        self.errors.append((self.instance, exception))
         if self.raises:
             raise ValueError(f"{self.instance} fails as well")
 
@@ -912,11 +914,11 @@ def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseExcept
     def fail(run: fg.Run) -> None:
         raise cause
 
-    told: list[tuple[str, BaseException]] = []
-    witnesses = [Witness("a", told), Witness("b", told, raises=True), Witness("c", told)]
+    errors: list[tuple[str, BaseException]] = []
+    witnesses = [Witness("a", errors), Witness("b", errors, raises=True), Witness("c", errors)]
     with pytest.raises(type(cause)) as caught:
         engine(*witnesses, Act(fg.At(2), fail), steps=4).fit(Counting(), numbers([0]))
-    assert told == [("a", cause), ("b", cause), ("c", cause)]
+    assert errors == [("a", cause), ("b", cause), ("c", cause)]
     further = [note for note in caught.value.__notes__ if "ValueError" in note]
     assert (
         len(further) == 1 and "b fails as well" in further[0] and "plugin 'witness:b'" in further[0]

@@ -35,7 +35,7 @@ def test_agreed_stop_holds_through_an_evaluation() -> None:
         Counting(), numbers([0])
     )
     assert (result.stop_reason, int(result.state.step)) == ("preempted", 4)
-    assert not evaluating.told
+    assert not evaluating.results
 
 
 @pytest.mark.parametrize("fuse", [1, 4])

@@ -35,7 +35,7 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 
 
 @dataclass(frozen=True)
-class Kept:
+class MemorySnapshot:
     """A checkpoint: arrays by path, and the rest as JSON."""
 
     arrays: dict[str, np.ndarray]
@@ -48,8 +48,8 @@ class Memory:
     """A checkpointer: saves at a trigger and at the end of a run, each step once."""
 
     every: int | fg.Trigger = 5
-    kept: dict[int, Kept] = field(default_factory=dict)
-    asked: list[int] = field(default_factory=list)
+    snapshots: dict[int, MemorySnapshot] = field(default_factory=dict)
+    requested: list[int] = field(default_factory=list)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -57,8 +57,8 @@ class Memory:
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        self.asked.append(run.step)
-        if run.step in self.kept:
+        self.requested.append(run.step)
+        if run.step in self.snapshots:
             return
         plugins, snapshot = run.engine.plugins, run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
@@ -76,18 +76,19 @@ class Memory:
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         arrays = {jax.tree_util.keystr(path): _copied(leaf) for path, leaf in paths}
-        self.kept[run.step] = Kept(arrays, json.dumps(rest), snapshot.history)
+        self.snapshots[run.step] = MemorySnapshot(arrays, json.dumps(rest), snapshot.history)
 
     @fg.hookimpl
     def restore_checkpoint(
         self, resume: fg.CheckpointRef, template: fg.TrainState
     ) -> fg.Snapshot | None:
-        if resume.optional and not self.kept:
+        if resume.optional and not self.snapshots:
             return None
-        step = resume.step if isinstance(resume.step, int) else max(self.kept)
-        kept, rest = self.kept[step], json.loads(self.kept[step].rest)
+        step = resume.step if isinstance(resume.step, int) else max(self.snapshots)
+        snapshot = self.snapshots[step]
+        rest = json.loads(snapshot.rest)
         state = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: _placed(kept.arrays, path, leaf), template
+            lambda path, leaf: _placed(snapshot.arrays, path, leaf), template
         )
         span = fg.StepRange.from_json(rest["span"])
         return fg.Snapshot(
@@ -97,13 +98,13 @@ class Memory:
             tuple(rest["pending"]),
             rest["host"],
             rest["metrics"],
-            history=kept.history,
+            history=snapshot.history,
             run_dir=resume.path,
         )
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        positions = json.loads(self.kept[step].rest)["positions"]
+        positions = json.loads(self.snapshots[step].rest)["positions"]
         for rewind in run.engine.plugins.implementations("rewind_logger"):
             rewind(step, position=positions[rewind.plugin.name])
 
@@ -214,27 +215,27 @@ class File:
 class Events:
     """Notes the events of a run."""
 
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        self.told.append(f"restored {step} at {run.step}, weight {run.state.module.weight.shape}")
+        self.calls.append(f"restored {step} at {run.step}, weight {run.state.module.weight.shape}")
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        self.told.append(f"start at {run.step}")
+        self.calls.append(f"start at {run.step}")
 
     @fg.hookimpl
     def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
-        self.told.append(f"epoch {epoch} ended at {run.step}")
+        self.calls.append(f"epoch {epoch} ended at {run.step}")
 
     @fg.hookimpl
     def on_save(self, run: fg.Run, step: int) -> None:
-        self.told.append(f"saved {step} at {run.step}")
+        self.calls.append(f"saved {step} at {run.step}")
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        self.told.append(f"end at {run.step}")
+        self.calls.append(f"end at {run.step}")
 
 
 def interrupt(number: int = signal.SIGINT) -> None:
@@ -257,8 +258,10 @@ def stop(run: fg.Run) -> fg.StopTraining:
     return fg.StopTraining("stopped")
 
 
-def training(kept: dict[int, Kept], file: File, fuse: int, *others: Any) -> fg.Engine:
-    plugins = [Memory(kept=kept), Average(), Evaluator(4), file, *others]
+def training(
+    snapshots: dict[int, MemorySnapshot], file: File, fuse: int, *others: Any
+) -> fg.Engine:
+    plugins = [Memory(snapshots=snapshots), Average(), Evaluator(4), file, *others]
     return engine(*plugins, steps=12, seed=3, steps_per_execution=fuse, log_every=4)
 
 
@@ -288,19 +291,19 @@ def test_a_resumed_run_ends_with_the_same_bits(
 ) -> None:
     """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
     lines, whole = uninterrupted(fuse)
-    data, file, kept, events = regression(60, 8, shuffle=True), File(), {}, Events()
+    data, file, snapshots, events = regression(60, 8, shuffle=True), File(), {}, Events()
     try:
-        training(kept, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
+        training(snapshots, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
     except Killed:
         pass
-    resumed = training(kept, file, fuse, events).fit(
+    resumed = training(snapshots, file, fuse, events).fit(
         Learner, data, resume=fg.CheckpointRef("memory", step=5)
     )
     assert_same_bits(resumed.state, whole.state)
     assert file.lines == lines
     assert [json.loads(line)["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
     assert resumed.metrics == whole.metrics
-    assert events.told[:2] == ["restored 5 at 5, weight (3,)", "start at 5"]
+    assert events.calls[:2] == ["restored 5 at 5, weight (3,)", "start at 5"]
 
 
 def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
@@ -318,11 +321,11 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
 def test_run_with_replaced_weights_continues_counting_and_resumes_exactly() -> None:
     """After step 4 it goes on from the weights after step 2; an update makes the weight, which is
     the loss, 1 less."""
-    kept: list[fg.TrainState] = []
+    snapshots: list[fg.TrainState] = []
     keep = Act(
-        fg.At(2), lambda run: kept.append(jax.tree.map(jnp.copy, run.state)), instance="keep"
+        fg.At(2), lambda run: snapshots.append(jax.tree.map(jnp.copy, run.state)), instance="keep"
     )
-    back = Act(fg.At(4), lambda run: fg.ReplaceState(kept.pop()), instance="back")
+    back = Act(fg.At(4), lambda run: fg.ReplaceState(snapshots.pop()), instance="back")
     memory, data = Memory(), numbers([0], [0])
     whole = engine(memory, keep, back, steps=10, log_every=3).fit(Counting(), data)
     assert whole.history.steps("train/loss").tolist() == [3, 6, 9, 10]
@@ -476,7 +479,7 @@ def test_epochs_are_counted_across_a_resume() -> None:
     with pytest.raises(Killed):
         engine(memory, Act(fg.At(5), crash), epochs=3).fit(Counting(), data)
     result = engine(memory, events, epochs=3).fit(Counting(), data, resume=LATEST)
-    assert [line for line in events.told if "epoch" in line] == [
+    assert [line for line in events.calls if "epoch" in line] == [
         "epoch 1 ended at 6",
         "epoch 2 ended at 9",
     ]
@@ -486,14 +489,14 @@ def test_epochs_are_counted_across_a_resume() -> None:
 def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
     """Asked to stop while the twelfth batch is made, where a dispatch takes eight: no more than
     that one is waited for, and the one after it, because the source is read one batch ahead."""
-    made: list[int] = []
+    drawn: list[int] = []
 
     class Source:
         def __iter__(self) -> Iterator[np.ndarray]:
             for index in range(40):
-                if index == 11 and not memory.kept:
+                if index == 11 and not memory.snapshots:
                     interrupt(signal.SIGTERM)
-                made.append(index)
+                drawn.append(index)
                 yield np.zeros(1, np.float32)
 
     memory = Memory(1000)
@@ -501,8 +504,8 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
         Counting(), fg.DataSource(Source(), prefetch=0)
     )
     step = int(result.state.step)
-    assert result.stop_reason == "SIGTERM" and list(memory.kept) == [step]
-    assert step in (11, 12) and len(made) <= 13
+    assert result.stop_reason == "SIGTERM" and list(memory.snapshots) == [step]
+    assert step in (11, 12) and len(drawn) <= 13
     resumed = engine(memory, steps=40, steps_per_execution=8).fit(
         Counting(), fg.DataSource(Source(), prefetch=0), resume=LATEST
     )
@@ -514,7 +517,7 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
 
 
 def line_up(
-    kept: dict[int, Kept], file: File, before: Callable[[int], None], **settings: Any
+    snapshots: dict[int, MemorySnapshot], file: File, before: Callable[[int], None], **settings: Any
 ) -> fg.Engine:
     """Evaluations, a window, an action and the end of an epoch at step 8; saves there too."""
     acts = Act(8, lambda run: run.log_text("act", {"weight": run.state.module.weight.tolist()}))
@@ -523,7 +526,7 @@ def line_up(
         Evaluator(4, before, name="second"),
         Evaluator(fg.AtEnd(), before, name="last"),
     ]
-    plugins = [file, *evaluators, acts, Memory(fg.Every(8), kept), Average()]
+    plugins = [file, *evaluators, acts, Memory(fg.Every(8), snapshots), Average()]
     return engine(*plugins, *settings.pop("plugins", []), steps=12, log_every=4, seed=1, **settings)
 
 
@@ -555,40 +558,40 @@ def test_pending_evaluation_runs_first_and_records_equal_those_of_a_whole_run(
     whole: Any, batch: int
 ) -> None:
     lines, result = whole
-    kept: dict[int, Kept] = {}
+    snapshots: dict[int, MemorySnapshot] = {}
     file, data = File(), regression(64, 8)
-    stopped = line_up(kept, file, interrupting(1, batch)).fit(Learner, data)
+    stopped = line_up(snapshots, file, interrupting(1, batch)).fit(Learner, data)
     assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 8)
-    assert json.loads(kept[8].rest)["pending"][:2] == ["evaluator:second.evaluate", "log"]
+    assert json.loads(snapshots[8].rest)["pending"][:2] == ["evaluator:second.evaluate", "log"]
     assert json.loads(file.lines[-1])["source"] == "first"
     events = Events()
-    resumed = line_up(kept, file, never, plugins=[events]).fit(Learner, data, resume=LATEST)
+    resumed = line_up(snapshots, file, never, plugins=[events]).fit(Learner, data, resume=LATEST)
     assert file.lines == lines
     assert_same_bits(resumed.state, result.state)
-    assert [line for line in events.told if "epoch" in line] == ["epoch 0 ended at 8"]
+    assert [line for line in events.calls if "epoch" in line] == ["epoch 0 ended at 8"]
 
 
 def test_pending_evaluation_may_be_interrupted_again(whole: Any) -> None:
-    kept: dict[int, Kept] = {}
+    snapshots: dict[int, MemorySnapshot] = {}
     file, data = File(), regression(64, 8)
-    line_up(kept, file, interrupting(1, 1)).fit(Learner, data)
-    again = line_up(kept, file, interrupting(0, 2)).fit(Learner, data, resume=LATEST)
+    line_up(snapshots, file, interrupting(1, 1)).fit(Learner, data)
+    again = line_up(snapshots, file, interrupting(0, 2)).fit(Learner, data, resume=LATEST)
     assert (again.stop_reason, int(again.state.step)) == ("SIGINT", 8)
-    line_up(kept, file, never).fit(Learner, data, resume=LATEST)
+    line_up(snapshots, file, never).fit(Learner, data, resume=LATEST)
     assert file.lines == whole[0]
 
 
 def test_evaluation_interrupted_at_the_end_leaves_the_run_incomplete(
     whole: Any, tmp_path: Any
 ) -> None:
-    kept: dict[int, Kept] = {}
+    snapshots: dict[int, MemorySnapshot] = {}
     file, data = File(), regression(64, 8)
     stopped = line_up(
-        kept, file, interrupting(2, 1), plugins=[RunPlugin()], run_dir=str(tmp_path)
+        snapshots, file, interrupting(2, 1), plugins=[RunPlugin()], run_dir=str(tmp_path)
     ).fit(Learner, data)
     assert (stopped.stop_reason, int(stopped.state.step)) == ("SIGINT", 12)
     assert not RunDirectory(tmp_path).is_complete
-    resumed = line_up(kept, file, never, plugins=[RunPlugin()], run_dir=str(tmp_path)).fit(
+    resumed = line_up(snapshots, file, never, plugins=[RunPlugin()], run_dir=str(tmp_path)).fit(
         Learner, data, resume=SAME_RUN
     )
     assert file.lines == whole[0]
@@ -608,17 +611,21 @@ def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
             run.evaluate("first")
             run.evaluate("second")
 
-    def parts(kept: dict[int, Kept], file: File, before: Callable[[int], None]) -> fg.Engine:
+    def parts(
+        snapshots: dict[int, MemorySnapshot], file: File, before: Callable[[int], None]
+    ) -> fg.Engine:
         evaluators = [
             Evaluator(fg.At(99), name="first"),
             Evaluator(fg.At(99), before, name="second"),
         ]
-        return engine(file, *evaluators, Both(), Memory(fg.At(4), kept), steps=5, log_every=None)
+        return engine(
+            file, *evaluators, Both(), Memory(fg.At(4), snapshots), steps=5, log_every=None
+        )
 
-    whole_file, file, kept = File(), File(), {}
+    whole_file, file, snapshots = File(), File(), {}
     parts({}, whole_file, never).fit(Linear(), regression())
-    parts(kept, file, interrupting(0, 2)).fit(Linear(), regression())
-    parts(kept, file, never).fit(Linear(), regression(), resume=LATEST)
+    parts(snapshots, file, interrupting(0, 2)).fit(Linear(), regression())
+    parts(snapshots, file, never).fit(Linear(), regression(), resume=LATEST)
     assert file.lines == whole_file.lines
 
 
@@ -629,8 +636,11 @@ def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
 def test_run_is_saved_on_request_and_at_its_end() -> None:
     memory = Memory()
     engine(memory, Act(fg.At(3), fg.Run.save), steps=7).fit(Counting(), numbers([0]))
-    assert memory.asked == [3, 5, 7]
-    assert {step: float(kept.arrays[".module.weight"]) for step, kept in memory.kept.items()} == {
+    assert memory.requested == [3, 5, 7]
+    assert {
+        step: float(snapshot.arrays[".module.weight"])
+        for step, snapshot in memory.snapshots.items()
+    } == {
         3: -3,
         5: -5,
         7: -7,
@@ -640,13 +650,19 @@ def test_run_is_saved_on_request_and_at_its_end() -> None:
 def test_fast_dev_run_saves_nothing() -> None:
     memory = Memory(1)
     engine(memory, steps=7, fast_dev_run=2).fit(Counting(), numbers([0]))
-    assert memory.asked == []
+    assert memory.requested == []
 
 
 def test_checkpointer_reports_its_saves() -> None:
     events = Events()
     engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0.0]] * 9))
-    assert events.told == ["start at 0", "saved 3 at 3", "saved 6 at 6", "saved 7 at 7", "end at 7"]
+    assert events.calls == [
+        "start at 0",
+        "saved 3 at 3",
+        "saved 6 at 6",
+        "saved 7 at 7",
+        "end at 7",
+    ]
 
 
 def test_nothing_of_a_step_that_is_not_finite_is_saved() -> None:
@@ -659,7 +675,7 @@ def test_nothing_of_a_step_that_is_not_finite_is_saved() -> None:
     memory = Memory(1)
     with pytest.raises(NonFiniteError, match="step 4"):
         engine(memory, steps=7).fit(Logarithm, numbers([0]))
-    assert sorted(memory.kept) == [1, 2, 3]
+    assert sorted(memory.snapshots) == [1, 2, 3]
 
 
 def test_a_save_comes_after_the_records_of_its_step() -> None:
@@ -670,10 +686,10 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
             product = jax.lax.fori_loop(0, 40, lambda _, x: x @ x / 300, jnp.ones((300, 300)))
             return fg.Output(self.weight + 0 * product.sum())
 
-    file, seen = File(), []
-    look = Act(2, lambda run: seen.append((run.step, len(file.lines))), "save")
+    file, observed = File(), []
+    look = Act(2, lambda run: observed.append((run.step, len(file.lines))), "save")
     engine(file, look, steps=6, log_every=2).fit(Slow, numbers([0]))
-    assert seen == [(2, 1), (4, 2), (6, 3)]
+    assert observed == [(2, 1), (4, 2), (6, 3)]
 
 
 def test_logger_is_rewound_to_the_checkpoint() -> None:
@@ -682,19 +698,19 @@ def test_logger_is_rewound_to_the_checkpoint() -> None:
         engine(memory, file, Act(fg.At(7), crash), steps=8, log_every=1).fit(
             Counting(), numbers([0])
         )
-    assert json.loads(memory.kept[4].rest)["positions"] == {"file": 4}
+    assert json.loads(memory.snapshots[4].rest)["positions"] == {"file": 4}
     assert [json.loads(line)["step"] for line in file.lines][:6] == [1, 2, 3, 4, 5, 6]
     engine(memory, file, steps=8, log_every=1).fit(Counting(), numbers([0]), resume=LATEST)
     assert [json.loads(line)["step"] for line in file.lines] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_no_record_reaches_a_logger_before_it_is_rewound() -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     class Telling:
         @fg.hookimpl
         def log_text(self, record: fg.Record) -> None:
-            told.append("a notice")
+            calls.append("a notice")
 
         @fg.hookimpl
         def flush_logger(self, step: int) -> Future[None]:
@@ -704,14 +720,14 @@ def test_no_record_reaches_a_logger_before_it_is_rewound() -> None:
 
         @fg.hookimpl
         def rewind_logger(self, position: Any) -> None:
-            told.append("rewound")
+            calls.append("rewound")
 
     memory = Memory(3)
     parts = [memory, Telling(), Act(fg.EverySeconds(1e9), None, "log")]
     engine(*parts, steps=3).fit(Counting(), numbers([0]))
-    told.clear()
+    calls.clear()
     engine(*parts, steps=5).fit(Counting(), numbers([0]), resume=LATEST)
-    assert told == ["rewound", "a notice"]
+    assert calls == ["rewound", "a notice"]
 
 
 class Patience:
@@ -753,7 +769,7 @@ def test_host_state_of_plugins_is_restored() -> None:
         engine(memory, Patience("fast"), Patience("slow"), Act(fg.At(7), crash), steps=9).fit(
             Counting(), numbers([0])
         )
-    assert json.loads(memory.kept[4].rest)["host"] == {
+    assert json.loads(memory.snapshots[4].rest)["host"] == {
         "patience:fast": {"version": 3, "state": {"count": 4}},
         "patience:slow": {"version": 3, "state": {"count": 2}},
     }
@@ -785,7 +801,7 @@ def test_an_optional_checkpoint_may_be_missing() -> None:
         Counting(), numbers([0, 0]), resume=optional
     )
     assert float(result.module.weight) == -2
-    assert events.told[0] == "start at 0"
+    assert events.calls[0] == "start at 0"
     with pytest.raises(CheckpointError, match="found no checkpoint for memory"):
         engine(Nothing()).evaluate(Counting(), numbers([0]), weights=optional)
 

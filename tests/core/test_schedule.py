@@ -57,18 +57,20 @@ def test_actions_run_by_stage_in_a_fixed_order() -> None:
 
 def test_the_window_is_closed_in_the_stage_log() -> None:
     """What `decide` sees is the window before, what `act` sees is that of this step."""
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     def look(name: str) -> Any:
-        return lambda run: seen.append((name, run.step, run.metrics.get("train", {}).get("weight")))
+        return lambda run: observed.append(
+            (name, run.step, run.metrics.get("train", {}).get("weight"))
+        )
 
     actions = [
         fg.ScheduledAction(phase, 2, look(phase), phase) for phase in ("decide", "act", "save")
     ]
     engine(Schedule(actions), steps=4, log_every=2).fit(Counting(), numbers([0]))
-    assert seen[0] == ("decide", 2, None)
-    assert seen[3] == ("decide", 4, -1.0)
-    assert [(name, step) for name, step, _ in seen] == [
+    assert observed[0] == ("decide", 2, None)
+    assert observed[3] == ("decide", 4, -1.0)
+    assert [(name, step) for name, step, _ in observed] == [
         (name, step) for step in (2, 4) for name in ("decide", "act", "save")
     ]
 
@@ -174,27 +176,27 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
 
 
 @dataclass(frozen=True)
-class Asked(fg.Trigger):
+class CountingTrigger(fg.Trigger):
     """Fires at step 1 and notes when it is asked."""
 
-    asked: list[int] = field(default_factory=list, compare=False)
+    requests: list[int] = field(default_factory=list, compare=False)
 
     def _next_after(self, after: int, step_range: fg.StepRange) -> int | None:
-        self.asked.append(after)
+        self.requests.append(after)
         return 1 if after < 1 else None
 
 
 def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
-    triggers = [Asked() for _ in range(20)]
+    triggers = [CountingTrigger() for _ in range(20)]
     schedule = Schedule(
         [
-            fg.ScheduledAction(f"act{place}", one, lambda run: None)
-            for place, one in enumerate(triggers)
+            fg.ScheduledAction(f"act{place}", trigger, lambda run: None)
+            for place, trigger in enumerate(triggers)
         ]
     )
     fg.Engine(steps=1, plugins=[schedule]).fit(Counting(), numbers([0]))
-    asked = {len(one.asked) for one in triggers}
-    assert len(asked) == 1 and asked.pop() < 20
+    requests = {len(trigger.requests) for trigger in triggers}
+    assert len(requests) == 1 and requests.pop() < 20
 
 
 @pytest.mark.parametrize("fuse", [1, 8])
@@ -243,7 +245,7 @@ def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 8])
 def test_replaced_state_is_used_and_seen_by_the_next_action(fuse: int) -> None:
-    seen: list[float] = []
+    observed: list[float] = []
 
     def replace(run: fg.Run) -> fg.ReplaceState:
         state = run.state
@@ -253,11 +255,11 @@ def test_replaced_state_is_used_and_seen_by_the_next_action(fuse: int) -> None:
             )
         )
 
-    look = Act(3, lambda run: seen.append(float(run.state.module.weight)), "save", "look")
+    look = Act(3, lambda run: observed.append(float(run.state.module.weight)), "save", "look")
     result = engine(Act(fg.At(3), replace), look, steps=6, steps_per_execution=fuse).fit(
         Counting(), numbers(*[[0.0]] * 9)
     )
-    assert seen == [50, 47]
+    assert observed == [50, 47]
     assert float(result.module.weight) == 47
     assert int(result.state.step) == 6
 
@@ -281,10 +283,10 @@ def test_anything_else_that_an_action_returns_is_an_error(answer: Any) -> None:
 
 
 def test_run_is_valid_only_during_the_call() -> None:
-    kept: list[fg.Run] = []
-    engine(Act(fg.At(1), kept.append), steps=2).fit(Counting(), numbers([0]))
+    runs: list[fg.Run] = []
+    engine(Act(fg.At(1), runs.append), steps=2).fit(Counting(), numbers([0]))
     with pytest.raises(StateError, match="only during the call"):
-        _ = kept[0].state
+        _ = runs[0].state
 
 
 # --- clocks
@@ -338,8 +340,8 @@ def test_time_driven_windows_are_telemetry_and_the_run_says_so(trigger: fg.Trigg
     )
     (notice,) = result.messages
     assert "act.act runs by the clock or by process: what it logs is telemetry" in notice
-    told = texts.records[0]
-    assert (told.kind, told.stream, told.step, told.values) == (
+    message = texts.records[0]
+    assert (message.kind, message.stream, message.step, message.values) == (
         "text",
         "telemetry",
         0,
@@ -395,8 +397,8 @@ def test_traced_step_knows_which_actions_are_due(fuse: int) -> None:
         *watching, Schedule(actions), steps=12, steps_per_execution=fuse, log_every=5
     ).fit(Counting(), numbers(*[[0.0]] * 12))
     due = {
-        name.partition(":")[2]: jnp.flatnonzero(own).tolist()
-        for name, own in result.state.plugin_states.items()
+        name.partition(":")[2]: jnp.flatnonzero(plugin_state).tolist()
+        for name, plugin_state in result.state.plugin_states.items()
     }
     assert due == {"log": [5, 8, 10, 12], "look": [3, 7], "window": [8]}
     assert noted.ran == ["look", "look"]

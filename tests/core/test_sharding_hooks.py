@@ -74,10 +74,10 @@ class FirstAxis(MeshStrategy):
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
         super().__init__(mesh)
-        self.asked: dict[str, Any] = {}
+        self.calls: dict[str, Any] = {}
 
     def get_state_shardings(self, state: fg.TrainState) -> Any:
-        self.asked["abstract"] = all(
+        self.calls["abstract"] = all(
             isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)
         )
         return jax.tree.map(
@@ -85,7 +85,7 @@ class FirstAxis(MeshStrategy):
         )
 
     def get_batch_shardings(self, batch: Any) -> Any:
-        self.asked["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
+        self.calls["batch"] = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in batch.items()}
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, P("data")), batch)
 
     def get_param_shardings(self, module: Net) -> Any:
@@ -114,12 +114,12 @@ def divisible(leaf: Any) -> bool:
 class Looking:
     """Notes how states and batches are placed, and what a checkpointer is asked for."""
 
-    seen: dict[str, Any] = field(default_factory=dict)
+    observed: dict[str, Any] = field(default_factory=dict)
 
     @fg.hookimpl
     def transform_batch(self, batch: Any) -> Any:
         def look(sharding: Any) -> None:
-            self.seen["batch part"] = list(sharding.shard_shape(batch["x"].shape))
+            self.observed["batch part"] = list(sharding.shard_shape(batch["x"].shape))
 
         jax.debug.inspect_array_sharding(batch["x"], callback=look)
         return batch
@@ -127,12 +127,12 @@ class Looking:
     @fg.hookimpl
     def loss_terms(self, module: Net, output: fg.Output) -> Any:
         def look_at_module(sharding: Any) -> None:
-            self.seen["module part"] = list(sharding.shard_shape(module.first.shape))
+            self.observed["module part"] = list(sharding.shard_shape(module.first.shape))
 
         jax.debug.inspect_array_sharding(module.first, callback=look_at_module)
 
         def look(sharding: Any) -> None:
-            self.seen["preds part"] = list(sharding.shard_shape(output.preds.shape))
+            self.observed["preds part"] = list(sharding.shard_shape(output.preds.shape))
 
         jax.debug.inspect_array_sharding(output.preds, callback=look)
         return {}
@@ -140,13 +140,13 @@ class Looking:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         def look(run: fg.Run) -> None:
-            self.seen[f"state at {run.step}"] = parts(run.state)
+            self.observed[f"state at {run.step}"] = parts(run.state)
 
         return [fg.ScheduledAction("look", fg.AtStart() | fg.At(3), look)]
 
     @fg.hookimpl
     def restore_checkpoint(self, template: fg.TrainState) -> None:
-        self.seen["state to restore"] = parts(template)
+        self.observed["state to restore"] = parts(template)
 
 
 def parts(state: Any) -> dict[str, list[int] | None]:
@@ -210,8 +210,8 @@ def report() -> dict[str, Any]:
         ],
         "described": engine.explain_sharding(next(iter(data))),
         "devices": len(jax.devices()),
-        "asked": cast(Any, sharding.strategy).asked,
-        "seen": looking.seen,
+        "calls": cast(Any, sharding.strategy).calls,
+        "seen": looking.observed,
         "state at the end": {name: parts(result.state) for name, result in results.items()},
         "losses": {name: result.history["train/loss"].tolist() for name, result in results.items()},
         "weights": {
@@ -248,7 +248,7 @@ SHARDED = {
 
 
 def test_strategy_is_asked_with_shapes(reported: dict[str, Any]) -> None:
-    assert reported["asked"] == {
+    assert reported["calls"] == {
         "abstract": True,
         "batch": {"x": ["float32", 16, 4], "y": ["float32", 16]},
     }

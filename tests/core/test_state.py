@@ -22,7 +22,7 @@ from models import (
     assert_close,
     assert_same_bits,
     classes,
-    made,
+    init_module,
     numbers,
     regression,
     trained,
@@ -117,7 +117,7 @@ def test_using_a_consumed_state_is_an_error() -> None:
     engine, data = fg.Engine(steps=1), regression()
     batch = next(iter(data))
     state = engine.init_state(Linear, data)
-    kept, _ = engine.step(state, batch)
+    new_state, _ = engine.step(state, batch)
     for use in (
         lambda: engine.step(state, batch),
         lambda: engine.fit(data=data, state=state),
@@ -126,10 +126,10 @@ def test_using_a_consumed_state_is_an_error() -> None:
     ):
         with pytest.raises(StateError, match=r"was consumed: its .*weight belongs to a later step"):
             use()
-    result = engine.fit(data=data, state=kept)
+    result = engine.fit(data=data, state=new_state)
     assert int(result.state.step) == 2
     with pytest.raises(StateError, match="was consumed"):
-        engine.step(kept, batch)
+        engine.step(new_state, batch)
 
 
 class Copying:
@@ -158,7 +158,7 @@ class Many(Counting):
         self.many = [jnp.zeros(3) for _ in range(size)]
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(self.weight + sum(one.sum() for one in self.many))
+        return fg.Output(self.weight + sum(array.sum() for array in self.many))
 
 
 def view_in_place(engine: fg.Engine, state: fg.TrainState) -> fg.TrainState:
@@ -183,7 +183,7 @@ def test_a_state_may_hold_an_array_twice_and_arrays_of_the_host(change: Any, siz
     for _ in range(2):
         state, _ = engine.step(change(engine, state), data[0])
     for module in (state.module, state.plugin_states["copying"]):
-        assert float(module.weight) == -8 and all((one == -8).all() for one in module.many)
+        assert float(module.weight) == -8 and all((array == -8).all() for array in module.many)
 
 
 def test_using_a_consumed_model_is_an_error() -> None:
@@ -260,7 +260,9 @@ def test_two_models_of_one_class_have_separate_programs(through: str) -> None:
         ((5,), jnp.float16),
         ((2,), jnp.float32),
     ):
-        model = eqx.tree_at(lambda module: module.weight, made(Sized), jnp.zeros(shape, dtype))
+        model = eqx.tree_at(
+            lambda module: module.weight, init_module(Sized), jnp.zeros(shape, dtype)
+        )
         if through == "fit":
             state = engine.fit(model, numbers([0])).state
         else:
@@ -319,19 +321,19 @@ def test_batch_norm_is_carried_and_evaluated_in_inference_mode() -> None:
     for batch in [*data, *data, *data]:
         expected, expected_state = update(expected, expected_state, batch)
     engine = fg.Engine(steps=6)
-    given = engine.fit((model, state), data)
-    assert_close(eqx.filter(given.module, eqx.is_array), expected)
-    assert_close(given.model_state, expected_state)
+    result = engine.fit((model, state), data)
+    assert_close(eqx.filter(result.module, eqx.is_array), expected)
+    assert_close(result.model_state, expected_state)
 
     inference = eqx.nn.inference_mode(eqx.combine(expected, static))
     x = data.arrays["x"]
     preds, _ = jax.vmap(inference, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(
         x, expected_state
     )
-    for weights in (given, given.state, (given.module, given.model_state)):
+    for weights in (result, result.state, (result.module, result.model_state)):
         np.testing.assert_allclose(engine.predict(weights, data), preds, rtol=1e-5, atol=1e-5)
     error = np.mean((np.asarray(preds) - data.arrays["y"]) ** 2)
-    assert engine.evaluate(given, data)["loss"] == pytest.approx(error, rel=1e-5)
+    assert engine.evaluate(result, data)["loss"] == pytest.approx(error, rel=1e-5)
 
 
 def test_a_step_that_drops_the_model_state_is_an_error() -> None:
@@ -353,14 +355,14 @@ def test_a_step_that_drops_the_model_state_is_an_error() -> None:
 
 def test_a_callable_may_give_a_module_and_its_state() -> None:
     data = regression(16, 8)
-    made = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
+    result = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
     fused = fg.Engine(steps=2, steps_per_execution=2).fit(eqx.nn.make_with_state(Normalized), data)
-    assert_close(trained(made.state), trained(fused.state))
+    assert_close(trained(result.state), trained(fused.state))
     engine = fg.Engine(steps=2)
     state = engine.init_state(eqx.nn.make_with_state(Normalized), data)
     for batch in engine.iter_batches(data):
         state, _ = engine.step(state, batch)
-    assert_same_bits(trained(made.state), trained(state))
+    assert_same_bits(trained(result.state), trained(state))
 
 
 def test_a_model_with_a_state_stays_usable() -> None:
@@ -428,11 +430,12 @@ class Mixed(fg.Module):
         return optax.adamw(0.1, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("given", [Mixed, Mixed()], ids=["callable", "module"])
-def test_every_kind_of_leaf_survives_training(given: Any) -> None:
+@pytest.mark.parametrize("model", [Mixed, Mixed()], ids=["callable", "module"])
+def test_every_kind_of_leaf_survives_training(model: Any) -> None:
     batch = np.ones((2, 3), np.float32)
-    result = fg.Engine(steps=3, on_nonfinite="skip").fit(given, [batch])
-    module, model = result.module, Mixed()
+    result = fg.Engine(steps=3, on_nonfinite="skip").fit(model, [batch])
+    module = result.module
+    model = Mixed()
     assert not np.array_equal(module.weight, model.weight)
     assert (module.name, module.sizes, module.nothing) == ("mixed", (3, 4), None)
     assert (module.activation, module.factor, module.switch, module.words) == (
@@ -503,11 +506,11 @@ def test_numpy_leaves_become_parameters() -> None:
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return fg.Output(jnp.mean((batch["x"] @ self.weight + self.offset - batch["y"]) ** 2))
 
-    for given in (FromNumpy, FromNumpy()):
-        module = fg.Engine(steps=2).fit(given, regression()).module
+    for model in (FromNumpy, FromNumpy()):
+        module = fg.Engine(steps=2).fit(model, regression()).module
         assert isinstance(module.weight, jax.Array) and isinstance(module.offset, jax.Array)
         assert module.weight.any() and module.offset != 0
-    assert not given.weight.any()
+    assert not model.weight.any()
 
 
 def test_float64_leaves_and_data_become_float32() -> None:
@@ -536,8 +539,8 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
     assert Weak().weight.weak_type
     events = Events()
     engine = fg.Engine(steps=3, plugins=[events])
-    for given in (Weak, Weak()):
-        first = engine.fit(given, numbers([0]))
+    for model in (Weak, Weak()):
+        first = engine.fit(model, numbers([0]))
         assert not any(leaf.weak_type for leaf in (first.module.weight, first.module.scale))
         second = engine.fit(data=numbers([0]), state=first.state)
         assert float(second.module.weight) == -6
@@ -613,12 +616,12 @@ def test_a_metric_whose_shape_follows_the_batch() -> None:
 
 
 def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
-    kept: list[fg.Run] = []
-    fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: kept.append(run))]).fit(
+    runs: list[fg.Run] = []
+    fg.Engine(steps=2, plugins=[Act(fg.Every(1), lambda run: runs.append(run))]).fit(
         Linear, regression()
     )
     with pytest.raises(StateError, match="only during the call"):
-        _ = kept[0].state
+        _ = runs[0].state
 
 
 def test_the_digest_depends_on_numbers_and_not_on_memory_layout() -> None:

@@ -60,7 +60,7 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
             state, _ = super().train_step(state, batch, ctx, update_rule)
             return super().train_step(state, batch, ctx.fork("second"), update_rule)
 
-    seen = []
+    observed = []
 
     class Watching:
         @fg.hookimpl
@@ -69,7 +69,7 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
 
         @fg.hookimpl
         def log_scalars(self, record: fg.Record) -> None:
-            seen.append((record.step, record.stream))
+            observed.append((record.step, record.stream))
 
     result = Twice(steps=3, log_every=3, plugins=[Watching()]).fit(Counting, numbers([0]))
     assert float(result.module.weight) == -6 and int(result.state.step) == 3
@@ -77,7 +77,7 @@ def test_a_subclass_that_wraps_the_step_keeps_everything_around_it() -> None:
         result.metrics["train"]["watching/gradient"],
         result.metrics["train"]["watching/update"],
     ) == (1, -1)
-    assert (3, "exact") in seen
+    assert (3, "exact") in observed
 
 
 def test_subclass_that_returns_no_step_result_is_an_error() -> None:

@@ -31,11 +31,11 @@ def steps_of(
 ) -> list[int]:
     """The steps that asking again and again gives; a fresh fit unless `after` says where it was
     resumed."""
-    found: list[int] = []
+    steps: list[int] = []
     step = span.start - 1 if after is None else after
     while (step := trigger.next(step, span)) is not None and step <= until:
-        found.append(step)
-    return found
+        steps.append(step)
+    return steps
 
 
 def simulate(
@@ -47,17 +47,17 @@ def simulate(
 ) -> list[tuple[int, float]]:
     """(step, time) of each action in a loop whose clock starts at 0, asked at every step
     boundary."""
-    now, found = 0.0, []
+    now, steps = 0.0, []
     begin = span.start if begin is None else begin
     armed = TriggerState(trigger, begin, now)
     assert span.stop is not None
     for step in range(begin + 1, span.stop + 1):
         now += step_time
         if armed.is_due(step, span, now):
-            found.append((step, now))
+            steps.append((step, now))
             now += action_time
             armed.mark_done(step, now)
-    return found
+    return steps
 
 
 def test_case_01_every_counts_absolute_steps() -> None:

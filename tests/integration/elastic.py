@@ -32,10 +32,10 @@ class Net(fg.Module):
         self.drop = eqx.nn.Dropout(0.2)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        def one(x: Any, key: Any) -> Any:
+        def apply(x: Any, key: Any) -> Any:
             return self.layers[1](self.drop(jax.nn.relu(self.layers[0](x)), key=key))
 
-        preds = jax.vmap(one)(batch["x"], ctx.keys("default", len(batch["x"])))
+        preds = jax.vmap(apply)(batch["x"], ctx.keys("default", len(batch["x"])))
         return fg.Output(((preds - batch["y"]) ** 2).mean())
 
     def configure_optimizers(self) -> optax.GradientTransformation:
@@ -77,11 +77,11 @@ def main(run: str, layout: str, devices: int, steps: int) -> None:
     engine = fg.Engine(steps=steps, log_every=1, run_dir=run, plugins=plugins, autoload=False)
     result = engine.fit(Net, data, resume="auto")
     assert int(result.state.step) == steps
-    found = {
+    results = {
         "began": began.state,
         "ended": {"bits": bits(result.state), "parts": parts(result.state)},
     }
-    print(json.dumps({**found, "losses": result.history["train/loss"].tolist()}))
+    print(json.dumps({**results, "losses": result.history["train/loss"].tolist()}))
 
 
 if __name__ == "__main__":

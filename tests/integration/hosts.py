@@ -129,7 +129,7 @@ class Custom(Evaluator):
         return super().evaluate(state, step)
 
 
-def told(do: Callable[[], Any]) -> None:
+def print_error(do: Callable[[], Any]) -> None:
     try:
         do()
     except Exception as error:
@@ -157,32 +157,34 @@ def main() -> None:
     say(along=result.metrics["test"], after=engine.evaluate(result, mine))
     if "failures" in sys.argv:
         evaluate = partial(engine.evaluate, Scores())
-        told(lambda: evaluate(failing(process)))
-        told(lambda: evaluate([] if process == 1 else mine))
-        told(lambda: evaluate([{"scores": examples()["scores"]}] if process == 1 else mine))
+        print_error(lambda: evaluate(failing(process)))
+        print_error(lambda: evaluate([] if process == 1 else mine))
+        print_error(lambda: evaluate([{"scores": examples()["scores"]}] if process == 1 else mine))
         plain, batch, other = (
             fg.Engine(steps=3, plugins=[Hosts()], autoload=False),
             mine[0],
             mine[process],
         )
-        told(
+        print_error(
             lambda: fg.Engine(steps=1 + process, plugins=[Hosts()], autoload=False).fit(
                 Scores, train
             )
         )
-        told(
+        print_error(
             lambda: fg.Engine(steps=1, seed=process, plugins=[Hosts()], autoload=False).fit(
                 Scores, train
             )
         )
-        told(lambda: plain.fit(Own(), train))
-        told(
+        print_error(lambda: plain.fit(Own(), train))
+        print_error(
             lambda: plain.fit(
                 Scores, [{name: array[: 8 + process] for name, array in batch.items()}]
             )
         )
-        told(lambda: plain.fit(Scores, [batch] * (1 + process)))
-        told(lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other]))
+        print_error(lambda: plain.fit(Scores, [batch] * (1 + process)))
+        print_error(
+            lambda: fg.Engine(steps=1, plugins=[Whole()], autoload=False).fit(Scores, [other])
+        )
         custom = fg.Engine(
             steps=3,
             plugins=[Hosts(), Custom("own", [examples()], 1, raise_on_error=False)],

@@ -36,18 +36,18 @@ def test_digits():
     assert steps == ("200", "400", "500")
     assert float(losses[0]) > float(losses[1]) > float(losses[2])
     assert float(accuracies[0]) < float(accuracies[1]) < float(accuracies[2])
-    found = re.fullmatch(r"test accuracy ([01]\.\d{4})", last)
-    assert found and float(found[1]) > 0.9
+    match = re.fullmatch(r"test accuracy ([01]\.\d{4})", last)
+    assert match and float(match[1]) > 0.9
 
 
 @pytest.mark.slow
 def test_gan(tmp_path):
     *progress, last = run("gan.py", f"folder={tmp_path}", XLA_FLAGS="")
     assert len(progress) == 15
-    found = ast.literal_eval(last)
-    assert found["classes"] == 10
-    assert found["confidence"] > 0.8
-    assert found["relative"] < 0.1
+    metrics = ast.literal_eval(last)
+    assert metrics["classes"] == 10
+    assert metrics["confidence"] > 0.8
+    assert metrics["relative"] < 0.1
     for step in (1000, 2000, 3000):
         assert (tmp_path / f"step-{step}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -56,9 +56,9 @@ def test_gan(tmp_path):
 def test_wgan_gp():
     *progress, last = run("wgan_gp.py", XLA_FLAGS="")
     assert len(progress) == 8
-    found = ast.literal_eval(last)
-    assert found["modes"] == 8
-    assert found["high_quality"] > 0.8
+    metrics = ast.literal_eval(last)
+    assert metrics["modes"] == 8
+    assert metrics["high_quality"] > 0.8
 
 
 def test_digits_resumes_after_a_kill(tmp_path: Path):
@@ -90,8 +90,8 @@ def test_digits_resumes_after_a_kill(tmp_path: Path):
     ("layout", "share"),
     [("fsdp", 1 / 8)]
     + [
-        pytest.param(*one, marks=pytest.mark.slow)
-        for one in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))
+        pytest.param(*variant, marks=pytest.mark.slow)
+        for variant in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))
     ],
 )
 def test_transformer(layout: str, share: float):
@@ -128,11 +128,11 @@ def test_digits_standalone_eval(tmp_path: Path):
     folder = tmp_path / "run"
     *lines, drawn = run("digits_standalone_eval.py", "steps=500", "width=64", "--run", str(folder))
     shown = [
-        found
+        match
         for line in lines
-        if (found := re.fullmatch(r"(\w+)  step 500  accuracy ([.\d]+)  loss .*", line))
+        if (match := re.fullmatch(r"(\w+)  step 500  accuracy ([.\d]+)  loss .*", line))
     ]
-    assert [found[1] for found in shown] == ["test", "shifted"] and float(shown[0][2]) > 0.9
+    assert [match[1] for match in shown] == ["test", "shifted"] and float(shown[0][2]) > 0.9
     assert drawn == str(folder / "accuracy.png") and Path(drawn).read_bytes()[1:4] == b"PNG"
 
 

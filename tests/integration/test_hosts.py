@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("hosts.py")
 
 
 @cache
-def found(processes: int, *arguments: str) -> list[list[dict[str, Any]]]:
+def run_hosts(processes: int, *arguments: str) -> list[list[dict[str, Any]]]:
     """What each process printed."""
     command = [
         sys.executable,
@@ -56,7 +56,7 @@ def expected() -> tuple[dict[str, float], np.ndarray]:
     "processes", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 4]
 )
 def test_uneven_hosts_compute_what_scikit_learn_computes_over_the_whole_set(processes: int) -> None:
-    hosts = found(processes, *(["failures"] if processes == 2 else []))
+    hosts = run_hosts(processes, *(["failures"] if processes == 2 else []))
     same = [[line for line in lines if "error" not in line] for lines in hosts]
     assert all(lines == same[0] for lines in same)
     metrics, scores = expected()
@@ -69,7 +69,7 @@ def test_uneven_hosts_compute_what_scikit_learn_computes_over_the_whole_set(proc
 
 
 def test_failure_on_one_host_is_raised_on_all() -> None:
-    first, second = found(2, "failures")
+    first, second = run_hosts(2, "failures")
     errors = [[line["error"] for line in lines if "error" in line] for lines in (first, second)]
     why = "process 1 failed to make batch {} of an evaluation: {}"
     assert errors[0][0] == "ProcessError: " + why.format(1, "OSError: the disk is gone")
@@ -81,7 +81,7 @@ def test_failure_on_one_host_is_raised_on_all() -> None:
     assert errors[0][2] == errors[1][2] and errors[0][2].startswith(
         "DataError: batch 0 of an evaluation is "
     )
-    for (one, other), words in zip(
+    for (message, other), words in zip(
         zip(errors[0][3:9], errors[1][3:9], strict=True),
         [
             "steps: 1 on process 0, and 2 on process 1",
@@ -93,10 +93,10 @@ def test_failure_on_one_host_is_raised_on_all() -> None:
         ],
         strict=True,
     ):
-        assert one == other and one.startswith(
+        assert message == other and message.startswith(
             "ConfigurationError: the processes of one training differ in "
-        ), one
-        assert words in one
+        ), message
+        assert words in message
     assert errors[0][9].startswith(
         "ProcessError: process 1 failed to make batch 0 of an evaluation: OSError"
     )

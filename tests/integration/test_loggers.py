@@ -27,10 +27,10 @@ def run(folder: Path, kill: int = 0) -> None:
 def jsonl(folder: Path) -> Scalars:
     records = [loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     return [
-        (one["step"], f"{one['source']}/{name}", value)
-        for one in records
-        if one["kind"] == "scalars"
-        for name, value in one["values"].items()
+        (record["step"], f"{record['source']}/{name}", value)
+        for record in records
+        if record["kind"] == "scalars"
+        for name, value in record["values"].items()
     ]
 
 
@@ -76,14 +76,18 @@ def exact(scalars: Scalars) -> list[tuple[int, str]]:
 def test_every_logger_holds_each_step_once(kills: tuple[int, ...], tmp_path: Path):
     for kill in (*kills, 0):
         run(tmp_path, kill)
-    found = {"jsonl": jsonl(tmp_path), "csv": table(tmp_path), "tensorboard": tensorboard(tmp_path)}
-    found["wandb"] = wandb(tmp_path)
-    expected = exact(found["jsonl"])
+    tables = {
+        "jsonl": jsonl(tmp_path),
+        "csv": table(tmp_path),
+        "tensorboard": tensorboard(tmp_path),
+    }
+    tables["wandb"] = wandb(tmp_path)
+    expected = exact(tables["jsonl"])
     logged = sorted({*range(3, 41, 3), 40})
     assert [step for step, name in expected if name == "train/loss"] == logged
     assert [step for step, name in expected if name == "test/loss"] == [8, 16, 24, 32, 40]
-    for logger, scalars in found.items():
+    for logger, scalars in tables.items():
         assert exact(scalars) == expected, logger
         values = {(step, name): value for step, name, value in scalars}
-        for step, name, value in found["jsonl"]:
+        for step, name, value in tables["jsonl"]:
             assert values[step, name] == pytest.approx(value, rel=1e-6), (logger, step, name)

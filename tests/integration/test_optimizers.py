@@ -105,8 +105,8 @@ def plugins() -> list[Any]:
     [
         (4, 8),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in [(1, 5), (1, 8), (1, 10), (4, 5), (4, 10)]
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, 5), (1, 8), (1, 10), (4, 5), (4, 10)]
         ),
     ],
 )
@@ -171,12 +171,12 @@ def test_several_devices_compute_what_one_does() -> None:
         [sys.executable, __file__], capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stderr
-    for name, found in json.loads(run.stdout.splitlines()[-1]).items():
-        one, eight = found["one"], found["eight"]
+    for name, losses in json.loads(run.stdout.splitlines()[-1]).items():
+        single, eight = losses["one"], losses["eight"]
         np.testing.assert_allclose(
-            eight["weights"], one["weights"], rtol=2e-4, atol=2e-5, err_msg=name
+            eight["weights"], single["weights"], rtol=2e-4, atol=2e-5, err_msg=name
         )
-        assert one["parts"] and all(part == [16, 8] for part in one["parts"])
+        assert single["parts"] and all(part == [16, 8] for part in single["parts"])
         assert all(part != [16, 8] for part in eight["parts"]), name
 
 

@@ -106,14 +106,18 @@ class Outsider:
 
 def test_core_alone_installs_only_its_dependencies(core_alone: Path):
     installed = {
-        str(canonicalize_name(found.name)): found
-        for found in distributions(path=[site_packages(core_alone)])
+        str(canonicalize_name(distribution.name)): distribution
+        for distribution in distributions(path=[site_packages(core_alone)])
     }
     needed, todo = set(), ["fulgurite"]
     while todo:
         name = todo.pop()
         needed.add(name)
-        todo += [one for one in required_by(installed[name].requires or []) if one not in needed]
+        todo += [
+            requirement
+            for requirement in required_by(installed[name].requires or [])
+            if requirement not in needed
+        ]
     assert required_by(installed["fulgurite"].requires or []) == DEPENDENCIES
     assert set(installed) - {"pip"} == needed
 
@@ -241,9 +245,9 @@ def site_packages(folder: Path) -> str:
 def required_by(requirements: list[str]) -> set[str]:
     """The names of those requirements that hold here without extras; these environments have this
     Python."""
-    parsed = [Requirement(text) for text in requirements]
+    parsed_requirements = [Requirement(text) for text in requirements]
     return {
-        canonicalize_name(one.name)
-        for one in parsed
-        if not one.marker or one.marker.evaluate({"extra": ""})
+        canonicalize_name(requirement.name)
+        for requirement in parsed_requirements
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""})
     }

@@ -133,11 +133,11 @@ def killed_until_done(
         check_commits(run, whole, kill.number != signal.SIGKILL)
 
 
-def compare(found: Left, whole: Left) -> None:
+def compare(outcome: Left, whole: Left) -> None:
     """Both are the same, byte for byte."""
-    assert found.records.decode() == whole.records.decode()
-    assert found.arrays.keys() == whole.arrays.keys()
-    assert [path for path in whole.arrays if found.arrays[path] != whole.arrays[path]] == []
+    assert outcome.records.decode() == whole.records.decode()
+    assert outcome.arrays.keys() == whole.arrays.keys()
+    assert [path for path in whole.arrays if outcome.arrays[path] != whole.arrays[path]] == []
 
 
 def check_commits(run: Path, whole: Left, pending: bool) -> None:
@@ -153,8 +153,8 @@ def check_commits(run: Path, whole: Left, pending: bool) -> None:
 
 def attempt(run: Path, arguments: Arguments, kill: Kill | None = None) -> int:
     """Starts the program once, and gives its exit code."""
-    given = arguments | (kill.arguments() if kill else {})
-    process = started(run, given)
+    options = arguments | (kill.arguments() if kill else {})
+    process = started(run, options)
     try:
         if kill is not None and not kill.arguments():
             strike(process, run, kill)
@@ -180,19 +180,19 @@ def strike(process: ForkServerProcess, run: Path, kill: Kill) -> None:
     """Waits for a moment that can be seen from outside, and sends the signal."""
     directory = RunDirectory(run)
     # Checkpoints are counted by what appears: old ones go while new ones come.
-    before, attempts, seen = (
+    before, attempts, num_events = (
         {step for step, _ in directory.list_checkpoints()},
         directory.num_attempts,
         0,
     )
-    while seen < kill.count:
+    while num_events < kill.count:
         if not process.is_alive():
             return
         if kill.place == "start":
-            seen += directory.num_attempts > attempts
+            num_events += directory.num_attempts > attempts
         else:
             steps = {step for step, _ in directory.list_checkpoints()}
-            seen, before = seen + len(steps - before), before | steps
+            num_events, before = num_events + len(steps - before), before | steps
         time.sleep(0.0005)
     time.sleep(kill.after)
     if process.is_alive() and process.pid is not None:

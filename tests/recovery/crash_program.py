@@ -39,8 +39,11 @@ class Net(fg.Module):
     last: eqx.nn.Linear
 
     def __init__(self, *, key: Any) -> None:
-        one, two = jax.random.split(key)
-        self.first, self.last = eqx.nn.Linear(4, 8, key=one), eqx.nn.Linear(8, 3, key=two)
+        first_key, last_key = jax.random.split(key)
+        self.first, self.last = (
+            eqx.nn.Linear(4, 8, key=first_key),
+            eqx.nn.Linear(8, 3, key=last_key),
+        )
         self.norm, self.drop = eqx.nn.BatchNorm(8, "batch", mode="ema"), eqx.nn.Dropout(0.3)
 
     def __call__(self, x: Any, state: eqx.nn.State, key: Any) -> tuple[Any, eqx.nn.State]:
@@ -50,8 +53,8 @@ class Net(fg.Module):
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         keys, state = ctx.keys("dropout", len(batch["y"])), ctx.model_state
         assert state is not None
-        one = jax.vmap(self, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
-        logits, state = one(batch["x"], state, keys)
+        apply = jax.vmap(self, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
+        logits, state = apply(batch["x"], state, keys)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
         metrics = {
             "accuracy": fg.metrics.Accuracy.from_logits(logits, batch["y"]),
@@ -120,11 +123,11 @@ class Killer:
     count: int
     wait: float
     number: int
-    _seen: int = field(default=0, init=False)
+    _num_calls: int = field(default=0, init=False)
 
     def at(self, place: str) -> None:
-        self._seen += place == self.place
-        if place == self.place and self._seen == self.count:
+        self._num_calls += place == self.place
+        if place == self.place and self._num_calls == self.count:
             if self.wait:
                 threading.Timer(self.wait, os.kill, (os.getpid(), self.number)).start()
             else:
@@ -165,20 +168,20 @@ class Telling:
 class Stream(Telling):
     """The same with a state: the number of batches given so far."""
 
-    given: int = 0
+    num_drawn: int = 0
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, start = divmod(self.given, len(self.source))
+        epoch, start = divmod(self.num_drawn, len(self.source))
         for batch in self.source.iter_epoch(epoch, seed=5, start=start):
             self.tell()
-            self.given += 1
+            self.num_drawn += 1
             yield batch
 
     def get_state(self) -> int:
-        return self.given
+        return self.num_drawn
 
     def set_state(self, state: int) -> None:
-        self.given = state
+        self.num_drawn = state
 
 
 def examples(count: int, seed: int, batch_size: int, **options: Any) -> fg.ArrayData:

@@ -123,8 +123,8 @@ ATTACKS: dict[str, Any] = {
         for change in (step_outside, plugins_outside)
     },
     **{
-        one.__name__: one
-        for one in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)
+        attack.__name__: attack
+        for attack in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)
     },
 }
 
@@ -137,7 +137,7 @@ checkpoints.restore_checkpoint(
 )  # imports everything that reading needs
 modules = set(sys.modules)
 
-watching, seen = False, []
+watching, accesses = False, []
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {
     "os.rename",
@@ -164,9 +164,9 @@ def audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not watching:
         return
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
-        seen.append([event, str(arguments[0])])
+        accesses.append([event, str(arguments[0])])
     elif event in CHANGES or event in EXECUTES or event == "import":
-        seen.append([event, str(arguments[0])])
+        accesses.append([event, str(arguments[0])])
 
 
 sys.addaudithook(audit)
@@ -179,8 +179,8 @@ for name, attack in ATTACKS.items():
     (victim / "precious").write_text("xyz")
     attack()
     before = {str(path): path.stat().st_mtime_ns for path in sorted(victim.rglob("*"))}
-    seen.clear()
-    with warnings.catch_warnings(record=True) as told:
+    accesses.clear()
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         watching = True
         try:
@@ -189,7 +189,7 @@ for name, attack in ATTACKS.items():
         except CheckpointError as error:
             outcome = f"CheckpointError: {error}"
         watching = False
-    reading = list(seen)
+    reading = list(accesses)
     trained: Any = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,7 +202,7 @@ for name, attack in ATTACKS.items():
         "read": outcome,
         "trained": trained,
         "events": reading,
-        "told": [str(one.message) for one in told],
+        "warnings": [str(warning.message) for warning in caught],
         "imported": sorted(set(sys.modules) - modules) if isinstance(outcome, float) else [],
         "untouched": before == after and (victim / "precious").read_text() == "xyz",
         "executed": (base / "executed").exists(),

@@ -87,7 +87,7 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is complete, made once."""
     run = tmp_path_factory.mktemp("made") / "run"
     train(run)
@@ -95,9 +95,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
+def run(template_run: Path, tmp_path: Path) -> Path:
     """A copy of it."""
-    return Path(shutil.copytree(made, tmp_path / "run"))
+    return Path(shutil.copytree(template_run, tmp_path / "run"))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:
@@ -115,9 +115,9 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, 
 
 
 def test_runs_and_their_state(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    template_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(made, tmp_path / "a")
+    shutil.copytree(template_run, tmp_path / "a")
     train(tmp_path / "b", stop=True)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     lock = tmp_path / "c" / "lock"
@@ -129,25 +129,25 @@ def test_runs_and_their_state(
     shutil.copytree(tmp_path / "d", tmp_path / "e")
     os.utime(tmp_path / "e" / "lock", (time.time() - 100, time.time() - 100))
     (tmp_path / "no run").mkdir()
-    found = {row["run"]: row for row in rows(capsys, "runs", tmp_path)}
-    assert {name: row["state"] for name, row in found.items()} == {
+    summary = {row["run"]: row for row in rows(capsys, "runs", tmp_path)}
+    assert {name: row["state"] for name, row in summary.items()} == {
         "a": "complete",
         "b": "stopped",
         "c": "killed",
         "d": "running",
         "e": "killed",
     }
-    assert (found["a"]["step"], found["a"]["attempts"], found["a"]["best"]) == (
+    assert (summary["a"]["step"], summary["a"]["attempts"], summary["a"]["best"]) == (
         4,
         1,
         ["test/score", 0.9, 2],
     )
-    assert found["b"]["step"] in (2, 3)
-    assert found["d"]["heartbeat"] < 60 and "elsewhere" in found["d"]["note"]
+    assert summary["b"]["step"] in (2, 3)
+    assert summary["d"]["heartbeat"] < 60 and "elsewhere" in summary["d"]["note"]
     table = printed(capsys, "runs", tmp_path).splitlines()
     assert table[0].split() == ["run", "state", "heartbeat", "attempts", "step", "best", "note"]
     assert table[1].split() == ["a", "complete", "1", "4", "test/score", "0.9", "at", "2"]
-    assert rows(capsys, "runs", tmp_path / "a") == [found["a"]]
+    assert rows(capsys, "runs", tmp_path / "a") == [summary["a"]]
 
 
 def test_a_run_under_way_shows_its_heartbeat(
@@ -155,33 +155,33 @@ def test_a_run_under_way_shows_its_heartbeat(
 ) -> None:
     def look(run: fg.Run) -> None:
         [row] = rows(capsys, "runs", tmp_path)
-        seen.append((row["state"], row["heartbeat"] < 60, str(os.getpid()) in row["note"]))
+        observed.append((row["state"], row["heartbeat"] < 60, str(os.getpid()) in row["note"]))
 
     class Looking(RunPlugin):
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [fg.ScheduledAction("look", fg.At(2), look)]
 
-    seen: list[Any] = []
+    observed: list[Any] = []
     data = [np.ones(1, np.float32)]
     fg.Engine(steps=3, plugins=[Looking()], run_dir=tmp_path / "run", autoload=False).fit(
         Following, data
     )
-    assert seen == [("running", True, True)]
+    assert observed == [("running", True, True)]
 
 
 def test_a_damaged_or_hostile_run_is_a_row(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    template_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(made, tmp_path / "a")
+    shutil.copytree(template_run, tmp_path / "a")
     (tmp_path / "a" / "checkpoints" / "step-3" / "COMMIT").write_text(
         '{"step": "\x1b[2J../../victim"}'
     )
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "checkpoints").symlink_to(made / "checkpoints")
-    found = rows(capsys, "runs", tmp_path)
-    assert [row["state"] for row in found] == ["complete", "unreadable"]
-    assert found[0]["note"] == "damaged: 3" and "is a link" in found[1]["note"]
+    (tmp_path / "b" / "checkpoints").symlink_to(template_run / "checkpoints")
+    table = rows(capsys, "runs", tmp_path)
+    assert [row["state"] for row in table] == ["complete", "unreadable"]
+    assert table[0]["note"] == "damaged: 3" and "is a link" in table[1]["note"]
     assert "\x1b" not in printed(capsys, "checkpoints", tmp_path / "a")
 
 
@@ -190,13 +190,13 @@ def test_a_damaged_or_hostile_run_is_a_row(
 
 
 def test_checkpoints_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, "checkpoints", run)
-    assert [row["step"] for row in found] == [1, 2, 3, 4]
-    assert [row["metrics"]["test/score"] for row in found] == [0.5, 0.9, 0.9, 0.1]
-    assert [row["marks"] for row in found] == [[], ["best"], [], ["latest"]]
+    summary = rows(capsys, "checkpoints", run)
+    assert [row["step"] for row in summary] == [1, 2, 3, 4]
+    assert [row["metrics"]["test/score"] for row in summary] == [0.5, 0.9, 0.9, 0.1]
+    assert [row["marks"] for row in summary] == [[], ["best"], [], ["latest"]]
     files = [file for file in (run / "checkpoints" / "step-2").rglob("*") if file.is_file()]
-    assert found[1]["bytes"] == sum(file.stat().st_size for file in files)
-    assert all(row["damage"] is None for row in found)
+    assert summary[1]["bytes"] == sum(file.stat().st_size for file in files)
+    assert all(row["damage"] is None for row in summary)
     table = printed(capsys, "checkpoints", run).splitlines()
     assert len(table) == 5 and table[2].endswith("best") and "test/score 0.9" in table[2]
 
@@ -318,7 +318,7 @@ def test_averaging_accepts_random_keys_and_an_invalid_output_is_an_error(
         engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "run", step))
         for step in (1, 2)
     ]
-    waves: list[Any] = [np.asarray(one.module.waves) for one in either]
+    waves: list[Any] = [np.asarray(result.module.waves) for result in either]
     assert np.abs(waves[0].imag - waves[1].imag).min() == 1
     assert mean.module.waves.tolist() == ((waves[0] + waves[1]) / 2).tolist()
     assert "module.waves: differs by up to 1\n" in printed(

@@ -83,9 +83,9 @@ def test_damage_anywhere_is_detected(saved: Path, restore: Any, tmp_path: Path) 
             damage(run / "checkpoints" / "step-2" / file)
             with pytest.warns(
                 UserWarning, match=r"step 2 is damaged: .*step 1 is used instead"
-            ) as told:
+            ) as caught:
                 assert restore(run) == -1, (file, damage)
-            assert len(told) == 1
+            assert len(caught) == 1
             with pytest.raises(CheckpointError, match="step-2"):
                 restore(run, 2)
             shutil.rmtree(run)

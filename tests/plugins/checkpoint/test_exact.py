@@ -56,8 +56,8 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert_same_bits(resumed.state, whole.state)
     assert resumed.metrics["train"] == whole.metrics["train"]
     # The result of the last attempt holds what it logged itself, from its checkpoint on.
-    own = [record for record in whole.history.records if record.step > killed_at // 5 * 5]
-    assert resumed.history.records == own
+    later_records = [record for record in whole.history.records if record.step > killed_at // 5 * 5]
+    assert resumed.history.records == later_records
     assert RunDirectory(tmp_path).is_complete
 
 
@@ -98,9 +98,9 @@ class Sink:
 
 
 def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
-    made: Future[Any] = Future()
-    made.set_exception(error) if error else made.set_result(position)
-    return made
+    result: Future[Any] = Future()
+    result.set_exception(error) if error else result.set_result(position)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
     ):
         counting(tmp_path / "a", Careless(), steps=4)
         counting(tmp_path / "a", Careless(), resume="auto")
-    assert [list(one) for one in Careless.positions] == [["failed"]]
+    assert [list(names) for names in Careless.positions] == [["failed"]]
     Careless.required = True
     with (
         pytest.warns(UserWarning, match="could not be written"),

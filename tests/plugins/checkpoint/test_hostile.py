@@ -26,23 +26,23 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_hostile_checkpoint_is_read_correctly_or_a_checkpoint_error(report: dict[str, Any]) -> None:
-    outcomes = {name: one["read"] for name, one in report.items()}
-    assert {name for name, one in outcomes.items() if one == -1} == {
+    outcomes = {name: outcome["read"] for name, outcome in report.items()}
+    assert {name for name, outcome in outcomes.items() if outcome == -1} == {
         "names_outside", "arrays_outside", "step_outside", "pickles", "large", "pipe", "linked_arrays", "deep",
     }  # fmt: skip
     assert outcomes.pop("linked_step") == -2
     for name in ("plugins_outside", "linked_folder"):
         assert outcomes[name].startswith("CheckpointError"), name
-    assert all(one["told"] for name, one in report.items() if one["read"] == -1)
+    assert all(outcome["warnings"] for name, outcome in report.items() if outcome["read"] == -1)
 
 
 def test_reading_writes_imports_and_executes_nothing(report: dict[str, Any]) -> None:
-    for name, one in report.items():
-        assert one["events"] == [], name
-        assert not one["executed"], name
+    for name, outcome in report.items():
+        assert outcome["events"] == [], name
+        assert not outcome["executed"], name
 
 
 def test_resuming_a_hostile_run_touches_nothing_outside(report: dict[str, Any]) -> None:
-    for name, one in report.items():
-        assert one["untouched"], name
-        assert one["trained"] == -4 or one["trained"].startswith("CheckpointError"), name
+    for name, outcome in report.items():
+        assert outcome["untouched"], name
+        assert outcome["trained"] == -4 or outcome["trained"].startswith("CheckpointError"), name

@@ -53,13 +53,13 @@ def test_run_resumes_from_checkpoints_in_a_bucket(tmp_path: Path) -> None:
         [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["saved"] == [1, 3, 4]  # the best and the last two
-    assert told["best"] == -1 and told["resumed"] == -5
-    (warning,) = told["warned"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["saved"] == [1, 3, 4]  # the best and the last two
+    assert report["best"] == -1 and report["resumed"] == -5
+    (warning,) = report["warned"]
     assert "step 4 is damaged" in warning and "step 3 is used" in warning
-    assert told["left"] == ["step-1", "step-4", "step-5"]
-    assert told["unseen"] == []
+    assert report["left"] == ["step-1", "step-4", "step-5"]
+    assert report["unseen"] == []
 
 
 def in_a_bucket(path: Path) -> None:
@@ -106,17 +106,17 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
 
     options: dict[str, Any] = {"directory": BUCKET, "keep": 2, "monitor": "test/score"}
     counting(path / "run", Scores((0.9, 0.1, 0.2, 0.3)), steps=4, **options)
-    told: dict[str, Any] = {"saved": [entry.step for entry in list_entries(resolve_root(BUCKET))]}
-    seen: list[float] = []
+    report: dict[str, Any] = {"saved": [entry.step for entry in list_entries(resolve_root(BUCKET))]}
+    observed: list[float] = []
 
     class Look:
         @fg.hookimpl
         def on_fit_start(self, run: fg.Run) -> None:
-            seen.append(float(run.state.module.weight))
+            observed.append(float(run.state.module.weight))
 
     start = engine(path / "best", Checkpointer(99), Look(), steps=1, log_every=None)
     start.fit(Counting, ZEROS, init_from=fg.CheckpointRef(BUCKET, "best"))
-    told["best"] = seen[0]
+    report["best"] = observed[0]
     array = next(name for name in names() if name.startswith("step-4/arrays/state/d/"))
     request = (
         f"{address}/storage/v1/b/bucket/o/runs%2Fa%2Fcheckpoints%2F{array.replace('/', '%2F')}"
@@ -125,16 +125,18 @@ def trained_there(path: Path, address: str) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         result = counting(path / "run", Scores((0.0, 0.0)), steps=5, resume="auto", **options)
-    told["warned"] = [str(one.message) for one in warned if "damaged" in str(one.message)]
-    told["resumed"] = float(result.module.weight)
-    told["left"] = sorted({name.split("/")[0] for name in names()})
+    report["warned"] = [
+        str(warning.message) for warning in warned if "damaged" in str(warning.message)
+    ]
+    report["resumed"] = float(result.module.weight)
+    report["left"] = sorted({name.split("/")[0] for name in names()})
     # What tensorstore wrote is in the hashes too, though gcsfs did not write it.
     hashes = json.loads(
         (resolve_root(BUCKET) / "checkpoints" / "step-5" / "hashes-0.json").read_text()
     )
     there = {name.removeprefix("step-5/") for name in names() if name.startswith("step-5/")}
-    told["unseen"] = sorted(there - set(hashes) - {"COMMIT", "hashes-0.json"})
-    return told
+    report["unseen"] = sorted(there - set(hashes) - {"COMMIT", "hashes-0.json"})
+    return report
 
 
 if __name__ == "__main__":

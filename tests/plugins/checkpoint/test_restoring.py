@@ -31,13 +31,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, float]:
     """The first step of a fit, and its weight after it."""
-    seen: list[tuple[int, float]] = []
+    observed: list[tuple[int, float]] = []
     look = Act(
         fg.FirstStepsAfterStart(1),
-        lambda run: seen.append((run.step, float(run.state.module.weight))),
+        lambda run: observed.append((run.step, float(run.state.module.weight))),
     )
     counting(run, look, steps=6, resume=resume, every=99, **options)
-    return seen[0]
+    return observed[0]
 
 
 @pytest.mark.parametrize(("resume", "first"), [("auto", 5), ("latest", 5), (2, 3), ("never", 1)])
@@ -175,18 +175,18 @@ def test_loggers_and_displays_may_be_added_and_removed(run: Path, tmp_path: Path
 
 
 def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     class Told:
         @fg.hookimpl
         def log_text(self, record: fg.Record) -> None:
-            told.append(record.values["message"])
+            messages.append(record.values["message"])
 
     counting(tmp_path, Told(), "jsonl", steps=1)
     counting(tmp_path, Told(), "jsonl", steps=2, resume="auto")
-    assert told == []
+    assert messages == []
     counting(tmp_path, Told(), "csv", steps=3, resume="auto")
-    assert told == [
+    assert messages == [
         (
             "logger 'csv' was not active when the checkpoint was saved: it may lack earlier records, "
             "step 2"
@@ -216,11 +216,11 @@ class Scaled:
 
 def test_changed_arguments_plugins_and_data_are_reported(tmp_path: Path) -> None:
     def fit(scale: float, steps: int, data: Any) -> None:
-        made = engine(
+        trainer = engine(
             tmp_path, Checkpointer(2, max_to_keep=steps), Scaled(scale), steps=steps, log_every=None
         )
-        made.config = {"lr": scale, "steps": steps}
-        made.fit(Counting, data, resume="auto")
+        trainer.config = {"lr": scale, "steps": steps}
+        trainer.fit(Counting, data, resume="auto")
 
     data = np.zeros((6, 1), np.float32)
     fit(0.5, 2, fg.ArrayData(data, 2))
@@ -274,17 +274,17 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fg.FitResult]:
 
 def beginning(init_from: Any, model: Any = New, **settings: Any) -> fg.TrainState:
     """The state with which a fit begins."""
-    seen: list[Any] = []
+    observed: list[Any] = []
     look = Act(
         fg.AtStart(),
-        lambda run: seen.append(
+        lambda run: observed.append(
             jax.tree.map(lambda x: jnp.copy(x) if eqx.is_array(x) else x, run.state)
         ),
     )
     engine(None, Reader(), look, **{"steps": 1, "seed": 5, **settings}).fit(
         model, ZEROS, init_from=init_from
     )
-    return seen[0]
+    return observed[0]
 
 
 class Reader:
@@ -367,20 +367,22 @@ def test_optimizer_state_is_initialized_from_the_loaded_weights(old: Any) -> Non
 
     path, result = old
     state = beginning(path, Keeping)
-    kept = [
+    loaded = [
         leaf for leaf in jax.tree.leaves(state.opt_state) if getattr(leaf, "shape", None) == (3, 2)
     ]
     assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
-    assert len(kept) == 1 and np.array_equal(kept[0], result.module.encoder.weight)
+    assert len(loaded) == 1 and np.array_equal(loaded[0], result.module.encoder.weight)
     assert int(state.step) == 0
 
 
 def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
     path, result = net
-    seen: list[Any] = []
+    observed: list[Any] = []
     look = Act(
         fg.AtStart(),
-        lambda run: seen.append(arrays((run.state.module, run.state.opt_state, run.state.step))),
+        lambda run: observed.append(
+            arrays((run.state.module, run.state.opt_state, run.state.step))
+        ),
     )
     names = ("module", "model_state", "opt_state")
     init_from = fg.CheckpointRef(path, map={name: name for name in names})
@@ -388,7 +390,7 @@ def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
         NET, regression(), init_from=init_from
     )
     expected = arrays((result.module, result.state.opt_state, jnp.int32(0)))
-    assert {name: array.tobytes() for name, array in seen[0].items()} == {
+    assert {name: array.tobytes() for name, array in observed[0].items()} == {
         name: array.tobytes() for name, array in expected.items()
     }
 

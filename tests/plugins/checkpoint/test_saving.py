@@ -32,35 +32,35 @@ from trained import (
 
 def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
     """The weight in a checkpoint of `Counting`, which is minus its step."""
-    seen: list[float] = []
-    look = Act(fg.AtStart(), lambda run: seen.append(float(run.state.module.weight)))
+    observed: list[float] = []
+    look = Act(fg.AtStart(), lambda run: observed.append(float(run.state.module.weight)))
     start = engine(run / "look", Checkpointer(99, **options), look, steps=1, log_every=None)
     start.fit(Counting, ZEROS, init_from=fg.CheckpointRef(run, step), resume="never")
-    return seen[0]
+    return observed[0]
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
 
 
 def test_case_33_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
-    seen: list[float] = []
-    look = Act(2, lambda run: seen.append(float(run.state.module.weight)), "evaluate")
+    observed: list[float] = []
+    look = Act(2, lambda run: observed.append(float(run.state.module.weight)), "evaluate")
     result = counting(tmp_path, look, every=3, max_to_keep=None)
-    assert (float(result.module.weight), seen) == (-5, [-2, -4])
+    assert (float(result.module.weight), observed) == (-5, [-2, -4])
     assert steps_in(tmp_path) == [3, 5]
     assert weights_in(tmp_path) == -5
 
 
 def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path: Path) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     class Told:
         @fg.hookimpl
         def on_save(self, run: fg.Run, step: int) -> None:
-            asked.append(step)
+            requested.append(step)
 
     counting(tmp_path, Told(), every=5)
-    assert (asked, steps_in(tmp_path)) == ([5], [5])
+    assert (requested, steps_in(tmp_path)) == ([5], [5])
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -93,10 +93,10 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
 def test_case_22_last_three_are_kept_and_the_run_resumes_from_the_last(tmp_path: Path) -> None:
     counting(tmp_path)
     assert steps_in(tmp_path) == [3, 4, 5]
-    seen: list[int] = []
-    look = Act(fg.At(6), lambda run: seen.append(run.step))
+    observed: list[int] = []
+    look = Act(fg.At(6), lambda run: observed.append(run.step))
     assert float(counting(tmp_path, look, steps=6, resume="auto").module.weight) == -6
-    assert (seen, steps_in(tmp_path)) == ([6], [4, 5, 6])
+    assert (observed, steps_in(tmp_path)) == ([6], [4, 5, 6])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step-4",
         "step-5",
@@ -166,7 +166,10 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
 def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
         counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe")
-    assert ["which 'test' does not measure" in str(one.message) for one in warned] == [True, False]
+    assert ["which 'test' does not measure" in str(warning.message) for warning in warned] == [
+        True,
+        False,
+    ]
     assert "Did you mean 'score'" in str(warned[0].message)
     with pytest.warns(
         UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"
@@ -201,8 +204,8 @@ def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(
     with pytest.raises(NonFiniteError, match=rf"step 3: the {culprit} is not finite"):
         engine(tmp_path, Checkpointer(1), steps=5, log_every=None).fit(Bad(how), ZEROS)
     assert steps_in(tmp_path) == [1, 2]
-    seen: list[int] = []
-    look = Act(fg.FirstStepsAfterStart(1), lambda run: seen.append(run.step))
+    observed: list[int] = []
+    look = Act(fg.FirstStepsAfterStart(1), lambda run: observed.append(run.step))
     with pytest.raises(NonFiniteError, match="step 3"):
         engine(tmp_path, Checkpointer(1), look, steps=5, log_every=None).fit(
             Bad(how), ZEROS, resume="auto"
@@ -439,9 +442,9 @@ def test_start_without_a_step_does_not_change_the_origin_of_a_state(tmp_path: Pa
     def model_of(rate: float, steps: int) -> Any:
         start = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(2)], autoload=False)
         start.fit(partial(NET, rate=rate), regression(), resume="auto")
-        kept = json.loads((tmp_path / f"checkpoints/step-{steps}/manifest.json").read_text())
-        assert kept["settings"]["steps"] == steps
-        return kept["model"]
+        manifest = json.loads((tmp_path / f"checkpoints/step-{steps}/manifest.json").read_text())
+        assert manifest["settings"]["steps"] == steps
+        return manifest["model"]
 
     first = model_of(0.5, 2)
     with pytest.warns(UserWarning, match=r"may not be exact: .*p=0\.1"):

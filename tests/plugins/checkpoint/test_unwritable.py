@@ -143,8 +143,8 @@ def test_unwritable_directories_are_errors(tmp_path: Path) -> None:
     # of the process.
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    error, reason, steps = told["later"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    error, reason, steps = report["later"]
     assert (
         (error, steps) == ("SaveError", [1, 2])
         and "Permission denied" in reason
@@ -156,20 +156,20 @@ def test_unwritable_directories_are_errors(tmp_path: Path) -> None:
         ("elsewhere", "closed"),
         ("checkpoints", "run"),
     ):
-        error, reason, _ = told[name]
+        error, reason, _ = report[name]
         assert (
             error == "CheckpointError"
             and str(tmp_path / place) in reason
             and "cannot be written" in reason
-        ), told
-    assert told["folders"] == [None, "", [1, 2, 4]]
+        ), report
+    assert report["folders"] == [None, "", [1, 2, 4]]
 
 
 def read_only(path: Path) -> None:
     """Trains where it cannot write, and prints for each attempt the error, its message, and the
     steps saved."""
     warnings.simplefilter("ignore")
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def attempt(name: str, run: Path, fit: Callable[[], Any]) -> None:
         error = None
@@ -177,7 +177,7 @@ def read_only(path: Path) -> None:
             fit()
         except Exception as raised:
             error = raised
-        told[name] = error and type(error).__name__, str(error or ""), steps_in(run)
+        report[name] = error and type(error).__name__, str(error or ""), steps_in(run)
 
     run, closed = path / "run", path / "closed"
     closed.mkdir(mode=0o500)
@@ -196,10 +196,10 @@ def read_only(path: Path) -> None:
 
         @fg.hookimpl
         def flush_logger(self, step: int) -> Future[None]:
-            made = path / "spoiled" / "checkpoints" / f"saving-step-{step}"
+            folder = path / "spoiled" / "checkpoints" / f"saving-step-{step}"
             if step == 3:
-                made.rmdir()
-                made.write_text("in the way")
+                folder.rmdir()
+                folder.write_text("in the way")
             (future := Future()).set_result(None)
             return future
 
@@ -208,7 +208,7 @@ def read_only(path: Path) -> None:
         path / "spoiled",
         lambda: counting(path / "spoiled", Spoiling(), steps=4, max_to_keep=None),
     )
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ class Scores:
     scores: tuple[float, ...]
     trigger: fg.Trigger | int = 1
     name: str = "test"
-    told: list[float] = field(default_factory=list)
+    used_scores: list[float] = field(default_factory=list)
 
     def __iter__(self) -> Any:
-        self.told.append(self.scores[len(self.told)])
-        return iter([np.full(1, self.told[-1], np.float32)])
+        self.used_scores.append(self.scores[len(self.used_scores)])
+        return iter([np.full(1, self.used_scores[-1], np.float32)])
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:

@@ -206,14 +206,14 @@ def test_invalid_override_is_an_error(override: str, message: str):
 
 
 def test_arguments_are_stored_as_in_manifests():
-    made = build_experiment(settings, ["act=tanh", "out=b"])
-    assert made.engine.config is not None
-    kept = json.loads(json.dumps(made.engine.config))
-    assert build_experiment(settings, ["act=tanh"], kept).model == made.model
+    built = build_experiment(settings, ["act=tanh", "out=b"])
+    assert built.engine.config is not None
+    config = json.loads(json.dumps(built.engine.config))
+    assert build_experiment(settings, ["act=tanh"], config).model == built.model
     with pytest.raises(
         ConfigurationError, match=r"act=.*differs from what the run was started with, act='tanh'"
     ):
-        build_experiment(settings, ["act=relu"], kept)
+        build_experiment(settings, ["act=relu"], config)
 
     def experiment(width: Any = 1j) -> Experiment:
         return Experiment(engine=fg.Engine(steps=1), model=None, data=None)
@@ -408,5 +408,5 @@ def test_experiment_with_a_run_argument_receives_the_run_directory(tmp_path: Pat
         return Experiment(engine=engine, model=(steps, run_dir), data=None)
 
     assert build_experiment(experiment, []).model == (2, None)
-    made = build_experiment(experiment, ["steps=3"], run_dir=str(tmp_path))
-    assert made.model == (3, str(tmp_path)) and made.engine.config == {"steps": 3}
+    program = build_experiment(experiment, ["steps=3"], run_dir=str(tmp_path))
+    assert program.model == (3, str(tmp_path)) and program.engine.config == {"steps": 3}

@@ -69,7 +69,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     find_installed.cache_clear()
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+def list_plugins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     code = main(["plugins", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -77,7 +77,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]
 def test_listing_all_shows_hooks_slots_state_and_errors(
     demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, rows = told(capsys, "--all")
+    code, rows = list_plugins(capsys, "--all")
     by_name = {row["name"]: row for row in rows}
     assert code == 1
     assert by_name["demo"] == {
@@ -106,7 +106,7 @@ def test_listing_all_shows_hooks_slots_state_and_errors(
 def test_listing_one_plugin_shows_its_configuration(
     demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told_of = told(capsys, "demo")
+    code, told_of = list_plugins(capsys, "demo")
     assert (code, told_of["doc"]) == (0, "Shows what a plugin has.")
     assert told_of["fields"] == [
         {"name": "often", "type": "int", "default": None, "doc": "how often, in steps."},
@@ -131,9 +131,9 @@ def test_listing_shows_plugin_factories_too(
     more = "def made(often: int = 3):\n    'Makes one.'\nclass Odd:\n    hookspecs = 3\nvalue = 3\n"
     (tmp_path / "demo_listed.py").write_text(PLUGIN + more)
     find_installed.cache_clear()
-    code, told_of = told(capsys, "made")
+    code, told_of = list_plugins(capsys, "made")
     assert (code, told_of["doc"], told_of["fields"][0]["default"]) == (0, "Makes one.", "3")
-    rows = {row["name"]: row for row in told(capsys, "--all")[1]}
+    rows = {row["name"]: row for row in list_plugins(capsys, "--all")[1]}
     assert (rows["made"]["hooks"], rows["odd"]["hooks"]) == ({}, {})
     assert (
         "an entry point names a class, or a function that makes a plugin" in rows["value"]["error"]
@@ -155,5 +155,5 @@ def test_listing_respects_the_environment(
     demo: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULGURITE_PLUGINS", "demo,-rng")
-    active = {row["name"]: row["active"] for row in told(capsys)[1]}
+    active = {row["name"]: row["active"] for row in list_plugins(capsys)[1]}
     assert (active["demo"], active["rng"]) == ("FULGURITE_PLUGINS", None)

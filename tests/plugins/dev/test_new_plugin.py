@@ -28,8 +28,8 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     """In a fresh environment, beside wheels of what they need of this workspace. What comes from
     elsewhere (jax and the like) is taken from the environment that runs this test: it is on the
     path after the fresh one."""
-    made = [str(tmp_path / f"made-{kind}") for kind in KINDS]
-    for kind, folder in zip(KINDS, made, strict=True):
+    folders = [str(tmp_path / f"made-{kind}") for kind in KINDS]
+    for kind, folder in zip(KINDS, folders, strict=True):
         assert main(["new-plugin", f"new-{kind}", "--kind", kind, "--folder", folder]) == 0
         assert {path.name for path in Path(folder).iterdir()} >= {
             "pyproject.toml",
@@ -47,13 +47,22 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     siblings = ("testing", "runs", "sharding", "logging")
     members = [ROOT / "core", *(ROOT / "plugins" / name for name in siblings)]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, *members, *made)
+    call(
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        wheels,
+        *members,
+        *folders,
+    )
     assert len(list(wheels.iterdir())) == len(members) + len(KINDS)
     call(*pip, "install", "--no-deps", "--ignore-installed", *wheels.iterdir())
     file, *trained = call(python, "-c", TRAIN, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(site)
     assert trained == [f"['new_{kind}'] 8 {{}}" for kind in KINDS]
-    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *made, cwd=tmp_path)
+    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, cwd=tmp_path)
 
 
 def call(*command: object, cwd: Path | None = None) -> str:

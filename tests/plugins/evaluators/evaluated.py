@@ -57,7 +57,7 @@ class Keeper:
     """A checkpointer in memory: keeps the newest snapshot, with copies of its arrays."""
 
     every: int
-    kept: dict[int, fg.Snapshot] = field(default_factory=dict)
+    snapshots: dict[int, fg.Snapshot] = field(default_factory=dict)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -65,13 +65,13 @@ class Keeper:
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        self.kept[run.step] = _copied(run.snapshot())
+        self.snapshots[run.step] = _copied(run.snapshot())
 
     @fg.hookimpl
     def restore_checkpoint(
         self, resume: fg.CheckpointRef, template: fg.TrainState
     ) -> fg.Snapshot | None:
-        return _copied(self.kept[max(self.kept)]) if self.kept else None
+        return _copied(self.snapshots[max(self.snapshots)]) if self.snapshots else None
 
 
 @dataclass(eq=False)
@@ -91,7 +91,9 @@ class Logger:
         self.text.append(record)
 
     def values(self, source: str, name: str) -> list[tuple[int, Any]]:
-        return [(one.step, one.values[name]) for one in self.exact if one.source == source]
+        return [
+            (record.step, record.values[name]) for record in self.exact if record.source == source
+        ]
 
 
 @dataclass(eq=False)
@@ -147,10 +149,11 @@ class Disk(RunPlugin):
         path = engine.run_dir if resume.path is None else resume.path
         assert path is not None
         directory = RunDirectory(path)
-        if not (found := directory.list_checkpoints()):
+        if not (checkpoints := directory.list_checkpoints()):
             return None
         # The loss only falls: here the best is the first one.
-        step = {"latest": found[-1][0], "best": found[0][0]}.get(resume.step, resume.step)  # type: ignore[call-overload]
+        steps: dict[Any, Any] = {"latest": checkpoints[-1][0], "best": checkpoints[0][0]}
+        step = steps.get(resume.step, resume.step)
         path = directory.get_step_directory(step)
         note(directory.path, f"restores {step}")
         gate(directory.path, f"restore-{step}")

@@ -58,8 +58,10 @@ def test_case_19_snapshot_holds_the_metrics_of_its_own_step() -> None:
             fn=lambda state, step, values=values: {"accuracy": values[step // 10 - 1]},
         )
         fit(probe, keeper, steps=10 * len(values))
-        found = [keeper.kept[step].metrics["test"]["accuracy"] for step in sorted(keeper.kept)]
-        np.testing.assert_array_equal(found, values)
+        accuracies = [
+            keeper.snapshots[step].metrics["test"]["accuracy"] for step in sorted(keeper.snapshots)
+        ]
+        np.testing.assert_array_equal(accuracies, values)
 
 
 def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
@@ -86,7 +88,7 @@ def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() 
     evaluator = Evaluator("test", ZERO, every=fg.AtStart() | fg.AtEnd())
     with pytest.raises(Killed):
         fit(evaluator, keeper, logger, Act(500, kill), steps=600)
-    assert max(keeper.kept) == 400
+    assert max(keeper.snapshots) == 400
     engine(evaluator, keeper, logger, steps=600).fit(
         Counting, ZERO, resume=fg.CheckpointRef("memory")
     )
@@ -110,20 +112,22 @@ def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
 
 
 def test_results_reach_loggers_the_result_history_and_plugins() -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
     class Listener:
         @fg.hookimpl
         def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-            told.append((run.step, name, metrics, run.metrics[name]))
+            calls.append((run.step, name, metrics, run.metrics[name]))
 
     logger = Logger()
     result = fit(Evaluator("a", ZERO, every=2), Evaluator("b", ZERO, every=4), logger, Listener())
     expected = [(2, "a", -2.0), (4, "a", -4.0), (4, "b", -4.0)]
-    assert [(step, name, metrics["loss"]) for step, name, metrics, _ in told] == expected
-    assert all(metrics == newest for *_, metrics, newest in told)
+    assert [(step, name, metrics["loss"]) for step, name, metrics, _ in calls] == expected
+    assert all(metrics == newest for *_, metrics, newest in calls)
     assert [
-        (one.step, one.source, one.values["loss"]) for one in logger.exact if one.source != "train"
+        (record.step, record.source, record.values["loss"])
+        for record in logger.exact
+        if record.source != "train"
     ] == expected
     assert result.metrics["a"] == result.metrics["b"] == {"loss": -4.0, "updates": 4.0}
     assert result.history["a/loss"].tolist() == [-2, -4]
@@ -133,8 +137,8 @@ def test_results_reach_loggers_the_result_history_and_plugins() -> None:
 def test_evaluation_triggered_by_time_is_telemetry() -> None:
     logger = Logger()
     fit(Evaluator("test", ZERO, every=fg.Every(2) | fg.EverySeconds(1000)), logger)
-    assert [one.step for one in logger.telemetry if one.source == "test"] == [2, 4]
-    assert all(one.source == "train" for one in logger.exact)
+    assert [record.step for record in logger.telemetry if record.source == "test"] == [2, 4]
+    assert all(record.source == "train" for record in logger.exact)
 
 
 def test_metrics_and_losses_of_an_evaluator_replace_those_of_the_module() -> None:
@@ -178,8 +182,8 @@ def test_loss_is_the_sum_of_terms_with_different_weights() -> None:
     kind: Any = Given
     module = kind()
     weighted = {"nll": lambda preds, batch: fg.metrics.Mean.from_values(preds, weight=batch["n"])}
-    found = engine().evaluate(module, batches, losses=weighted)
-    assert found == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(64 / 15)}
+    metrics = engine().evaluate(module, batches, losses=weighted)
+    assert metrics == {"nll": pytest.approx(64 / 15), "loss": pytest.approx(64 / 15)}
     both = engine().evaluate(
         module, batches, losses={**weighted, "loss": lambda preds, batch: preds}
     )
@@ -198,10 +202,10 @@ def test_metric_functions_may_be_unhashable() -> None:
         def __call__(self, preds: Any, batch: Any) -> Any:
             return preds[:, 1] > self.threshold
 
-    over = {f"over_{one}": Over(one) for one in (0.5, 2.0)}
+    over = {f"over_{threshold}": Over(threshold) for threshold in (0.5, 2.0)}
     arrays = logits([1, 0, 0, 1])
-    found = engine().evaluate(Logits(), [arrays], metrics=over)
-    assert (found["over_0.5"], found["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
+    results = engine().evaluate(Logits(), [arrays], metrics=over)
+    assert (results["over_0.5"], results["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
     for nothing in (None, "right"):
         with pytest.raises(ModelError, match="metric 'accuracy' is .*, which is no number"):
             engine().evaluate(
@@ -211,11 +215,11 @@ def test_metric_functions_may_be_unhashable() -> None:
             )
     bad: Any = ["accuracy"]
     worse: Any = {"accuracy": 3}
-    for given in (bad, worse):
+    for metrics in (bad, worse):
         with pytest.raises(
             ConfigurationError, match="evaluator 'test': metrics are functions by name, not"
         ):
-            engine().evaluate(Logits(), [arrays], metrics=given)
+            engine().evaluate(Logits(), [arrays], metrics=metrics)
 
 
 def test_num_batches_and_evaluations_of_a_data_module() -> None:
@@ -237,20 +241,20 @@ class Noisy(Counting):
     """Draws a number, applies dropout, and counts in its state the batches that it has seen."""
 
     drop: eqx.nn.Dropout
-    seen: eqx.nn.StateIndex
+    counter: eqx.nn.StateIndex
 
     def __init__(self, *, key: Any = None) -> None:
         super().__init__()
-        self.drop, self.seen = eqx.nn.Dropout(0.5), eqx.nn.StateIndex(jnp.zeros(()))
+        self.drop, self.counter = eqx.nn.Dropout(0.5), eqx.nn.StateIndex(jnp.zeros(()))
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         assert ctx.model_state is not None
-        seen = ctx.model_state.get(self.seen)
-        state = ctx.model_state.set(self.seen, seen + 1)
+        counter = ctx.model_state.get(self.counter)
+        state = ctx.model_state.set(self.counter, counter + 1)
         metrics = {
             "noise": jax.random.uniform(ctx.key()),
             "kept": self.drop(jnp.ones(100), key=ctx.key()).mean(),
-            "seen": seen,
+            "seen": counter,
         }
         return fg.Output(self.weight * 1.0, metrics=metrics, model_state=state)
 
@@ -276,7 +280,9 @@ def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_sta
     assert len(set(noise["fresh"])) == 3
     assert [value for _, value in logger.values("same", "kept")] == [1, 1, 1]
     assert logger.values("same", "seen") == [(1, 1), (2, 2), (3, 3)]
-    assert result.model_state is not None and float(result.model_state.get(result.module.seen)) == 3
+    assert (
+        result.model_state is not None and float(result.model_state.get(result.module.counter)) == 3
+    )
 
 
 def test_one_program_for_each_evaluator_and_no_bit_of_training_changed() -> None:
@@ -303,11 +309,11 @@ def test_module_view_selects_the_weights() -> None:
         def module_views(self, state: fg.TrainState) -> Any:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
-    seen = Evaluator(
+    evaluator = Evaluator(
         "seen", module_view="doubled", fn=lambda state, step: {"weight": state.module.weight}
     )
     result = fit(
-        Evaluator("now", ZERO), Evaluator("twice", ZERO, module_view="doubled"), seen, Views()
+        Evaluator("now", ZERO), Evaluator("twice", ZERO, module_view="doubled"), evaluator, Views()
     )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (4, 8)
     assert result.metrics["seen"] == {"weight": -8}
@@ -440,9 +446,9 @@ def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning
     ]
     with pytest.warns(
         UserWarning, match="evaluator 'test' failed and runs no more: OSError: the disk is gone"
-    ) as told:
+    ) as caught:
         result = fit(*plugins, steps=8)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert logger.values("test", "updates") == [(2, 2)] and logger.values("other", "updates") == [
         (4, 4),
         (8, 8),
@@ -454,7 +460,7 @@ def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning
         record.step for record in logger.text if "runs no more" in record.values["message"]
     ] == [4]
     assert (
-        "test" not in keeper.kept[8].metrics and "test" not in result.metrics
+        "test" not in keeper.snapshots[8].metrics and "test" not in result.metrics
     )  # step 2's are not those of step 8
 
 
@@ -545,14 +551,16 @@ def test_training_ignores_standalone_evaluators() -> None:
         Evaluator("every", data(), every=EveryCheckpoint()),
         Evaluator("last", data(), every=LastCheckpoint()),
     ]
-    made = engine(*plugins, steps=2)
-    assert made.fit(Counting, ZERO).metrics.keys() == {"train"}
-    assert list(made.evaluators) == ["every", "last"] and [one.group for one in plugins] == [
+    trainer = engine(*plugins, steps=2)
+    assert trainer.fit(Counting, ZERO).metrics.keys() == {"train"}
+    assert list(trainer.evaluators) == ["every", "last"] and [
+        plugin.group for plugin in plugins
+    ] == [
         "default",
         "default",
     ]
 
 
 def test_evaluator_selected_by_name() -> None:
-    made = engine({"evaluator": {"name": "test", "data": ZERO, "every": 2}}, steps=2)
-    assert made.fit(Counting, ZERO).metrics["test"]["updates"] == 2
+    trainer = engine({"evaluator": {"name": "test", "data": ZERO, "every": 2}}, steps=2)
+    assert trainer.fit(Counting, ZERO).metrics["test"]["updates"] == 2

@@ -57,7 +57,7 @@ def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
 
 def steps(run: Path, evaluator: str = "slow") -> list[int]:
     """The steps of the results of an evaluator."""
-    return [one.step for one in read_results(run) if one.evaluator == evaluator]
+    return [record.step for record in read_results(run) if record.evaluator == evaluator]
 
 
 def lines(run: Path, group: str = "slow") -> list[dict]:
@@ -139,7 +139,7 @@ def test_killed_follower_continues_where_it_stopped(run: Path) -> None:
         code, output = ended(second)
         assert code == 0, output
         witnessed = notes(run, second.pid)
-    written = [(one["evaluator"], one["step"]) for one in lines(run)]
+    written = [(record["evaluator"], record["step"]) for record in lines(run)]
     assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(
         written
     )
@@ -168,12 +168,16 @@ def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
         code, output = ended(following)
         assert code == 0, output
     assert "starts" in notes(run) and notes(run).count("starts") == 2
-    written = [(one["evaluator"], one["step"]) for one in lines(run)]
+    written = [(record["evaluator"], record["step"]) for record in lines(run)]
     assert len(written) == len(set(written)) and {("slow", 20), ("slow", 40), ("last", 40)} <= set(
         written
     )
-    found = {one.step: one.metrics["loss"] for one in read_results(run) if one.evaluator == "slow"}
-    assert found[20] - found[40] == pytest.approx(20)
+    losses = {
+        record.step: record.metrics["loss"]
+        for record in read_results(run)
+        if record.evaluator == "slow"
+    }
+    assert losses[20] - losses[40] == pytest.approx(20)
 
 
 # --- which checkpoints
@@ -182,7 +186,7 @@ def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
 
 def test_complete_run_has_its_last_checkpoint_evaluated_once(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
-    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [
+    assert [(record["evaluator"], record["step"]) for record in lines(trained)] == [
         ("slow", 40),
         ("last", 40),
     ]
@@ -199,22 +203,24 @@ def test_new_checkpoint_of_the_same_step_is_evaluated_again_and_supersedes(train
     assert evaluate(trained, "--group", "slow") == 0
     assert len(lines(trained)) == 4
     newest = read_results(trained)
-    assert [(one.evaluator, one.step) for one in newest] == [("last", 40), ("slow", 40)]
+    assert [(record.evaluator, record.step) for record in newest] == [("last", 40), ("slow", 40)]
     assert (
-        {one.commit for one in newest}
+        {record.commit for record in newest}
         == {lines(trained)[-1]["commit"]}
         != {lines(trained)[0]["commit"]}
     )
-    assert all(isinstance(one, EvaluationRecord) for one in newest)
+    assert all(isinstance(record, EvaluationRecord) for record in newest)
 
 
 def test_results_of_superseded_checkpoints_are_not_read(trained: Path) -> None:
     assert evaluate(trained, "--group", "slow") == 0
-    assert {one.step for one in read_results(trained)} == {40}
+    assert {record.step for record in read_results(trained)} == {40}
     RunDirectory(trained).start_attempt(step=20)
     assert read_results(trained) == [] and len(lines(trained)) == 2
     shutil.copytree(trained / "superseded" / "2" / "step-40", trained / "checkpoints" / "step-40")
-    assert {one.step for one in read_results(trained)} == {40}, "training came to the same again"
+    assert {record.step for record in read_results(trained)} == {40}, (
+        "training came to the same again"
+    )
 
 
 def test_checkpoint_deleted_during_restore_is_skipped(trained: Path) -> None:
@@ -225,7 +231,7 @@ def test_checkpoint_deleted_during_restore_is_skipped(trained: Path) -> None:
         open_gate(trained, "restore-40")
         code, output = ended(following)
     assert code == 0, output
-    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [
+    assert [(record["evaluator"], record["step"]) for record in lines(trained)] == [
         ("slow", 30),
         ("last", 30),
     ]
@@ -244,7 +250,9 @@ def test_failing_evaluator_does_not_stop_the_others(trained: Path, capsys) -> No
     assert evaluate(trained, "--group", "mixed") == 1
     output = capsys.readouterr().out
     assert "broken  step 40  failed:" in output and "ValueError: this evaluator is broken" in output
-    assert [(one["evaluator"], one["step"]) for one in lines(trained, "mixed")] == [("sound", 40)]
+    assert [(record["evaluator"], record["step"]) for record in lines(trained, "mixed")] == [
+        ("sound", 40)
+    ]
     assert notes(trained).count("restores 40") == 1
 
 
@@ -263,7 +271,7 @@ def test_trainer_without_heartbeat_is_an_error(trained: Path, capsys) -> None:
     os.utime(trained / "lock", (1, os.stat(trained / "lock").st_mtime - 100))
     assert evaluate(trained, "--group", "slow", "--idle-timeout", "50") == 1
     assert "is not complete, and its trainer (attempt 1, process" in capsys.readouterr().err
-    assert [(one["evaluator"], one["step"]) for one in lines(trained)] == [("slow", 40)]
+    assert [(record["evaluator"], record["step"]) for record in lines(trained)] == [("slow", 40)]
 
 
 def test_one_process_for_each_group(trained: Path, capsys) -> None:
@@ -307,16 +315,18 @@ def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys)
         )  # `broken` fails, and stops nothing else
         output = capsys.readouterr()
         assert ("this evaluator is broken" in output.err) == (number > 10)
-        found = {one.pop("evaluator"): one for one in map(json.loads, output.out.splitlines())}
-        assert set(found) == {"slow", "last", "sound", "along"} | (
+        results = {
+            record.pop("evaluator"): record for record in map(json.loads, output.out.splitlines())
+        }
+        assert set(results) == {"slow", "last", "sound", "along"} | (
             {"broken"} if number == 10 else set()
         )
-        assert found["slow"]["step"] == number and found["slow"]["metrics"]["scale"] == 2
+        assert results["slow"]["step"] == number and results["slow"]["metrics"]["scale"] == 2
         weights = fg.CheckpointRef(trained, number)
         along = experiment.engine.evaluate(
             experiment.model, experiment.engine.evaluators["along"].data, weights=weights
         )
-        assert along == found["along"]["metrics"]
+        assert along == results["along"]["metrics"]
     assert sorted(path for path in trained.rglob("*")) == before
     assert evaluate(trained, "--step", "latest", "size=4") == 2
     assert (

@@ -22,7 +22,7 @@ def scalars(step: int, source: str = "train", /, **values: Any) -> fg.Record:
     return fg.Record("scalars", source, step, values)
 
 
-def told(step: int, **values: Any) -> fg.Record:
+def make_record(step: int, **values: Any) -> fg.Record:
     return fg.Record("scalars", "train", step, values, "telemetry", 2, 1.5)
 
 
@@ -34,7 +34,7 @@ def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
     backend = JSONLBackend(tmp_path, None)
     backend.write(scalars(1, loss=0.5, accuracy=math.nan, count=3))
     backend.write(fg.Record("text", "note", 2, {"text": "é\n\udc80"}))
-    backend.write(told(2, steps_per_second=math.inf))
+    backend.write(make_record(2, steps_per_second=math.inf))
     backend.write(
         scalars(3, "test", array=np.array([1, np.nan], np.float32), number=np.float32(0.1))
     )
@@ -91,7 +91,7 @@ def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
     for name in ("records.jsonl", "telemetry.jsonl"):
         (tmp_path / name).write_bytes(b'{"step":1}\n' + b"x" * 100_000)
     backend = JSONLBackend(tmp_path, None)
-    backend.write(told(2))
+    backend.write(make_record(2))
     assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
     first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
     assert first == b'{"step":1}' and json.loads(second)["step"] == 2
@@ -99,9 +99,9 @@ def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
 
 def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
     backend = JSONLBackend(tmp_path, None)
-    backend.write(told(1))
+    backend.write(make_record(1))
     position = backend.get_position()
-    backend.write(told(2))
+    backend.write(make_record(2))
     backend.write(scalars(2))
     JSONLBackend(tmp_path, position)
     assert [
@@ -123,7 +123,7 @@ def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
     backend.write(
         scalars(3, loss=-math.inf, array=np.array([1, 2], np.float32), number=np.float32(0.5))
     )
-    backend.write(told(3, rate=2))
+    backend.write(make_record(3, rate=2))
     assert (tmp_path / "records.csv").read_text() == (
         "step,train/accuracy,train/loss,"
         '"test, held out/flag","test, held out/loss","test, held out/none","test, held out/words",'
@@ -210,14 +210,14 @@ def test_records_after_a_rewind_are_written_as_if_first(
         straight.write(record)
         first.write(record)
     first.sync()
-    position, kept = json.loads(json.dumps(first.get_position())), (whole / name).read_bytes()
+    position, content = json.loads(json.dumps(first.get_position())), (whole / name).read_bytes()
     for record in lost:
         first.write(record)
     first.close()
     with open(cut / name, "ab") as file:
         file.write(torn)
     second = logger(cut, position)
-    assert (cut / name).read_bytes() == kept
+    assert (cut / name).read_bytes() == content
     assert second.get_position() == position
     for record in after:
         straight.write(record)

@@ -32,10 +32,10 @@ def logged(run: Path, factor: float = 1.0) -> Path:
 
 
 def test_series_are_the_single_numbers(tmp_path: Path) -> None:
-    found = load_series(logged(tmp_path / "a"))
-    assert list(found) == ["train/loss", "train/accuracy", "test/loss"]
-    assert found["train/loss"] == (list(range(1, 50)), [1 / step for step in range(1, 50)])
-    assert found["test/loss"][0] == [50] and np.isnan(found["test/loss"][1])
+    curves = load_series(logged(tmp_path / "a"))
+    assert list(curves) == ["train/loss", "train/accuracy", "test/loss"]
+    assert curves["train/loss"] == (list(range(1, 50)), [1 / step for step in range(1, 50)])
+    assert curves["test/loss"][0] == [50] and np.isnan(curves["test/loss"][1])
 
 
 def test_results_of_standalone_evaluators_are_drawn(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_mistakes_are_reported_in_one_line(
         ([run, "--out", str(tmp_path / "none" / "a.png")], "No such file or directory"),
     ):
         assert main(arguments) == 2
-        told = capsys.readouterr().err
-        assert told.startswith("error: ") and message in told and told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

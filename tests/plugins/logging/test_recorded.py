@@ -132,7 +132,9 @@ def test_case_18_steps_per_second_are_logged() -> None:
     assert rate(133, 1010.0) == pytest.approx(12.3)
     logger = Logger()
     engine(logger).fit(Line, data())
-    assert [one.step for one in logger.of("train") if "steps_per_second" in one.values] == [4, 6]
+    assert [
+        record.step for record in logger.of("train") if "steps_per_second" in record.values
+    ] == [4, 6]
 
 
 # --- environment
@@ -159,22 +161,24 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
     logger = Logger()
     engine(logger, EnvironmentLogger(variables=("MY_PROXY",))).fit(Tower, data())
     (environment,), (config, table) = logger.of("environment"), logger.of("parameters")
-    assert {(one.stream, one.step) for one in (environment, config, table)} == {("telemetry", 0)}
-    told = environment.values
-    assert told["argv"] == ["train.py", "--api-key", "***", "token=***", "lr=0.1"]
-    assert told["variables"]["JAX_CANARY_TOKEN"] == "***"
+    assert {(record.stream, record.step) for record in (environment, config, table)} == {
+        ("telemetry", 0)
+    }
+    values = environment.values
+    assert values["argv"] == ["train.py", "--api-key", "***", "token=***", "lr=0.1"]
+    assert values["variables"]["JAX_CANARY_TOKEN"] == "***"
     assert (
-        told["variables"]["MY_PROXY"] == "http://***@host/x"
-        and "MY_SECRET" not in told["variables"]
+        values["variables"]["MY_PROXY"] == "http://***@host/x"
+        and "MY_SECRET" not in values["variables"]
     )
-    assert "canary" not in json.dumps(told).lower().replace("jax_canary_token", "")
-    assert told["devices"] == {
+    assert "canary" not in json.dumps(values).lower().replace("jax_canary_token", "")
+    assert values["devices"] == {
         "kind": jax.devices()[0].device_kind,
         "platform": "cpu",
         "count": len(jax.devices()),
     }
-    assert told["versions"]["jax"] == jax.__version__
-    assert told["plugins"]["environment"].startswith("fulgurite-logging ")
+    assert values["versions"]["jax"] == jax.__version__
+    assert values["plugins"]["environment"].startswith("fulgurite-logging ")
     # weight 3; layers 4 x 2 + 2 and 2 x 3: four bytes each
     assert (config.values["count"], config.values["bytes"]) == (19, 76)
     assert config.values["modules"] == {
@@ -228,7 +232,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
         [{"x": np.ones((n, 3), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4, 2)],
     )
     engine(logger, CompilationMonitor(), steps=3).fit(Line, batches)
-    assert [one.values["message"] for one in logger.of("compilations")] == [
+    assert [record.values["message"] for record in logger.of("compilations")] == [
         "step was compiled again, the batch changed: x from float32[4, 3] to float32[2, 3]; y from float32[4] to "
         "float32[2]"
     ]
@@ -242,7 +246,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
 
 
 def test_norms_equal_numpy() -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     class Witness:
         @fg.hookimpl
@@ -257,7 +261,7 @@ def test_norms_equal_numpy() -> None:
 
     groups = {"top": "layers[1]", "rest": ~fg.select("layers[1]")}
     result = engine(
-        NormMonitor(groups=groups), Witness(), Act(2, lambda run: seen.append(run.state.module))
+        NormMonitor(groups=groups), Witness(), Act(2, lambda run: observed.append(run.state.module))
     ).fit(Tower, data())
     history = result.history
     for kind in ("gradients", "updates"):
@@ -280,10 +284,10 @@ def test_norms_equal_numpy() -> None:
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    computed: list[int] = []
+    norm_steps: list[int] = []
 
     def counted(tree: Any) -> Any:
-        jax.debug.callback(lambda: computed.append(1))
+        jax.debug.callback(lambda: norm_steps.append(1))
         return jnp.zeros(())
 
     monkeypatch.setattr("fulgurite_logging.norms.compute_norm", counted)
@@ -291,7 +295,7 @@ def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.Mon
         NormMonitor(quantities=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse
     ).fit(Line, data())
     jax.effects_barrier()
-    assert len(computed) == len(result.history["train/norms/gradients"]) == 3
+    assert len(norm_steps) == len(result.history["train/norms/gradients"]) == 3
 
 
 @pytest.mark.full
@@ -314,8 +318,8 @@ def test_invalid_norms_are_errors() -> None:
         engine(NormMonitor(groups={"top": "nowhere"})).fit(Line, data())
 
     class Bare(fg.GradientUpdate):
-        def __call__(self, *given: Any) -> Any:
-            state, output = super().__call__(*given)
+        def __call__(self, *arguments: Any) -> Any:
+            state, output = super().__call__(*arguments)
             return state, output.replace(grads=None, updates=None)
 
     class Own:
@@ -361,9 +365,9 @@ class Shown(Line):
 def test_media_are_shown_at_their_trigger() -> None:
     logger = Logger()
     engine(logger, MediaLogger(every=3)).fit(Shown, data())
-    shown = [one for one in logger.records if one.kind == "media"]
-    assert [one.step for one in shown] == [3, 6]
-    assert [int(one.values["weights"].counts.sum()) for one in shown] == [3, 3]
+    shown = [record for record in logger.records if record.kind == "media"]
+    assert [record.step for record in shown] == [3, 6]
+    assert [int(record.values["weights"].counts.sum()) for record in shown] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -380,6 +384,6 @@ def test_everything_goes_into_one_file(tmp_path: Path) -> None:
         Line, data()
     )
     lines = [loads(line) for line in (tmp_path / "telemetry.jsonl").read_bytes().splitlines()]
-    told = {(one["kind"], one["source"]) for one in lines}
+    sources = {(record["kind"], record["source"]) for record in lines}
     config = {("config", "environment"), ("config", "parameters"), ("text", "parameters")}
-    assert told >= {*config, ("scalars", "compilation/step"), ("scalars", "train")}
+    assert sources >= {*config, ("scalars", "compilation/step"), ("scalars", "train")}

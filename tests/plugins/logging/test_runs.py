@@ -60,16 +60,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_the_file_has_the_history(tmp_path: Path) -> None:
     result = engine(tmp_path, "jsonl", "csv", steps=7, log_every=3).fit(Line, data())
     written = [
-        (one["step"], one["source"], one["values"]) for one in lines(tmp_path / "records.jsonl")
+        (record["step"], record["source"], record["values"])
+        for record in lines(tmp_path / "records.jsonl")
     ]
-    assert written == [(one.step, one.source, one.values) for one in result.history.records]
+    assert written == [
+        (record.step, record.source, record.values) for record in result.history.records
+    ]
     header, *rows = (tmp_path / "records.csv").read_text().splitlines()
     column = header.split(",").index("train/loss")
     assert [float(row.split(",")[column]) for row in rows] == result.history["train/loss"].tolist()
     rates = [
-        one for one in lines(tmp_path / "telemetry.jsonl") if "steps_per_second" in one["values"]
+        record
+        for record in lines(tmp_path / "telemetry.jsonl")
+        if "steps_per_second" in record["values"]
     ]
-    assert [(one["step"], one["attempt"]) for one in rates] == [(6, 1), (7, 1)]
+    assert [(record["step"], record["attempt"]) for record in rates] == [(6, 1), (7, 1)]
 
 
 def test_exact_records_hold_nothing_of_clock_and_process(whole: dict[str, bytes]) -> None:
@@ -111,8 +116,8 @@ def test_repeatedly_killed_run_leaves_the_same_files(
     assert process.returncode == 0, process.stderr
     assert files(tmp_path) == whole
     telemetry = lines(tmp_path / "telemetry.jsonl")
-    assert {one["attempt"] for one in telemetry} == {1, 2, 3, 4}
-    assert {one["step"] for one in telemetry} >= set(range(2, STEPS + 1, 2))
+    assert {record["attempt"] for record in telemetry} == {1, 2, 3, 4}
+    assert {record["step"] for record in telemetry} >= set(range(2, STEPS + 1, 2))
 
 
 def start(run: Path, death: str) -> subprocess.CompletedProcess[str]:
@@ -171,19 +176,19 @@ class Gated(JSONLLogger):
 def test_training_does_not_wait_for_a_slow_disk_and_a_checkpoint_does(tmp_path: Path) -> None:
     """Nothing is written until the last step, by when everything was trained and a position was
     asked for at step 6."""
-    gate, futures, seen = threading.Event(), [], []
+    gate, futures, observed = threading.Event(), [], []
     logger = Gated(gate)
 
     def ask(run: fg.Run) -> None:
         futures.append(logger.flush_logger(run.step))
 
     def look(run: fg.Run) -> None:
-        seen.append((run.step, (tmp_path / "records.jsonl").stat().st_size, futures[0].done()))
+        observed.append((run.step, (tmp_path / "records.jsonl").stat().st_size, futures[0].done()))
         gate.set()
 
     ask_at, look_at = Act(fg.At(6), ask, "ask"), Act(fg.At(STEPS), look, "look")
     engine(tmp_path, logger, Growing(), ask_at, look_at).fit(Line, data())
-    assert seen == [(STEPS, 0, False)]
+    assert observed == [(STEPS, 0, False)]
     size = futures[0].result(0)["records.jsonl"]
     assert (
         max(
@@ -220,7 +225,9 @@ def test_second_fit_continues_the_files_of_the_first(tmp_path: Path) -> None:
         for name in ["records.jsonl"]
     )
     assert [
-        one["step"] for one in lines(tmp_path / "records.jsonl") if one["source"] == "train"
+        record["step"]
+        for record in lines(tmp_path / "records.jsonl")
+        if record["source"] == "train"
     ] == [2, 4, 6, 8]
 
 
@@ -260,17 +267,18 @@ def test_training_continues_on_a_full_disk(tmp_path: Path, small_disk: list[str]
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert set(told["failed"]) == {"jsonl"}
+    report = json.loads(done.stdout)
+    assert set(report["failed"]) == {"jsonl"}
     assert (
-        "No space left on device" in told["failed"]["jsonl"] and ".jsonl" in told["failed"]["jsonl"]
+        "No space left on device" in report["failed"]["jsonl"]
+        and ".jsonl" in report["failed"]["jsonl"]
     )
-    assert told["step"] == STEPS and told["whole_lines"]
+    assert report["step"] == STEPS and report["whole_lines"]
     assert done.stderr.count("logger 'jsonl' failed") == 1
-    position = told["positions"]["jsonl"]
+    position = report["positions"]["jsonl"]
     assert (
         "No space left on device" in position["failed"]
-        and position["position"]["records.jsonl"] == told["size"]
+        and position["position"]["records.jsonl"] == report["size"]
     )
 
 
@@ -278,8 +286,8 @@ def full(run: Path) -> None:
     """Fills the disk at step 9, keeps on training, and tells how that went."""
     run = run / "run"
 
-    def fill(one: fg.Run) -> None:
-        settle(one)
+    def fill(active_run: fg.Run) -> None:
+        settle(active_run)
         with open(run.parent / "filler", "wb", buffering=0) as file:
             try:
                 while True:
@@ -287,19 +295,21 @@ def full(run: Path) -> None:
             except OSError:
                 pass
 
-    def make_room(one: fg.Run) -> None:
-        futures = one.engine.plugins.call("flush_logger", one.step, step=one.step)
+    def make_room(active_run: fg.Run) -> None:
+        futures = active_run.engine.plugins.call(
+            "flush_logger", active_run.step, step=active_run.step
+        )
         positions.update({logger.name: future.result(60) for logger, future in futures})
         (run.parent / "filler").unlink()
 
-    def shout(one: fg.Run) -> None:
-        one.log_text("shout", {"text": "x" * 3000})
+    def shout(active_run: fg.Run) -> None:
+        active_run.log_text("shout", {"text": "x" * 3000})
 
     positions: dict[str, Any] = {}
     acts = [Act(2, shout, "shout"), Act(fg.At(9), fill, "fill"), Act(fg.At(22), make_room, "room")]
     result = engine(run, JSONLLogger(), *acts).fit(Line, data())
     content = (run / "records.jsonl").read_bytes()
-    told = {
+    report = {
         "failed": result.failures,
         "step": int(result.state.step),
         "positions": positions,
@@ -307,7 +317,7 @@ def full(run: Path) -> None:
     }
     print(
         json.dumps(
-            told
+            report
             | {
                 "whole_lines": content.endswith(b"\n")
                 and all(map(json.loads, content.splitlines()))
@@ -337,7 +347,7 @@ def test_training_continues_when_the_files_are_deleted(tmp_path: Path) -> None:
 
 def test_training_continues_when_the_directory_is_deleted(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    delete = Act(fg.At(8), lambda one: (settle(one), shutil.rmtree(run)) and None)
+    delete = Act(fg.At(8), lambda active_run: (settle(active_run), shutil.rmtree(run)) and None)
     with pytest.warns(
         UserWarning, match="failed and gets no more records|not marked as complete"
     ) as warned:
@@ -380,15 +390,15 @@ def test_logger_that_failed_before_a_checkpoint_is_reported_on_resume(tmp_path: 
     with pytest.warns(UserWarning, match="'jsonl' failed"), pytest.raises(KeyError):
         engine(tmp_path, logger, Growing(), Keeper(12), *acts).fit(Line, data())
     before = (tmp_path / "records.jsonl").read_bytes()
-    kept = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
-    assert kept["position"] == {"records.jsonl": len(before)}
+    position = json.loads((tmp_path / "kept" / "12.json").read_text())["positions"]["jsonl"]
+    assert position["position"] == {"records.jsonl": len(before)}
     engine(tmp_path, JSONLLogger(), Growing(), Keeper(12)).fit(
         Line, data(), resume=fg.CheckpointRef(tmp_path)
     )
     notices = [
-        one["values"]["message"]
-        for one in lines(tmp_path / "telemetry.jsonl")
-        if "message" in one["values"]
+        record["values"]["message"]
+        for record in lines(tmp_path / "telemetry.jsonl")
+        if "message" in record["values"]
     ]
     assert len(notices) == 1 and notices[0].startswith(
         "jsonl failed before the checkpoint of step 12: records are "

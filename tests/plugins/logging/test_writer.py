@@ -145,9 +145,9 @@ def test_hanging_backend_delays_nothing() -> None:
         writer.put(record(step))
     future = writer.flush()
     try:
-        told = "training has ended and waits for logger 'hung': 3 records are not written"
+        message = "training has ended and waits for logger 'hung': 3 records are not written"
         with (
-            pytest.warns(UserWarning, match=told),
+            pytest.warns(UserWarning, match=message),
             pytest.raises(
                 TimeoutError, match=r"it did nothing for 0\.2 s; 3 records are not written"
             ),

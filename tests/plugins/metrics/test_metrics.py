@@ -74,11 +74,11 @@ def numbers(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
 def classified(score: Callable[..., Any], average: str | None) -> Callable[..., Any]:
     def expected(preds: np.ndarray, labels: np.ndarray) -> Any:
         predicted = preds.argmax(-1)
-        given = {"labels": CLASSES} if average is None else {}
+        options = {"labels": CLASSES} if average is None else {}
         if not len(labels):
             return np.full(4, NAN) if average is None else NAN
-        values = score(labels, predicted, average=average, zero_division=0, **given)
-        occurs = [one in labels or one in predicted for one in CLASSES]
+        values = score(labels, predicted, average=average, zero_division=0, **options)
+        occurs = [label in labels or label in predicted for label in CLASSES]
         return np.where(occurs, values, NAN) if average is None else values
 
     return expected
@@ -233,11 +233,11 @@ def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(
     arrays = case.data(random, n)
     parts = [case.compiled(*part.values()) for part in parts_of(arrays, random)]
     both = jax.tree.map(np.asarray, merged(parts, random))
-    found, expected = both.compute(), case.expected(**arrays)
-    assert not isinstance(found, jax.Array)
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    computed_value, expected = both.compute(), case.expected(**arrays)
+    assert not isinstance(computed_value, jax.Array)
+    np.testing.assert_allclose(computed_value, expected, rtol=2e-6, atol=2e-6)
     if isinstance(both, fg.metrics.Metric):
-        np.testing.assert_allclose(COMPUTE(both), found, rtol=1e-6)
+        np.testing.assert_allclose(COMPUTE(both), computed_value, rtol=1e-6)
 
 
 def test_case_14_accuracy_over_batches_of_different_sizes() -> None:
@@ -248,9 +248,9 @@ def test_case_14_accuracy_over_batches_of_different_sizes() -> None:
 
 
 def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
-    one = fm.AveragePrecision.from_scores(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
+    first = fm.AveragePrecision.from_scores(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
     two = fm.AveragePrecision.from_scores(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
-    for both in (one.merge(two), two.merge(one), one.merge(two.empty(), two)):
+    for both in (first.merge(two), two.merge(first), first.merge(two.empty(), two)):
         assert both.compute() == pytest.approx(5 / 6)
     assert fm.RocAuc(both.mask, both.scores, both.labels).compute() == 0.75
 
@@ -287,17 +287,21 @@ def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(
         ]
 
     twice = MERGE(metric, metric)
-    for one in (metric, twice, metric.empty()):
-        assert jax.tree.structure(one) == jax.tree.structure(metric.empty())
-        assert bits(MERGE(one, metric.empty())) == bits(MERGE(metric.empty(), one)) == bits(one)
+    for operand in (metric, twice, metric.empty()):
+        assert jax.tree.structure(operand) == jax.tree.structure(metric.empty())
+        assert (
+            bits(MERGE(operand, metric.empty()))
+            == bits(MERGE(metric.empty(), operand))
+            == bits(operand)
+        )
 
 
 @pytest.mark.full
 def test_counts_stay_exact_where_float32_does_not() -> None:
     million = fm.ConfusionMatrix.from_predictions(jnp.ones(2**20, bool), jnp.ones(2**20, bool))
-    one = fm.ConfusionMatrix.from_predictions(jnp.ones(1, bool), jnp.ones(1, bool))
+    single = fm.ConfusionMatrix.from_predictions(jnp.ones(1, bool), jnp.ones(1, bool))
     added = jax.jit(
-        lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(one), one)
+        lambda: jax.lax.fori_loop(0, 64, lambda _, both: both.merge(million).merge(single), single)
     )()
     assert float(added.counts.total[1, 1]) + float(added.counts.rounding_error[1, 1]) == 2**26 + 65
     many = count_indices(jnp.zeros(2**24 + 1, jnp.int32), 2)
@@ -351,14 +355,14 @@ def test_labels_may_be_one_hot_and_examples_have_more_axes() -> None:
         np.array([True, False, True]),
         sk.f1_score(labels[[0, 2]].ravel(), preds[[0, 2]].argmax(-1).ravel(), average="macro"),
     )
-    for one in (labels, np.eye(4)[labels]):
-        assert fm.F1.from_predictions(preds, one, mask).compute() == pytest.approx(expected)
+    for encoding in (labels, np.eye(4)[labels]):
+        assert fm.F1.from_predictions(preds, encoding, mask).compute() == pytest.approx(expected)
         full = np.broadcast_to(mask[:, None], (3, 5))
-        assert fm.F1.from_predictions(preds, one, full).compute() == pytest.approx(expected)
+        assert fm.F1.from_predictions(preds, encoding, full).compute() == pytest.approx(expected)
     several = jax.vmap(fm.R2.from_predictions, in_axes=-1)(
         preds.astype("f4"), preds.astype("f4") + labels[..., None]
     )
-    assert jax.vmap(lambda one: one.compute())(several).shape == (4,)
+    assert jax.vmap(lambda metric: metric.compute())(several).shape == (4,)
 
 
 @pytest.mark.full
@@ -501,7 +505,7 @@ class Measured(fg.Module):
         return optax.sgd(0.0)  # so that all steps measure the same module
 
 
-def measured(n: int) -> dict[str, np.ndarray]:
+def make_measurements(n: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(3)
     x = random.normal(size=(n, 5)).astype("f4")
     return {"x": x, "label": random.integers(0, 3, n), "id": 1000 + np.arange(n)}
@@ -528,19 +532,19 @@ def expected(arrays: dict[str, np.ndarray], weight: np.ndarray) -> dict[str, Any
 
 @pytest.mark.parametrize("remainder", ["pad", pytest.param("keep", marks=pytest.mark.full)])
 def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
-    arrays = measured(11)
+    arrays = make_measurements(11)
     module = Measured(key=jax.random.key(0))
-    found = fg.Engine().evaluate(module, fg.ArrayData(arrays, 4, remainder=remainder))
+    metrics = fg.Engine().evaluate(module, fg.ArrayData(arrays, 4, remainder=remainder))
     weight = np.asarray(module.weight)
     for name, value in expected(arrays, weight).items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-6, atol=1e-6, err_msg=name)
     scores = arrays["x"] @ weight[:, 0]
-    assert found["auc"] == pytest.approx(sk.roc_auc_score(arrays["label"] == 0, scores))
-    assert found["ap"] == pytest.approx(sk.average_precision_score(arrays["label"] == 0, scores))
-    np.testing.assert_array_equal(found["all/id"], arrays["id"])
-    assert found["sample/count"] == 3
-    np.testing.assert_array_equal(found["sample/x"], arrays["x"][found["sample/id"] - 1000])
-    assert {"sample/id", "sample/x", "all/preds"} <= found.keys()
+    assert metrics["auc"] == pytest.approx(sk.roc_auc_score(arrays["label"] == 0, scores))
+    assert metrics["ap"] == pytest.approx(sk.average_precision_score(arrays["label"] == 0, scores))
+    np.testing.assert_array_equal(metrics["all/id"], arrays["id"])
+    assert metrics["sample/count"] == 3
+    np.testing.assert_array_equal(metrics["sample/x"], arrays["x"][metrics["sample/id"] - 1000])
+    assert {"sample/id", "sample/x", "all/preds"} <= metrics.keys()
 
 
 def test_collected_tree_gives_results_by_path() -> None:
@@ -549,13 +553,13 @@ def test_collected_tree_gives_results_by_path() -> None:
             tree = (batch["x"], {"label": batch["label"], "ids": [batch["id"]]})
             return fg.Output(metrics={"all": fm.Collect.from_values(tree, ctx.mask)})
 
-    arrays, kind = measured(11), cast(Any, Trees)
-    found = fg.Engine().evaluate(
+    arrays, kind = make_measurements(11), cast(Any, Trees)
+    metrics = fg.Engine().evaluate(
         kind(key=jax.random.key(0)), fg.ArrayData(arrays, 4, remainder="pad")
     )
-    assert found.keys() == {"all/0", "all/1/label", "all/1/ids/0"}
+    assert metrics.keys() == {"all/0", "all/1/label", "all/1/ids/0"}
     for name, key in (("all/0", "x"), ("all/1/label", "label"), ("all/1/ids/0", "id")):
-        np.testing.assert_array_equal(found[name], arrays[key])
+        np.testing.assert_array_equal(metrics[name], arrays[key])
 
 
 def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
@@ -573,20 +577,22 @@ def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
             yield np.full((7, 13), number, np.float32)
 
     kind = cast(Any, Doubled)
-    found = fg.Engine().evaluate(kind(key=jax.random.key(0)), fg.DataSource(batches(), prefetch=0))
-    np.testing.assert_array_equal(found["all"][:, 0], np.repeat(np.arange(12), 7) * 2)
+    metrics = fg.Engine().evaluate(
+        kind(key=jax.random.key(0)), fg.DataSource(batches(), prefetch=0)
+    )
+    np.testing.assert_array_equal(metrics["all"][:, 0], np.repeat(np.arange(12), 7) * 2)
     assert max(there) <= 6, there  # the batch, too, if it was put there
 
 
 @pytest.mark.parametrize("fuse", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_windows_over_several_steps(fuse: int) -> None:
-    arrays = measured(11)
+    arrays = make_measurements(11)
     data = fg.ArrayData(arrays, 4, remainder="pad")
     result = fg.Engine(
         epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=fuse, autoload=False
     ).fit(Measured, data)
     for name, value in expected(arrays, np.asarray(result.module.weight)).items():
-        for found in result.history[f"train/{name}"]:
-            np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)
+        for logged_value in result.history[f"train/{name}"]:
+            np.testing.assert_allclose(logged_value, value, rtol=2e-6, atol=1e-6, err_msg=name)
     samples = result.history["train/sample/id"]
     assert len(samples) == 2 and np.array_equal(samples[0], samples[1])

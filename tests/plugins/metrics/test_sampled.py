@@ -15,18 +15,22 @@ OF = jax.jit(SampledSet.from_values, static_argnames="size")
 MEDIAN = jax.jit(Median.from_values, static_argnames="size")
 
 
-def sample(one: Any) -> list[int]:
-    found = jax.tree.map(np.asarray, one).compute()
-    assert all(not leaf[found["count"] :].any() for name, leaf in found.items() if name != "count")
-    return found["values"][: found["count"]].tolist()
+def sample(metric: Any) -> list[int]:
+    values = jax.tree.map(np.asarray, metric).compute()
+    assert all(
+        not leaf[values["count"] :].any() for name, leaf in values.items() if name != "count"
+    )
+    return values["values"][: values["count"]].tolist()
 
 
 def test_case_21_smallest_priorities_are_kept_in_any_order_and_grouping() -> None:
-    def one(letter: str, priority: float) -> SampledSet:
+    def make_set(letter: str, priority: float) -> SampledSet:
         values = jnp.array([ord(letter), 0, 0])
         return SampledSet(jnp.int32(1), jnp.array([priority, 0, 0]), values + 1000, values)
 
-    parts = [one(*pair) for pair in (("a", 0.1), ("b", 0.5), ("c", 0.9), ("d", 0.2), ("e", 0.3))]
+    parts = [
+        make_set(*pair) for pair in (("a", 0.1), ("b", 0.5), ("c", 0.9), ("d", 0.2), ("e", 0.3))
+    ]
     for order in permutations(parts):
         left = reduce(MERGE, order)
         right = MERGE(reduce(MERGE, order[:2]), reduce(MERGE, order[2:]))
@@ -66,15 +70,15 @@ def test_fewer_examples_than_the_sample_size() -> None:
         "image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
         "score": np.array([0.5, np.nan, 2], np.float16),
     }
-    found = SampledSet.from_values(
+    sampled = SampledSet.from_values(
         values, np.arange(3), np.array([True, False, True]), size=4
     ).compute()
     assert (
-        found["count"] == 2
-        and found["image"].shape == (4, 2, 2)
-        and found["image"].dtype == np.uint8
+        sampled["count"] == 2
+        and sampled["image"].shape == (4, 2, 2)
+        and sampled["image"].dtype == np.uint8
     )
-    assert np.sort(found["score"]).tolist() == [0, 0, 0.5, 2]
+    assert np.sort(sampled["score"]).tolist() == [0, 0, 0.5, 2]
     assert (
         sample(SampledSet.from_values(np.arange(3), np.arange(3), np.zeros(3, bool), size=2)) == []
     )
@@ -84,12 +88,12 @@ def test_fewer_examples_than_the_sample_size() -> None:
 def test_every_example_is_equally_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)
-    kept = jax.jit(jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids))(
-        keys
-    )
-    shares = np.bincount(np.asarray(kept).ravel(), minlength=8) / 4000
+    sampled_ids = jax.jit(
+        jax.vmap(lambda key: SampledSet.from_values(ids, ids, size=3, key=key).ids)
+    )(keys)
+    shares = np.bincount(np.asarray(sampled_ids).ravel(), minlength=8) / 4000
     np.testing.assert_allclose(shares, 3 / 8, atol=4 * np.sqrt(3 / 8 * 5 / 8 / 4000))
-    pairs = np.mean((kept == 0).any(1) & (kept == 1).any(1))
+    pairs = np.mean((sampled_ids == 0).any(1) & (sampled_ids == 1).any(1))
     assert pairs == pytest.approx(3 / 8 * 2 / 7, abs=4 * np.sqrt(0.107 * 0.893 / 4000))
 
 
@@ -110,7 +114,7 @@ def test_median_of_few_values_is_exact(n: int) -> None:
     on_host = jax.tree.map(np.asarray, merged).compute()
     assert isinstance(on_host, np.ndarray) and on_host.dtype == np.float32
     np.testing.assert_array_equal(on_host, np.float32(np.median(values)) if n else np.nan)
-    np.testing.assert_array_equal(jax.jit(lambda one: one.compute())(merged), on_host)
+    np.testing.assert_array_equal(jax.jit(lambda metric: metric.compute())(merged), on_host)
 
 
 def test_median_of_many_or_repeated_values_is_close() -> None:

@@ -121,15 +121,15 @@ def points(examples: int = 64, batch_size: int = 16) -> fg.ArrayData:
 class Compiled:
     """Keeps what was compiled."""
 
-    made: list[Any] = field(default_factory=list)
+    executables: list[Any] = field(default_factory=list)
 
     @fg.hookimpl
     def on_compile(self, name: str, compiled: Any) -> None:
-        self.made.append(compiled)
+        self.executables.append(compiled)
 
     @property
     def flops(self) -> float:
-        return self.made[-1].cost_analysis()["flops"]
+        return self.executables[-1].cost_analysis()["flops"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +149,8 @@ class Show:
 
     def numbers(self, name: str) -> list[float]:
         """What the figure `name` was given at each step."""
-        assert all(list(one) == [name] for one in self.shown)
-        return [float(one[name].draw(one[name].values)) for one in self.shown]
+        assert all(list(values) == [name] for values in self.shown)
+        return [float(values[name].draw(values[name].values)) for values in self.shown]
 
 
 def picture(value: Any) -> Any:

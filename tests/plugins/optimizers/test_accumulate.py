@@ -58,14 +58,14 @@ ONE = [np.zeros(1, np.float32)]
 def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
     end is applied."""
-    seen: list[float] = []
+    observed: list[float] = []
 
     class Look:
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
             return [
                 fg.ScheduledAction(
-                    "look", 1, lambda run: seen.append(float(run.state.module.place)), "save"
+                    "look", 1, lambda run: observed.append(float(run.state.module.place)), "save"
                 )
             ]
 
@@ -73,7 +73,7 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
     result = engine(
         GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=fuse
     ).fit(start, ONE)
-    np.testing.assert_allclose(seen, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(observed, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
     assert float(result.module.place) == pytest.approx(0.2)
     assert result.state.opt_state["default"].optimizer.num_accumulated == 0
     assert result.metrics["train"]["default/updates"] == 1, (
@@ -131,7 +131,7 @@ def test_remainder_is_an_ordinary_update() -> None:
     """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come
     after it."""
 
-    seen: list[float] = []
+    observed: list[float] = []
 
     class Evaluating:
         plugin_name = "probe"
@@ -142,7 +142,7 @@ def test_remainder_is_an_ordinary_update() -> None:
 
         def evaluate(self, run: fg.Run) -> None:
             run.report_evaluation("test", {"same": 1.0})
-            seen.append(float(run.state.module.place))
+            observed.append(float(run.state.module.place))
 
     plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)
     start = Distance(jnp.float32(0))
@@ -150,7 +150,7 @@ def test_remainder_is_an_ordinary_update() -> None:
         start, ONE
     )
     assert float(result.module.place) == pytest.approx(0.1 + 0.05)
-    assert seen == pytest.approx([0, 0, 0.1, 0.1, 0.15])
+    assert observed == pytest.approx([0, 0, 0.1, 0.1, 0.15])
     held = engine(GradientAccumulation(3, "steps"), WeightClip("place", limit=0.15), steps=5).fit(
         start, ONE
     )
@@ -334,7 +334,7 @@ def test_microbatches_take_a_fraction_of_the_memory() -> None:
         compiled = Compiled()
         model = Deep(eqx.nn.MLP(8, 8, 32, 6, key=jax.random.key(0)))
         engine(*plugins, compiled, steps=1).fit(model, points(4096, 4096))
-        memory[len(plugins)] = compiled.made[-1].memory_analysis().temp_size_in_bytes
+        memory[len(plugins)] = compiled.executables[-1].memory_analysis().temp_size_in_bytes
     assert memory[1] < 0.35 * memory[0], memory
 
 
@@ -384,12 +384,12 @@ def test_phases_accumulate_separately() -> None:
 
 def test_one_microbatch_is_the_plain_step() -> None:
     start = Linear(jnp.ones(8), optax.adam(0.1))
-    plain, one = (
+    plain, single = (
         engine(*plugins, steps=5).fit(start, points())
         for plugins in ((), (GradientAccumulation(1, "steps"),))
     )
-    np.testing.assert_allclose(one.module.weight, plain.module.weight, rtol=1e-6)
-    assert_same_bits(one.state.key, plain.state.key)
+    np.testing.assert_allclose(single.module.weight, plain.module.weight, rtol=1e-6)
+    assert_same_bits(single.state.key, plain.state.key)
 
 
 @pytest.mark.full

@@ -42,18 +42,18 @@ def by_hand(
                 params: Any, state: Any, name: str = name, optimizer: Any = optimizer
             ) -> Any:
                 at = old if simultaneous else params
-                grads = jax.grad(lambda own: loss(name, {**at, name: own}, batch, keys[name]))(
-                    at[name]
-                )
+                grads = jax.grad(
+                    lambda player_params: loss(name, {**at, name: player_params}, batch, keys[name])
+                )(at[name])
                 updates, state = optimizer.update(grads, state, at[name])
                 return {**params, name: eqx.apply_updates(params[name], updates)}, state
 
             if every == 1:
                 params, state = update(params, states[name])
             else:
-                given = params, states[name]
+                operands = params, states[name]
                 params, state = jax.lax.cond(
-                    (number + 1) % every == 0, update, lambda *given: given, *given
+                    (number + 1) % every == 0, update, lambda *operands: operands, *operands
                 )
             states = {**states, name: state}
         return params, states
@@ -71,14 +71,14 @@ def by_two_calls(
     """The same alternating step as people write it: a jitted call for each phase."""
 
     def update(name: str) -> Callable[..., Any]:
-        def one(params: Any, state: Any, batch: Any, key: Any) -> Any:
-            grads = jax.grad(lambda own: loss(name, {**params, name: own}, batch, key))(
-                params[name]
-            )
+        def update_player(params: Any, state: Any, batch: Any, key: Any) -> Any:
+            grads = jax.grad(
+                lambda player_params: loss(name, {**params, name: player_params}, batch, key)
+            )(params[name])
             updates, state = optimizers[name][0].update(grads, state, params[name])
             return {**params, name: eqx.apply_updates(params[name], updates)}, state
 
-        return jax.jit(one)
+        return jax.jit(update_player)
 
     calls = {name: update(name) for name in optimizers}
 
@@ -139,8 +139,8 @@ def test_quadratic_games_equal_a_handwritten_step(order: Any, fuse: int) -> None
             assert result.module.x.dtype == jnp.float64
             assert_same_bits((result.module.x, result.module.y), (now["min"], now["max"]))
             for name, state in states.items():
-                kept = result.state.opt_state[name].optimizer
-                assert_same_bits(jax.tree.leaves(kept), jax.tree.leaves(state))
+                opt_state = result.state.opt_state[name].optimizer
+                assert_same_bits(jax.tree.leaves(opt_state), jax.tree.leaves(state))
 
 
 @pytest.mark.full
@@ -216,19 +216,19 @@ def check_gan(
     phases: dict[str, Any] = {
         name: Phase(optimizer, name, every=every) for name, (optimizer, every) in optimizers.items()
     }
-    one, streams = (
+    trainer, streams = (
         engine(MultiOptimizer(order=order, **phases), seed=4, on_nonfinite="ignore"),
         fg.RngStreams(jax.random.key(4)),
     )
 
     def trained(steps: int) -> dict[str, Any]:
-        made = one.fit(model, data, steps=steps).module
-        return {name: eqx.filter(getattr(made, name), eqx.is_array) for name in phases}
+        module = trainer.fit(model, data, steps=steps).module
+        return {name: eqx.filter(getattr(module, name), eqx.is_array) for name in phases}
 
     def after(step: Callable[..., Any], steps: int) -> Any:
         params = {name: eqx.filter(getattr(model, name), eqx.is_array) for name in phases}
         states = {name: optimizer.init(params[name]) for name, (optimizer, _) in optimizers.items()}
-        for number, batch in enumerate(one.iter_batches(data, steps=steps)):
+        for number, batch in enumerate(trainer.iter_batches(data, steps=steps)):
             key = streams.key("default", "train", number)
             keys = {name: key if one_key else fold_name(key, name) for name in phases}
             params, states = step(params, states, number, batch, keys)

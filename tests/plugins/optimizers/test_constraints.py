@@ -96,8 +96,10 @@ def test_constraints_hold_after_every_update() -> None:
     in_order = [NonNegative("rows"), WeightClip("**", limit=1.0)]
     assert constrained(*in_order) == ([[1, 1], [0, 0], [0, 0]], [-0.5, 1])
     counted = Counted(jnp.ones((3, 2)), jnp.ones(2), jnp.arange(-1, 2), jax.random.key(0))
-    kept = engine(NonNegative("**"), WeightClip("**", limit=0.5), steps=1).fit(counted, ONE).module
-    assert kept.count.tolist() == [-1, 0, 1], "only numbers that are trained are constrained"
+    module = (
+        engine(NonNegative("**"), WeightClip("**", limit=0.5), steps=1).fit(counted, ONE).module
+    )
+    assert module.count.tolist() == [-1, 0, 1], "only numbers that are trained are constrained"
     with pytest.raises(ConfigurationError, match=r"UnitNorm: an array \[2\] has no axis 1"):
         constrained(UnitNorm("**", axis=1))
     with pytest.raises(ConfigurationError, match="limit is '1'"):
@@ -125,10 +127,10 @@ def test_spectral_normalization_keeps_its_state() -> None:
             fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), (len(batch), 4)))
 
             def judged(images: Any, state: Any) -> Any:
-                made, state = jax.vmap(self.discriminator, in_axes=(0, None), out_axes=(0, None))(
+                scores, state = jax.vmap(self.discriminator, in_axes=(0, None), out_axes=(0, None))(
                     images, state
                 )
-                return made.sum(axis=1), state
+                return scores.sum(axis=1), state
 
             def discriminator() -> fg.Output:
                 on_real, state = judged(batch, ctx.model_state)

@@ -64,7 +64,7 @@ def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
 def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
     as it was."""
-    seen: dict[int, Any] = {}
+    observed: dict[int, Any] = {}
     compiled = Compiled()
 
     class Look:
@@ -74,7 +74,7 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
                 fg.ScheduledAction(
                     "look",
                     1,
-                    lambda run: seen.update({run.step: jax.tree.map(jnp.copy, run.state)}),
+                    lambda run: observed.update({run.step: jax.tree.map(jnp.copy, run.state)}),
                 )
             ]
 
@@ -89,19 +89,22 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
     data = points(48)
     result = engine(*plugins, steps=6, steps_per_execution=fuse).fit(Two, data)
     for step in (1, 2, 3):
-        assert_same_bits(seen[step].module.first, Two().first)
+        assert_same_bits(observed[step].module.first, Two().first)
         assert not any(
             leaf.any()
-            for leaf in (seen[step].opt_state[1][0].mu.first, seen[step].opt_state[1][0].nu.first)
+            for leaf in (
+                observed[step].opt_state[1][0].mu.first,
+                observed[step].opt_state[1][0].nu.first,
+            )
         )
-    assert float(abs(seen[4].module.first - Two().first).max()) > 0
-    assert len(compiled.made) == 2
+    assert float(abs(observed[4].module.first - Two().first).max()) > 0
+    assert len(compiled.executables) == 2
     assert len(notices) == 1 and "select('first') is trained from step 3 on" in notices[0].replace(
         '"', "'"
     )
 
-    rest, both = engine(freeze("first"), steps=3).fit(Two, data), seen[3]
-    assert_same_bits(seen[3].module.second, rest.module.second)
+    rest, both = engine(freeze("first"), steps=3).fit(Two, data), observed[3]
+    assert_same_bits(observed[3].module.second, rest.module.second)
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     params: Any = (both.module.first, both.module.second)
     adam = both.opt_state[1][0]
@@ -217,10 +220,10 @@ def test_custom_train_step_respects_frozen_parameters() -> None:
         (optimize_only(sgd, "a"), [], (-1.25, 0)),
     ]
     for optimizer, plugins, expected in cases:
-        made = Halved(steps=2, plugins=plugins, autoload=False).fit(
+        result = Halved(steps=2, plugins=plugins, autoload=False).fit(
             Sum(jnp.zeros(()), jnp.zeros(()), optimizer), ONE
         )
-        assert (float(made.module.a), float(made.module.b)) == expected
+        assert (float(result.module.a), float(result.module.b)) == expected
     with pytest.raises(
         ModelError, match=r"PhasedUpdate takes its own gradients: call update_rule\(self.forward"
     ):

@@ -240,10 +240,10 @@ def test_losses_are_evaluated_too() -> None:
     module = ByFunctions(jnp.float32(2), jnp.float32(3))
     numbers = engine(plugin).evaluate(module, data)
     assert numbers == {"min": 5.5, "max": 17.25, "max/l2": 9, "max/sum": 5.75, "loss": 31.75}
-    own = engine().evaluate(
+    metrics = engine().evaluate(
         module, data, metrics={"twice": lambda preds, batch: 2 * preds}, losses={}
     )
-    assert own["twice"] == 5.5
+    assert metrics["twice"] == 5.5
     assert engine().predict(module, data).tolist() == [1, 2, 3, 5]
 
 
@@ -405,11 +405,11 @@ def test_invalid_phases_are_errors() -> None:
             whole, ONE
         )
     several = {"min": Phase(sgd, "x"), "max": Phase(sgd, "y")}
-    given = type("Given", (), {"configure_optimizers": fg.hookimpl(lambda self: several)})()
+    plugin = type("Given", (), {"configure_optimizers": fg.hookimpl(lambda self: several)})()
     with pytest.raises(PluginError, match=r"min, max need an update rule.*MultiOptimizer\(\)"):
-        engine(given, steps=1).init_state(game(), ONE)
+        engine(plugin, steps=1).init_state(game(), ONE)
     with pytest.raises(PluginError, match=r"Phase\(..., accumulate=GradientAccumulation\(2\)\)"):
-        engine(given, GradientAccumulation(2), steps=1).init_state(game(), ONE)
+        engine(plugin, GradientAccumulation(2), steps=1).init_state(game(), ONE)
 
 
 def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:

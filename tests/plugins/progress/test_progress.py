@@ -38,8 +38,8 @@ class Net(fg.Module):
     second: eqx.nn.Linear
 
     def __init__(self, *, key: Any) -> None:
-        one, two = jax.random.split(key)
-        self.first, self.second = eqx.nn.Linear(3, 4, key=one), eqx.nn.Linear(4, 2, key=two)
+        first, two = jax.random.split(key)
+        self.first, self.second = eqx.nn.Linear(3, 4, key=first), eqx.nn.Linear(4, 2, key=two)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         loss = (jax.vmap(lambda x: self.second(self.first(x)))(batch) ** 2).mean()
@@ -114,7 +114,7 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
 
     engine(ProgressBar(summary=False, times=False), steps=100).fit(Slow, batches())
     last = err.getvalue().splitlines()[-1]
-    assert (found := re.search(r"(\S+) steps/s", last)) and 9 <= float(found[1]) <= 11
+    assert (match := re.search(r"(\S+) steps/s", last)) and 9 <= float(match[1]) <= 11
 
 
 @given(
@@ -158,7 +158,9 @@ def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.Capt
         assert "Net: 26 parameters, 104 B; optimizer 212 B" in err  # and adam's count
         assert re.search(rf"step 20/20 .*loss .*{LONG} .*done", err)
         assert re.search(r"total +\d", err)
-        assert not [one for one in threading.enumerate() if one.name == "fulgurite progress"]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name == "fulgurite progress"
+        ]
 
 
 def test_plain_lines_come_at_growing_intervals():
@@ -198,7 +200,7 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
 
     def batches() -> Iterator[Any]:
         for batch in BATCHES:
-            threads.extend(one.name for one in threading.enumerate())
+            threads.extend(thread.name for thread in threading.enumerate())
             yield batch
 
     engine(ProgressBar(), steps=10).fit(Net, fg.DataSource(batches(), prefetch=0))
@@ -248,13 +250,13 @@ class Watching:
     saved."""
 
     progress: ProgressBar
-    seen: list[str] = field(default_factory=list)
+    observed: list[str] = field(default_factory=list)
     ends: list[int | None] = field(default_factory=list)
 
     def note(self) -> None:
         if self.progress._shown:
             line = self.progress._shown[0].line()
-            self.seen.append(line.doing)
+            self.observed.append(line.doing)
             self.ends.append(line.end)
 
     def __iter__(self) -> Iterator[Any]:
@@ -282,7 +284,7 @@ def test_line_names_the_current_activity():
     progress = ProgressBar()
     watching = Watching(progress)
     engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES))
-    assert watching.seen == ["evaluating test"] * 2 + ["saving"]
+    assert watching.observed == ["evaluating test"] * 2 + ["saving"]
     assert "test/loss" in [
         *engine(progress, watching, steps=20).fit(Net, fg.DataSource(BATCHES)).history
     ]
@@ -291,9 +293,9 @@ def test_line_names_the_current_activity():
 def test_activity_may_end_while_the_line_is_drawn():
     class Fleeting(list[str]):
         def __getitem__(self, place: Any) -> Any:
-            found = super().__getitem__(place)
+            value = super().__getitem__(place)
             self.clear()
-            return found
+            return value
 
     assert activity(Fleeting(["evaluate.test"])) == "evaluating test"
     assert activity(["wait"]) == "", "which is for steps"
@@ -321,7 +323,7 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
     with pytest.raises(error):
         engine(ProgressBar(), steps=20).fit(Net, fg.DataSource(batches(), prefetch=0))
     assert f"ended by {error.__name__}" in capsys.readouterr().err
-    assert not [one for one in threading.enumerate() if one.name == "fulgurite progress"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "fulgurite progress"]
 
 
 PROGRAM = """

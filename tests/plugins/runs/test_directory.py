@@ -186,9 +186,9 @@ def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
         TinyModel, tiny_data()
     )
     (plugin,) = (
-        one
-        for one in loads((tmp_path / "attempts" / "1").read_text())["plugins"]
-        if one["name"] == "timed"
+        entry
+        for entry in loads((tmp_path / "attempts" / "1").read_text())["plugins"]
+        if entry["name"] == "timed"
     )
     assert plugin["settings"] == {"when": "Every(n=3)", "often": ["At(1)", "AtEnd()"]}
 

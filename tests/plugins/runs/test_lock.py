@@ -93,8 +93,8 @@ def test_run_in_use_by_another_process_is_an_error_naming_it(
     ):
         with RunDirectory(tmp_path).lock():
             pass
-    found = RunDirectory(tmp_path).read_owner()  # readers need no lock
-    assert found and (found[0].pid, found[0].attempt, found[0].is_running) == (process.pid, 1, True)
+    owner = RunDirectory(tmp_path).read_owner()  # readers need no lock
+    assert owner and (owner[0].pid, owner[0].attempt, owner[0].is_running) == (process.pid, 1, True)
 
 
 @pytest.mark.parametrize("arguments", [(), ("with a worker",)])
@@ -105,20 +105,20 @@ def test_lock_of_a_killed_process_is_free_at_once(
     process = holder(*arguments)
     process.kill()
     process.wait()
-    found = RunDirectory(tmp_path).read_owner()
-    assert found and not found[0].ended and not found[0].is_running
+    owner = RunDirectory(tmp_path).read_owner()
+    assert owner and not owner[0].ended and not owner[0].is_running
     with RunDirectory(tmp_path).lock():
         pass
 
 
 def test_fits_of_one_process_follow_one_another(tmp_path: Path):
-    one = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
-    first = one.fit(Counting, numbers([0]))
-    second = one.fit(data=numbers([0]), state=first.state)
+    trainer = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
+    first = trainer.fit(Counting, numbers([0]))
+    second = trainer.fit(data=numbers([0]), state=first.state)
     assert float(second.module.weight) == -6
     assert RunDirectory(tmp_path).num_attempts == 2
-    found = RunDirectory(tmp_path).read_owner()
-    assert found and found[0].ended and (found[0].pid, found[0].attempt) == (os.getpid(), 2)
+    owner = RunDirectory(tmp_path).read_owner()
+    assert owner and owner[0].ended and (owner[0].pid, owner[0].attempt) == (os.getpid(), 2)
 
 
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
@@ -137,11 +137,11 @@ def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
 
 
 def test_fit_that_fails_before_its_first_step_releases_the_lock(tmp_path: Path):
-    one = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
+    trainer = fg.Engine(steps=3, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False)
     with pytest.raises(Exception, match="no batch"):
-        one.fit(Counting, [])
+        trainer.fit(Counting, [])
     assert RunDirectory(tmp_path).num_attempts == 0
-    assert one.fit(Counting, numbers([0])).stop_reason is None
+    assert trainer.fit(Counting, numbers([0])).stop_reason is None
 
 
 def test_fast_dev_run_takes_no_lock(tmp_path: Path):
@@ -162,8 +162,8 @@ def test_remote_owner_without_a_heartbeat_for_a_minute_is_dead(
 ):
     path = foreign(tmp_path, 61.0, **changes)
     with RunDirectory(tmp_path).lock():
-        found = read_owner(path)
-        assert found and found[0].is_local
+        owner = read_owner(path)
+        assert owner and owner[0].is_local
 
 
 def test_remote_owner_that_ended_is_not_waited_for(tmp_path: Path):
@@ -209,11 +209,11 @@ def test_stale_file_server_lock_of_a_dead_machine_is_replaced(
 ):
     """Its file is left to it: the process that holds it finds another one in its place."""
     holder()
-    kept = (tmp_path / "lock").stat().st_ino
+    inode = (tmp_path / "lock").stat().st_ino
     foreign(tmp_path, 61.0)
     with RunDirectory(tmp_path).lock():
-        assert (tmp_path / "lock").stat().st_ino != kept
-        assert (tmp_path / "lock.4").stat().st_ino == kept
+        assert (tmp_path / "lock").stat().st_ino != inode
+        assert (tmp_path / "lock.4").stat().st_ino == inode
 
 
 def test_process_that_lost_the_lock_stops_before_its_next_write(tmp_path: Path):
@@ -239,8 +239,8 @@ def test_process_that_lost_the_lock_stops_before_its_next_write(tmp_path: Path):
         )
     assert saved == [1, 2]
     assert not RunDirectory(tmp_path).is_complete
-    found = read_owner(tmp_path / "lock")
-    assert found and found[0].attempt == 2 and not found[0].ended  # left to its new owner
+    owner = read_owner(tmp_path / "lock")
+    assert owner and owner[0].attempt == 2 and not owner[0].ended  # left to its new owner
 
 
 def test_recent_check_is_not_repeated(tmp_path: Path):
@@ -281,7 +281,7 @@ def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: 
         )
 
     numbers_logger = Numbers()
-    one = fg.Engine(
+    trainer = fg.Engine(
         steps=6,
         log_every=1,
         run_dir=tmp_path,
@@ -292,7 +292,7 @@ def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: 
         pytest.warns(UserWarning, match="taken over"),
         pytest.raises(CheckpointError, match="taken over"),
     ):
-        one.fit(Counting, numbers([0]))
+        trainer.fit(Counting, numbers([0]))
     assert sorted(set(written)) == [1, 2, 3]
 
 
@@ -333,8 +333,8 @@ def test_foreign_lock_file_has_no_owner(tmp_path: Path, content: str):
     (tmp_path / "lock").write_text(content)
     assert RunDirectory(tmp_path).read_owner() is None
     with RunDirectory(tmp_path).lock():
-        found = RunDirectory(tmp_path).read_owner()
-        assert found and found[0].pid == os.getpid()
+        owner = RunDirectory(tmp_path).read_owner()
+        assert owner and owner[0].pid == os.getpid()
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("victim"), Path.mkdir, os.mkfifo])

@@ -57,11 +57,11 @@ TEXT = fg.ArrayData(np.random.default_rng(0).integers(0, 256, (64, 17), np.uint8
 class Compilations:
     """Keeps what was compiled."""
 
-    found: list[Any] = field(default_factory=list)
+    compilations: list[Any] = field(default_factory=list)
 
     @fg.hookimpl
     def on_compile(self, compiled: Any) -> None:
-        self.found.append(compiled)
+        self.compilations.append(compiled)
 
 
 class Net(fg.Module):
@@ -82,13 +82,13 @@ class Net(fg.Module):
         self.drop = eqx.nn.Dropout(0.5)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        def one(x: Any, key: Any, state: Any) -> Any:
+        def apply(x: Any, key: Any, state: Any) -> Any:
             hidden, state = self.norm(self.first(x), state)
             return self.second(self.drop(jax.nn.relu(hidden), key=key)), state
 
         keys = ctx.keys("default", len(batch["x"]))
         axes = {"in_axes": (0, 0, None), "out_axes": (0, None), "axis_name": "batch"}
-        preds, state = jax.vmap(one, **axes)(batch["x"], keys, ctx.model_state)
+        preds, state = jax.vmap(apply, **axes)(batch["x"], keys, ctx.model_state)
         drawn = jax.vmap(lambda key: jax.random.bits(key, (64,)))(keys)
         # Sums modulo 2^32 that tell every example's place: the same bits only for the same draws in
         # the same order.
@@ -129,7 +129,7 @@ def stepped(preset: Callable[[], Sharding]) -> tuple[Any, fg.TrainState, fg.Trai
     trained = engine(preset(), compilations)
     before = trained.init_state(Transformer, TEXT)
     after, output = trained.step(before, next(iter(TEXT)))
-    (compiled,) = compilations.found
+    (compiled,) = compilations.compilations
     assert output.loss is not None
     return trained, before, after, compiled.as_text(), float(output.loss)
 
@@ -186,16 +186,16 @@ def check_fsdp_moves_no_activations() -> None:
     trained = engine(FSDP(min_size=64), compilations)
     batch = np.ones((64, 64), np.float32), np.ones((64, 16), np.float32)
     trained.step(trained.init_state(perceptron, [batch]), batch)
-    hlo = compilations.found[0].as_text()
+    hlo = compilations.compilations[0].as_text()
     assert collectives(hlo) <= {"all-gather", "all-reduce", "reduce-scatter"}
     gathered = sorted(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", hlo))
     assert gathered == sorted(["128,64", "128", "128,128", "128", "16,128"]), gathered
 
 
 def check_tensor_parallel_adds_up_activations_and_gathers_no_parameter() -> None:
-    found = stepped(tensor)[3]
-    assert "all-reduce" in collectives(found)
-    assert not re.search(r"f32\[(128|512),(128|512)\]\S* all-gather", found)
+    hlo = stepped(tensor)[3]
+    assert "all-reduce" in collectives(hlo)
+    assert not re.search(r"f32\[(128|512),(128|512)\]\S* all-gather", hlo)
 
 
 def check_all_presets_compute_one_loss() -> None:
@@ -205,8 +205,8 @@ def check_all_presets_compute_one_loss() -> None:
 
 def check_fsdp_leaves_each_device_an_eighth() -> None:
     sizes = [
-        bytes_per_device((stepped(one)[2].module, stepped(one)[2].opt_state))
-        for one in (DataParallel, FSDP)
+        bytes_per_device((stepped(plugin_class)[2].module, stepped(plugin_class)[2].opt_state))
+        for plugin_class in (DataParallel, FSDP)
     ]
     assert sizes[1] <= 0.15 * sizes[0], sizes
     assert bytes_per_device(stepped(both)[2].module) <= 0.2 * bytes_per_device(
@@ -277,7 +277,7 @@ def check_shardings_stay_and_nothing_is_compiled_again() -> None:
         )
         again = trained.fit(state=result.state, data=data)
         assert int(again.state.step) == 22
-        assert len(compilations.found) == 1
+        assert len(compilations.compilations) == 1
         check_replicas(again.state)
 
 
@@ -316,16 +316,18 @@ def check_numbers_do_not_depend_on_the_number_of_devices() -> None:
         )
         for count in (1, 2, 4, 8)
     }
-    one = results[1]
-    assert len(set(one.history["train/draws"])) > 40, "every step draws anew"
+    single = results[1]
+    assert len(set(single.history["train/draws"])) > 40, "every step draws anew"
     for count, result in results.items():
         for name in ("draws", "order"):
-            assert np.array_equal(result.history[f"train/{name}"], one.history[f"train/{name}"]), (
+            assert np.array_equal(
+                result.history[f"train/{name}"], single.history[f"train/{name}"]
+            ), (
                 count,
                 name,
             )
         np.testing.assert_allclose(
-            result.history["train/loss"], one.history["train/loss"], rtol=2e-4
+            result.history["train/loss"], single.history["train/loss"], rtol=2e-4
         )
 
 
@@ -337,11 +339,11 @@ def check_batch_norm_takes_its_statistics_over_the_global_batch() -> None:
         .state
         for count in (1, 8)
     ]
-    one, eight = (
+    single, eight = (
         [np.asarray(leaf) for leaf in jax.tree.leaves(state.model_state)] for state in states
     )
-    assert len(one) == len(eight) > 1
-    for a, b in zip(one, eight, strict=True):
+    assert len(single) == len(eight) > 1
+    for a, b in zip(single, eight, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
@@ -382,9 +384,9 @@ def check_what_was_trained_on_other_devices_goes_on() -> None:
         )
     meshes = [Sharding(some(4)), Sharding({"a": 2, "data": 4})]
     losses = [
-        engine(mesh).evaluate(given, data)["loss"]
+        engine(mesh).evaluate(start, data)["loss"]
         for mesh in meshes
-        for given in (states[1], module)
+        for start in (states[1], module)
     ]
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)
 
@@ -394,11 +396,13 @@ def check_evaluations_are_those_of_one_device() -> None:
     module, state = eqx.nn.make_with_state(Net)(key=jax.random.key(0))
     for data in (regression(53), regression(53, remainder="pad")):
         values = [
-            one.evaluate((module, state), data)["loss"]
-            for one in (engine(), engine(DataParallel()))
+            trainer.evaluate((module, state), data)["loss"]
+            for trainer in (engine(), engine(DataParallel()))
         ]
         np.testing.assert_allclose(*values, rtol=1e-6)
-        preds = [one.predict((module, state), data) for one in (engine(), engine(DataParallel()))]
+        preds = [
+            trainer.predict((module, state), data) for trainer in (engine(), engine(DataParallel()))
+        ]
         assert preds[1].shape == (53, 8)
         np.testing.assert_allclose(*preds, rtol=1e-5, atol=1e-6)
 
@@ -478,7 +482,7 @@ def check_slices_follow_parameters_or_their_own_rule() -> None:
 
 
 def check_outputs_lie_as_the_rules_say() -> None:
-    seen = {}
+    observed = {}
 
     @dataclass(frozen=True, eq=False)
     class Look:
@@ -486,14 +490,15 @@ def check_outputs_lie_as_the_rules_say() -> None:
         def loss_terms(self, output: fg.Output) -> Any:
             preds = output.preds["hidden"]
             jax.debug.inspect_array_sharding(
-                preds, callback=lambda sharding: seen.update(part=sharding.shard_shape(preds.shape))
+                preds,
+                callback=lambda sharding: observed.update(part=sharding.shard_shape(preds.shape)),
             )
             return {}
 
     sharding = Sharding({"data": 4, "model": 2}, outputs=[("preds.hidden", P("data", "model"))])
     trained = engine(sharding, Look())
     trained.step(trained.init_state(Wide, regression()), next(iter(regression())))
-    assert seen["part"] == (8, 12)
+    assert observed["part"] == (8, 12)
 
 
 def check_rules_for_outputs_leave_alone_what_does_not_divide_in_evaluation_and_what_is_no_array() -> (
@@ -641,7 +646,7 @@ def check_replicas_of_large_integers_that_differ_are_found() -> None:
 def check_gather_gives_the_whole() -> None:
     state = placed(FSDP(min_size=1))
     assert state.module.matrix.addressable_shards[0].data.shape == (16, 3)
-    found = gather(
+    gathered = gather(
         {
             "matrix": state.module.matrix,
             "key": state.key,
@@ -650,11 +655,11 @@ def check_gather_gives_the_whole() -> None:
             "one": np.float32(2),
         }
     )
-    assert type(one := gather(np.float32(2))) is np.ndarray and one == 2
-    assert type(found["matrix"]) is np.ndarray and found["name"] == "x"
-    assert np.array_equal(found["matrix"], placed(Sharding()).module.matrix)
-    assert np.array_equal(found["key"], jax.random.key_data(jax.random.key(0)))
-    assert np.array_equal(found["numbers"], np.arange(3))
+    assert type(scalar := gather(np.float32(2))) is np.ndarray and scalar == 2
+    assert type(gathered["matrix"]) is np.ndarray and gathered["name"] == "x"
+    assert np.array_equal(gathered["matrix"], placed(Sharding()).module.matrix)
+    assert np.array_equal(gathered["key"], jax.random.key_data(jax.random.key(0)))
+    assert np.array_equal(gathered["numbers"], np.arange(3))
 
 
 def check_show_prints_a_table() -> None:

@@ -76,9 +76,9 @@ def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: li
 
 def test_sizes_are_an_axis_and_a_number() -> None:
     wrong: list[dict[str, Any]] = [{"min_size": "2**14"}, {"min_size": None}, {"axis": 0}]
-    for given in wrong:
+    for value in wrong:
         with pytest.raises(ConfigurationError, match="ShardBySize"):
-            ShardBySize(**given)
+            ShardBySize(**value)
 
 
 def test_rules_and_axes_may_come_from_an_iterator() -> None:

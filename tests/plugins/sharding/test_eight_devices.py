@@ -22,10 +22,10 @@ def reports() -> dict[str, str | None]:
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     run = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    assert found["devices"] == 8
-    assert list(found["reports"]) == CHECKS
-    return found["reports"]
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert report["devices"] == 8
+    assert list(report["reports"]) == CHECKS
+    return report["reports"]
 
 
 @pytest.mark.parametrize("check", CHECKS)

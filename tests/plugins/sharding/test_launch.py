@@ -195,8 +195,8 @@ def test_no_process_outlives_the_launcher(
     try:
         files = [tmp_path / f"{process}.pid" for process in range(2)]
         until(lambda: all(file.exists() and file.read_text() for file in files))
-        for one in {number, signal.SIGINT}:
-            launcher.send_signal(one)
+        for signal_number in {number, signal.SIGINT}:
+            launcher.send_signal(signal_number)
         assert launcher.wait(60) == (137 if number == signal.SIGTERM else -signal.SIGKILL)
         until(lambda: not any(alive(int(file.read_text())) for file in files))
     finally:
@@ -274,17 +274,29 @@ print(jax.process_index(), jax.process_count(), jax.jit(jnp.sum)(parts))
 
 def slurm(job: int, process: int) -> dict[str, str]:
     """What `srun --ntasks=2` sets of what tells a process who it is, as Slurm 22.05 did."""
-    own = {"PROCID": process, "LOCALID": process, "NTASKS": 2, "JOB_ID": job, "STEP_NUM_NODES": 1}
-    return {f"SLURM_{name}": str(value) for name, value in own.items()} | {
+    variables = {
+        "PROCID": process,
+        "LOCALID": process,
+        "NTASKS": 2,
+        "JOB_ID": job,
+        "STEP_NUM_NODES": 1,
+    }
+    return {f"SLURM_{name}": str(value) for name, value in variables.items()} | {
         "SLURM_STEP_NODELIST": "localhost"
     }
 
 
 def open_mpi(job: int, process: int) -> dict[str, str]:
     """What `mpirun -n 2` sets, as Open MPI 4.1 did."""
-    own = {"RANK": process, "LOCAL_RANK": process, "NODE_RANK": process, "SIZE": 2, "LOCAL_SIZE": 2}
+    variables = {
+        "RANK": process,
+        "LOCAL_RANK": process,
+        "NODE_RANK": process,
+        "SIZE": 2,
+        "LOCAL_SIZE": 2,
+    }
     uri = f"{job * 2**12}.0;tcp://127.0.0.1:37465;tcp6://[::1]:38581"
-    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | {
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in variables.items()} | {
         "OMPI_MCA_orte_hnp_uri": uri
     }
 

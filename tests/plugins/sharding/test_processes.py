@@ -78,10 +78,10 @@ def values(out: Path, name: str, process: int = 0) -> list[Any]:
 def until(condition: Callable[[], Any]) -> Any:
     """What is true at last, of what other processes do."""
     deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def pid(out: Path, process: int) -> int:
@@ -118,7 +118,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_like_one(out: Path, single: Path) -> None:
-    ours, theirs = ([line for line in said(one) if "logged" in line] for one in (out, single))
+    ours, theirs = ([line for line in said(output) if "logged" in line] for output in (out, single))
     assert [(line["logged"], line["source"]) for line in ours] == [
         (line["logged"], line["source"]) for line in theirs
     ]

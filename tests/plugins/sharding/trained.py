@@ -78,7 +78,8 @@ class Told:
             jnp.sin(1 + jnp.arange(leaf.size, dtype=jnp.float32)) for leaf in jax.tree.leaves(grads)
         ]
         weighed = [
-            leaf.ravel() @ one for leaf, one in zip(jax.tree.leaves(grads), numbers, strict=True)
+            leaf.ravel() @ number
+            for leaf, number in zip(jax.tree.leaves(grads), numbers, strict=True)
         ]
         return {"norm": optax.global_norm(grads), "first": weighed[0], "second": weighed[1]}
 
@@ -154,14 +155,14 @@ def data(shuffle: bool = True) -> fg.ArrayData:
 
 def main(out: str, **options: str) -> None:
     mine = jax.process_index()
-    told = Told(Path(f"{out}-{mine}.jsonl"), gradients="gradients" in options)
+    losses_log = Told(Path(f"{out}-{mine}.jsonl"), gradients="gradients" in options)
     steps, every = int(options.get("steps", 50)), int(options.get("agree", 50))
     sharding = (
         FSDP(min_size=64, agree_every=every)
         if "fsdp" in options
         else DataParallel(agree_every=every)
     )
-    plugins: list[Any] = [told] if "alone" in options else [told, sharding]
+    plugins: list[Any] = [losses_log] if "alone" in options else [losses_log, sharding]
     if "save" in options:
         plugins.append(Checkpointer(every=int(options["save"]), max_to_keep=None))
     if "period" in options:
@@ -203,7 +204,7 @@ def main(out: str, **options: str) -> None:
     )
     result = engine.fit(Net, source, resume=options.get("resume"))
     leaves = [whole(leaf) for leaf in jax.tree.leaves(result.module)]
-    told.say(
+    losses_log.say(
         ended=int(result.state.step),
         stopped=result.stop_reason,
         processes=jax.process_count(),

@@ -46,13 +46,13 @@ class Server:
         )
         assert self._process.stderr is not None
         lines = (re.search(r"at (http://\S+)", line) for line in self._process.stderr)
-        self.address = next(found[1] for found in lines if found)
+        self.address = next(match[1] for match in lines if match)
 
     def data(self, plugin: str, what: str, **query: Any) -> Any:
         """What the page would be given."""
         return self._answer(f"{plugin}/{what}?{urlencode(query)}")
 
-    def asked(self, plugin: str, what: str, question: Any) -> Any:
+    def query(self, plugin: str, what: str, question: Any) -> Any:
         """What the page would be given for a question in JSON."""
         headers = {"Content-Type": "application/json"}
         return self._answer(f"{plugin}/{what}", data=json.dumps(question).encode(), headers=headers)
@@ -92,18 +92,22 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Serve
         servers += [Server(run, fast=fast) for fast in (True, False)]
         with pytest.raises(Killed):
             fit(run, Showing(), memory, Kill(7), steps=12)
-        for one in servers:
+        for server in servers:
             until(
-                lambda one=one: (
-                    (list(one.curve("loss")), list(one.curve("loss", "test"))) == ([2, 4, 6], [4])
+                lambda server=server: (
+                    (list(server.curve("loss")), list(server.curve("loss", "test")))
+                    == ([2, 4, 6], [4])
                 )
             )
         arguments = Emitting("config", {"configuration": {"rate": 0.5}})
         fit(run, Showing(), memory, arguments, steps=12, resume=fg.CheckpointRef(run, 3))
-        for one in servers:
+        for server in servers:
             until(
-                lambda one=one: (
-                    (max(one.curve("loss"), default=0), max(one.curve("loss", "test"), default=0))
+                lambda server=server: (
+                    (
+                        max(server.curve("loss"), default=0),
+                        max(server.curve("loss", "test"), default=0),
+                    )
                     == (12, 12)
                 )
             )
@@ -157,7 +161,7 @@ def test_a_server_gives_pictures_histograms_and_text(shown: Any):
 def test_a_server_compares_metrics_by_hyperparameters(shown: Any):
     (server, _), whole = shown
     name = {"group": "train", "tag": "loss"}
-    experiment = server.asked("hparams", "experiment", {"experimentName": ""})
+    experiment = server.query("hparams", "experiment", {"experimentName": ""})
     assert name in [metric["name"] for metric in experiment["metricInfos"]]
     statuses = [f"STATUS_{status}" for status in ("UNKNOWN", "SUCCESS", "FAILURE", "RUNNING")]
     question = {
@@ -166,7 +170,7 @@ def test_a_server_compares_metrics_by_hyperparameters(shown: Any):
         "startIndex": 0,
         "sliceSize": 10,
     }
-    (group,) = server.asked("hparams", "session_groups", question)["sessionGroups"]
+    (group,) = server.query("hparams", "session_groups", question)["sessionGroups"]
     assert group["hparams"] == {"rate": 0.5}
     (value,) = [metric["value"] for metric in group["metricValues"] if metric["name"] == name]
     assert value == whole.history["train/loss"][-1]
@@ -203,8 +207,8 @@ def test_a_browser_shows_them(shown: Any, tmp_path: Path):
     splits = {f"tensorboard/{name}" for name in ("train", "test", "telemetry=train")}
     assert splits <= set(re.findall(r">\s*([\w=/]+)\s*<", page))
     numbers = [float(number) for number in re.findall(r">\s*(-?\d+\.\d+)\s*<", page)]
-    for one in (whole.history["train/batch_loss"][-1], whole.history["train/double"][-1]):
-        assert np.isclose(numbers, one, rtol=1e-4).any()
+    for value in (whole.history["train/batch_loss"][-1], whole.history["train/double"][-1]):
+        assert np.isclose(numbers, value, rtol=1e-4).any()
     browse("images", f"--screenshot={tmp_path / 'images.png'}")
     picture = np.asarray(Image.open(tmp_path / "images.png").convert("RGB"))
     assert (picture == 0).all(

@@ -94,14 +94,14 @@ def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitRes
 def events(run: Path, split: str) -> list[Any]:
     """All events of a split as TensorBoard reads them: files by name, checksums looked at."""
     files = sorted((run / "tensorboard" / split).glob("*tfevents*"))
-    found = []
+    records = []
     for file in files:
         ends = [0]
         for end, event in read_events(file):
             ends.append(end)
-            found.append(event)
+            records.append(event)
         assert ends[-1] == file.stat().st_size
-    return found
+    return records
 
 
 def scalars(run: Path, split: str) -> list[tuple[int, str, float]]:
@@ -164,10 +164,12 @@ def test_records_of_a_plugin_are_written(tmp_path: Path):
             )
 
     fit(tmp_path, Telling(), steps=1)
-    told = scalars(tmp_path, "%2E.%2Fup")
-    assert told[:3] == [(0, "each/0/0", 1.0), (0, "each/0/1", 2.0), (0, "count", 3.0)] and np.isnan(
-        told[3][2]
-    )
+    written = scalars(tmp_path, "%2E.%2Fup")
+    assert written[:3] == [
+        (0, "each/0/0", 1.0),
+        (0, "each/0/1", 2.0),
+        (0, "count", 3.0),
+    ] and np.isnan(written[3][2])
     assert not list(tmp_path.parent.glob("up*"))
     (shown,) = [value for event in events(tmp_path, "shown") for value in event.summary.value]
     assert (shown.tag, shown.image.height, shown.image.width) == ("picture", 2, 3)
@@ -217,9 +219,12 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
     }
     with pytest.warns(UserWarning, match="leaves 'told/") as warned:
         result = fit(tmp_path, Emitting("media", shown), steps=2)
-    told = sorted(str(one.message) for one in warned)
-    assert len(told) == 3 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
-    assert "NoneType, not a matplotlib" in told[1] and "type Unknown" in told[2]
+    messages = sorted(str(warning.message) for warning in warned)
+    assert (
+        len(messages) == 3
+        and "'told/broken' out, of step 1 first: ZeroDivisionError" in messages[0]
+    )
+    assert "NoneType, not a matplotlib" in messages[1] and "type Unknown" in messages[2]
     assert not result.failures and not pyplot.get_fignums()
     tags = [
         (event.step, value.tag)
@@ -261,12 +266,12 @@ def test_each_source_has_its_own_directory(tmp_path: Path):
         tmp_path, Telling(), memory, steps=4, resume=fg.CheckpointRef(tmp_path, 3)
     ).failures
     splits = {path.name for path in (tmp_path / "tensorboard").iterdir()} - {"train"}
-    found = [scalars(tmp_path, split) for split in splits if not split.startswith("telemetry=")]
+    tables = [scalars(tmp_path, split) for split in splits if not split.startswith("telemetry=")]
     expected = [
         [(step, "number", number) for step in (1, 2, 3, 4)] for number in range(len(sources))
     ]
     assert (
-        sorted(found, key=lambda one: one[0][2]) == expected
+        sorted(tables, key=lambda table: table[0][2]) == expected
         and {"a%2Fb", "a%20b", "a_b", "é"} <= splits
     )
 
@@ -286,7 +291,7 @@ def test_text_values_that_are_not_plain_strings_are_shown(tmp_path: Path):
 class Memory:
     """A checkpointer that keeps what it is told in memory."""
 
-    kept: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    saved: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -295,18 +300,18 @@ class Memory:
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         positions = {
-            one.name: future.result()
-            for one, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
+            logger.name: future.result()
+            for logger, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
         }
         snapshot = run.snapshot()
         state = jax.tree.map(
             lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state
         )
-        self.kept[run.step] = (state, snapshot.step_range, snapshot.data_position, positions)
+        self.saved[run.step] = (state, snapshot.step_range, snapshot.data_position, positions)
 
     @fg.hookimpl
     def restore_checkpoint(self, resume: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
-        state, span, position, _ = self.kept[int(resume.step)]
+        state, span, position, _ = self.saved[int(resume.step)]
         return fg.Snapshot(
             jax.tree.map(
                 lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state
@@ -318,7 +323,7 @@ class Memory:
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
         for rewind in run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=self.kept[step][3][rewind.plugin.name])
+            rewind(step, position=self.saved[step][3][rewind.plugin.name])
 
 
 class Killed(BaseException):
@@ -453,7 +458,7 @@ def test_file_unknown_to_the_checkpoint_is_an_error(change: Any, message: str, t
 def test_invalid_position_is_an_error(position: Any, tmp_path: Path):
     memory = Memory()
     fit(tmp_path, memory, steps=3)
-    memory.kept[3] = (*memory.kept[3][:3], {"tensorboard": position})
+    memory.saved[3] = (*memory.saved[3][:3], {"tensorboard": position})
     with pytest.raises(CheckpointError, match="position of the TensorBoard log"):
         fit(tmp_path, memory, steps=6, resume=fg.CheckpointRef(tmp_path, 3))
 

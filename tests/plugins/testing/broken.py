@@ -107,11 +107,11 @@ class CountsTraces:
 
 
 class KeepsTracer:
-    kept: Any = None
+    tracer: Any = None
 
     @fg.hookimpl
     def step_metrics(self, output: fg.Output) -> dict[str, Any]:
-        self.kept = output.loss
+        self.tracer = output.loss
         return {}
 
 
@@ -159,7 +159,7 @@ class ChangesWeights:
     def shrink(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
         smaller = jax.tree.map(
-            lambda one: one * 0.5 if isinstance(one, jax.Array) else one, state.module
+            lambda leaf: leaf * 0.5 if isinstance(leaf, jax.Array) else leaf, state.module
         )
         return fg.ReplaceState(state.replace(module=smaller))
 
@@ -301,15 +301,15 @@ class NoJson:
 
 
 class RestoresNothing:
-    seen = 0
+    count = 0
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
-        self.seen = 1
+        self.count = 1
 
     @fg.hookimpl
     def get_host_state(self) -> Any:
-        return self.seen
+        return self.count
 
     @fg.hookimpl
     def set_host_state(self, state: Any) -> None: ...
@@ -343,9 +343,9 @@ class ReadsByAsarray:
 class ReadsByFloat:
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        for one in jax.live_arrays():
-            if jnp.issubdtype(one.dtype, jnp.floating):
-                float(jnp.sum(one))
+        for array in jax.live_arrays():
+            if jnp.issubdtype(array.dtype, jnp.floating):
+                float(jnp.sum(array))
 
 
 class NeverCloses:

@@ -27,7 +27,7 @@ BROKEN = [
         "Unchecked(every=-1) is taken: check arguments where the plugin is made",
     ),
     ("same_trace", broken.CountsTraces, "the step is not the same program"),
-    ("same_trace", broken.KeepsTracer, "keeps a tracer in self.kept"),
+    ("same_trace", broken.KeepsTracer, "keeps a tracer in self.tracer"),
     ("no_effects", broken.Prints, "calls the host at every step (debug_callback)"),
     ("no_captured_arrays", broken.Captures, "captures an array float32[2048]"),
     ("trains", broken.FailsAsLogger, "OSError: no space left"),
@@ -70,7 +70,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("check", "plugin", "message"), BROKEN, ids=lambda one: getattr(one, "__name__", None)
+    ("check", "plugin", "message"), BROKEN, ids=lambda value: getattr(value, "__name__", None)
 )
 def test_each_check_detects_its_broken_plugin(check: str, plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure) as failure:

@@ -46,10 +46,13 @@ def test_run_with_returns_the_result_and_messages(run_with: Any, record_events: 
     result, events = run_with(other, steps=4)
     assert int(result.state.step) == 4
     assert events.hooks() == other.hooks() == ["on_fit_start", "on_fit_end"]
-    assert [(one.source, one.step) for one in events.exact()] == [("train", 2), ("train", 4)]
+    assert [(record.source, record.step) for record in events.exact()] == [
+        ("train", 2),
+        ("train", 4),
+    ]
     assert events.events[-1].step == 4 and events.events[-1].arguments == {"result": result}
     np.testing.assert_array_equal(
-        result.history["train/loss"], [one.values["loss"] for one in events.exact()]
+        result.history["train/loss"], [record.values["loss"] for record in events.exact()]
     )
 
 
@@ -58,7 +61,7 @@ def test_run_with_resumes_a_run(run_with: Any, tmp_path: Path) -> None:
     run_with(memory, steps=4)
     result, events = run_with(Memory(memory.kept), resume="latest")
     assert int(result.state.step) == 8
-    assert [one.step for one in events.exact()] == [6, 8]
+    assert [record.step for record in events.exact()] == [6, 8]
 
 
 def test_the_tiny_engine_takes_settings(tiny_engine: Any) -> None:

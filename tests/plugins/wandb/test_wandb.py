@@ -49,8 +49,8 @@ class Line(fg.Module):
 class Telling:
     """Emits what the test says at a step, behind the training's own record."""
 
-    def __init__(self, *told: tuple[int, str, str, dict[str, Any]], show: int = 1000) -> None:
-        self.told, self.show = told, show
+    def __init__(self, *records: tuple[int, str, str, dict[str, Any]], show: int = 1000) -> None:
+        self.records, self.show = records, show
 
     plugin_name = "media"
 
@@ -60,7 +60,7 @@ class Telling:
         return [show, fg.ScheduledAction("tell", fg.Every(1), self.tell)]
 
     def tell(self, run: fg.Run) -> None:
-        for step, kind, source, values in self.told:
+        for step, kind, source, values in self.records:
             if step == run.step:
                 getattr(run, f"log_{kind}")(source, values)  # type: ignore[arg-type]
 
@@ -103,24 +103,24 @@ def test_each_step_is_a_row_with_the_numbers_of_the_history(tmp_path: Path):
     history = fit(
         tmp_path, logger, Telling((4, "scalars", "test", {"accuracy": 0.5, "each": np.arange(2)}))
     ).history
-    found = [(step, exact(row)) for step, row in rows(files(tmp_path)[0])]
+    written = [(step, exact(row)) for step, row in rows(files(tmp_path)[0])]
     expected: dict[int, dict[str, Any]] = {}
     for record in history.records:
         for name, value in record.values.items():
             expected.setdefault(record.step, {})[f"{record.source}/{name}"] = value
     expected[4] |= {"test/each/0": 0, "test/each/1": 1}
     del expected[4]["test/each"]
-    assert found == list(expected.items())
+    assert written == list(expected.items())
     assert files(tmp_path)[0].name == f"run-{logger.id}.wandb"
 
 
 def test_media_tables_and_configuration(tmp_path: Path):
-    told = [
+    records = [
         (2, "scalars", "test", {"confusion": np.array([[1, 2], [3, 4]])}),
         (2, "text", "note", {"said": "so"}),
         (2, "config", "fulgurite", {"configuration": {"lr": 0.5}, "versions": {"jax": "1"}}),
     ]
-    fit(tmp_path, offline(), Telling(*told, show=2), steps=2)
+    fit(tmp_path, offline(), Telling(*records, show=2), steps=2)
     row = dict(rows(files(tmp_path)[0]))[2]
     pictures = [row[f"train/pictures/{name}"] for name in ("_type", "count", "width", "height")]
     assert pictures == ["images/separated", 2, 3, 2] and row["train/picture/_type"] == "image-file"
@@ -222,9 +222,12 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
             Telling(*[(step, "media", "told", shown) for step in (1, 2)]),
             steps=2,
         )
-    told = sorted(str(one.message) for one in warned)
-    assert len(told) == 2 and "'told/broken' out, of step 1 first: ZeroDivisionError" in told[0]
-    assert "type Unknown" in told[1] and not result.failures and not pyplot.get_fignums()
+    messages = sorted(str(warning.message) for warning in warned)
+    assert (
+        len(messages) == 2
+        and "'told/broken' out, of step 1 first: ZeroDivisionError" in messages[0]
+    )
+    assert "type Unknown" in messages[1] and not result.failures and not pyplot.get_fignums()
     row = dict(rows(files(tmp_path)[0]))[2]
     kinds = [row[f"told/{name}/_type"] for name in ("own", "figure", "fine")]
     assert kinds == ["table-file", "image-file", "histogram"] and "train/loss" in row
@@ -246,8 +249,8 @@ def test_records_of_a_lost_network_can_be_sent_later(
             pytest.warns(UserWarning, match="waits for logger 'wandb'"),
             pytest.warns(UserWarning, match=r"did nothing for 5(\.1)? s"),
         ):
-            told = Telling((2, "media", "told", {"hangs": figure}))
-            result = fit(tmp_path, offline(timeout=0.1), told, steps=2)
+            emitter = Telling((2, "media", "told", {"hangs": figure}))
+            result = fit(tmp_path, offline(timeout=0.1), emitter, steps=2)
     finally:
         gate.set()
     assert f"`wandb sync {tmp_path / 'wandb'}" in result.failures["wandb"]
@@ -255,9 +258,11 @@ def test_records_of_a_lost_network_can_be_sent_later(
 
 def test_best_values_are_in_the_summary(tmp_path: Path):
     values = [0.3, float("nan"), 0.7, 0.5]
-    told = [(step, "scalars", "test", {"accuracy": value}) for step, value in enumerate(values, 1)]
+    records = [
+        (step, "scalars", "test", {"accuracy": value}) for step, value in enumerate(values, 1)
+    ]
     logger = offline(best={"test/accuracy": "max", "train/loss": "min"})
-    history = fit(tmp_path, logger, Telling(*told)).history
+    history = fit(tmp_path, logger, Telling(*records)).history
     summary = {
         item.key or "/".join(item.nested_key): loads(item.value_json)
         for record in read_run(files(tmp_path)[0])
@@ -278,7 +283,7 @@ class Memory:
     """A checkpointer that keeps the newest snapshot in memory, of this run or of `another`."""
 
     def __init__(self) -> None:
-        self.kept: Any = None
+        self.snapshot: Any = None
         self.positions: dict[str, Any] = {}
         self.another = False
 
@@ -288,17 +293,17 @@ class Memory:
         state = jax.tree.map(
             lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, snapshot.state
         )
-        self.kept = fg.Snapshot(
+        self.snapshot = fg.Snapshot(
             state, fg.StepRange(0, 12), snapshot.data_position, host_states=snapshot.host_states
         )
         self.positions = {
-            one.name: future.result()
-            for one, future in run.engine.plugins.call("flush_logger", 0, step=0)
+            logger.name: future.result()
+            for logger, future in run.engine.plugins.call("flush_logger", 0, step=0)
         }
 
     @fg.hookimpl
     def restore_checkpoint(self, resume: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
-        return self.kept
+        return self.snapshot
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
@@ -332,7 +337,7 @@ def cut_behind(file: Path, step: int) -> None:
     data = file.read_bytes()
     for size in range(8, len(data) + 1):
         file.write_bytes(data[:size])
-        if any(found > step for found, _ in rows(file)):
+        if any(row_step > step for row_step, _ in rows(file)):
             file.write_bytes(data[: size - 3])
             return
     file.write_bytes(data)
@@ -341,16 +346,16 @@ def cut_behind(file: Path, step: int) -> None:
 @pytest.mark.parametrize("there", [0, 4, 8])
 def test_resumed_run_sends_missing_steps_and_none_twice(there: int, tmp_path: Path):
     whole = fit(None, steps=12).history
-    found = resumed_with(tmp_path / "run", there, [])
-    assert [step for step, _ in found] == [2, 4, 6, 8, 10, 12]
-    for step, row in found:
+    sent = resumed_with(tmp_path / "run", there, [])
+    assert [step for step, _ in sent] == [2, 4, 6, 8, 10, 12]
+    for step, row in sent:
         assert row["train/loss"] == whole["train/loss"][step // 2 - 1]
 
 
 def test_missing_records_are_reported(tmp_path: Path):
     with pytest.warns(UserWarning, match="wandb has the steps up to 4 of 8"):
-        found = resumed_with(tmp_path, 4, None)
-    assert [step for step, _ in found] == [2, 4, 10, 12]
+        sent = resumed_with(tmp_path, 4, None)
+    assert [step for step, _ in sent] == [2, 4, 10, 12]
 
 
 def test_records_of_an_online_attempt_are_not_sent_again_offline(
@@ -442,14 +447,12 @@ def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}]
 )
-def test_missing_key_or_network_means_offline_and_no_secret_is_written(
-    variables: Any, tmp_path: Path
-):
+def test_missing_key_or_network_means_offline_and_no_secret_is_sent(variables: Any, tmp_path: Path):
     status, said = run_program("online", tmp_path / "run", **variables)
     assert status == 0 and "trained" in said, said
     assert "goes on offline" in said and "Enter your choice" not in said
-    found = [(step, row) for file in files(tmp_path / "run") for step, row in rows(file)]
-    assert [step for step, _ in found] == [2, 4]
+    sent = [(step, row) for file in files(tmp_path / "run") for step, row in rows(file)]
+    assert [step for step, _ in sent] == [2, 4]
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]
     assert "requirements.txt" not in {path.name for path in written}
@@ -490,12 +493,12 @@ print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
     reason="needs /proc to see another process's environment",
 )
 def test_wandb_process_has_few_threads_unless_configured(tmp_path: Path):
-    given = {
+    inherited = {
         name: value for name, value in os.environ.items() if name not in ("GOMAXPROCS", "GOGC")
     }
     # A program that used wandb leaves its process' address behind to those that it starts.
     environment = {
-        **given,
+        **inherited,
         "GOGC": "50",
         "OURS": str(tmp_path),
         "WANDB_SERVICE": f"3-1-unix-{tmp_path}/gone",
