@@ -12,14 +12,43 @@ from fulgurite_cli import Experiment, build_experiment, load_experiment
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
-from fulgurite_evaluators.follow import Follower, find_evaluators, line
+from fulgurite_evaluators.follow import Follower, find_evaluators, format_result
 
 POLL = 0.2
+"""Seconds between two looks whether the run has begun."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `fulgurite evaluate`; gives 0, 1 if anything failed or was waited for in vain, and 2 on
-    arguments that cannot be meant."""
+    """Run `fulgurite evaluate` with these arguments.
+
+    Returns:
+        The exit code: 0; 1 if an evaluation failed or what it waited for did not come; 2 for
+        invalid arguments; 130 after Ctrl-C.
+    """
+    options = _build_parser().parse_intermixed_args(arguments)
+    run = RunDirectory(options.run)
+    try:
+        if options.group is not None:
+            _wait_for_start(run, options.timeout)
+        program = load_experiment(options.program)
+        config = run.read_manifest()["configuration"]
+        experiment = build_experiment(program, options.overrides, config, run_dir=options.run)
+        if options.group is None:
+            has_succeeded = _evaluate_once(experiment, run, options.step, options.json)
+        else:
+            has_succeeded = _follow(experiment, run, options.group, options.idle_timeout)
+        return 0 if has_succeeded else 1
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except FulguriteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fulgurite evaluate",
         description=(
@@ -34,11 +63,16 @@ def main(arguments: Sequence[str]) -> int:
         "overrides", nargs="*", metavar="name=value", help="arguments that the run does not record"
     )
     parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--step", default="latest", type=_step, help="latest (the default), best, or a number"
+    checkpoints = parser.add_mutually_exclusive_group()
+    checkpoints.add_argument(
+        "--step",
+        default="latest",
+        type=_parse_step,
+        help="latest (the default), best, or a number",
     )
-    what.add_argument("--group", help="follow the run with the standalone evaluators of this group")
+    checkpoints.add_argument(
+        "--group", help="follow the run with the standalone evaluators of this group"
+    )
     parser.add_argument(
         "--timeout", type=float, default=600.0, help="seconds to wait for the run to begin (600)"
     )
@@ -49,37 +83,11 @@ def main(arguments: Sequence[str]) -> int:
         help="seconds without a sign of life of the trainer (120)",
     )
     parser.add_argument("--json", action="store_true", help="results as JSON, one line each")
-    options = parser.parse_intermixed_args(arguments)
-    run = RunDirectory(options.run)
-    try:
-        if options.group is not None:
-            _wait_for(run, options.timeout)
-        program, kept = load_experiment(options.program), run.read_manifest()["configuration"]
-        experiment = build_experiment(program, options.overrides, kept, run_dir=options.run)
-        if options.group is None:
-            return _once(experiment, run, options.step, options.json)
-        follower = Follower(
-            experiment, run, options.group, idle_timeout=options.idle_timeout, tell=_tell
-        )
-        try:
-            return 0 if follower.follow() else 1
-        except OSError as error:
-            gap = f"the results of group {options.group!r} cannot be kept in {run.path}: {error}"
-            raise CheckpointError(
-                f"{gap}. Those already in it are complete; start this again for the rest"
-            ) from error
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except FulguriteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return parser
 
 
-def _wait_for(run: RunDirectory, timeout: float) -> None:
-    """Waits until the run has begun; a `CheckpointError` if it does not."""
+def _wait_for_start(run: RunDirectory, timeout: float) -> None:
+    """Wait until the run has begun; raise `CheckpointError` if it does not."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -94,35 +102,54 @@ def _wait_for(run: RunDirectory, timeout: float) -> None:
         time.sleep(POLL)
 
 
-def _once(experiment: Experiment, run: RunDirectory, step: int | str, as_json: bool) -> int:
+def _follow(experiment: Experiment, run: RunDirectory, group: str, idle_timeout: float) -> bool:
+    """Evaluate the checkpoints of a run as they come; return whether all evaluations succeeded."""
+    follower = Follower(experiment, run, group, idle_timeout=idle_timeout, print_line=_print_line)
+    try:
+        return follower.follow()
+    except OSError as error:
+        raise CheckpointError(
+            f"the results of group {group!r} cannot be kept in {run.path}: {error}. Those already "
+            "in it are complete; start this again for the rest"
+        ) from error
+
+
+def _evaluate_once(
+    experiment: Experiment, run: RunDirectory, step: int | str, as_json: bool
+) -> bool:
+    """Run every evaluator of the program on one checkpoint; return whether all succeeded."""
     engine = experiment.engine
-    plugins = find_evaluators(engine)
-    names = list(dict.fromkeys([*plugins, *engine.evaluators]))
+    evaluators = find_evaluators(engine)
+    # Other plugins may have evaluations as well.
+    names = list(dict.fromkeys([*evaluators, *engine.evaluators]))
     if not names:
         raise ConfigurationError(
             "the program has no evaluator: add Evaluator('test', data) to its plugins"
         )
     state = engine.load_weights(experiment.model, fg.CheckpointRef(run.path, step))  # type: ignore[arg-type]
-    at, failed = int(state.step), False
+    trained_steps = int(state.step)
+    has_succeeded = True
     for name in names:
         try:
-            if name in plugins:
-                metrics = plugins[name].compute(state, engine, engine.run_evaluator).metrics
+            if name in evaluators:
+                result = evaluators[name].compute(state, engine, engine.run_evaluator)
             else:
-                metrics = engine.run_evaluator(name, state).metrics
+                result = engine.run_evaluator(name, state)
         except Exception:
-            print(f"{name}  step {at}  failed:\n{traceback.format_exc()}", file=sys.stderr)
-            failed = True
+            print(
+                f"{name}  step {trained_steps}  failed:\n{traceback.format_exc()}", file=sys.stderr
+            )
+            has_succeeded = False
             continue
-        _tell(
-            dumps({"evaluator": name, "step": at, "metrics": metrics})
-            if as_json
-            else line(name, at, metrics)
-        )
-    return int(failed)
+        if as_json:
+            record = {"evaluator": name, "step": trained_steps, "metrics": result.metrics}
+            _print_line(dumps(record))
+        else:
+            _print_line(format_result(name, trained_steps, result.metrics))
+    return has_succeeded
 
 
-def _step(text: str) -> int | str:
+def _parse_step(text: str) -> int | str:
     if text in ("latest", "best"):
         return text
     if not text.isdecimal():
@@ -130,5 +157,6 @@ def _step(text: str) -> int | str:
     return int(text)
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
+    # Whoever follows the process sees each line at once.
     print(text, flush=True)

@@ -14,23 +14,26 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import Lock, read_owner
 
 from fulgurite_evaluators.evaluator import Evaluator
-from fulgurite_evaluators.results import FOLDER, EvaluationRecord, Results, commit_of
+from fulgurite_evaluators.results import FOLDER, EvaluationRecord, ResultWriter, read_commit
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
 
 if TYPE_CHECKING:
     from fulgurite_cli import Experiment
 
-Tell = Callable[[str], None]
-
 
 class Follower:
-    """Runs the standalone evaluators of one group on the checkpoints of a run, one process for each
-    group.
+    """Runs the standalone evaluators of one group on the checkpoints of a run, in one process for
+    each group.
 
     It takes the newest checkpoint first and may skip others, never the last. What was evaluated is
     not evaluated again, in whichever process, unless the checkpoint of that step is another one
     now. Nothing of the run is written but `evaluations/GROUP.jsonl` and the group's lock, and no
     data but that of its evaluators is touched.
+
+    Example:
+
+        follower = Follower(experiment, run, "side", idle_timeout=120.0, print_line=print)
+        has_succeeded = follower.follow()
 
     Args:
         experiment: of the program that trains.
@@ -38,9 +41,10 @@ class Follower:
         group: of evaluators.
         idle_timeout: seconds without a heartbeat of the trainer after which to give up, if the run
             is not complete.
-        tell: is given one line for each result and each failure.
+        print_line: called with one line for each result and each failure.
 
-    Raises `ConfigurationError` if no evaluator is of that group.
+    Raises:
+        ConfigurationError: no evaluator is of that group.
     """
 
     def __init__(
@@ -50,60 +54,70 @@ class Follower:
         group: str,
         *,
         idle_timeout: float,
-        tell: Tell,
+        print_line: Callable[[str], None],
     ) -> None:
-        self._experiment, self._run, self._group = experiment, run, group
-        self._idle_timeout, self._tell = idle_timeout, tell
-        if group not in (groups := standalone(experiment.engine)):
+        groups = group_standalone_evaluators(experiment.engine)
+        if group not in groups:
             raise ConfigurationError(
                 f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A "
-                f"standalone one is "
-                f"Evaluator(..., every=EveryCheckpoint(), group={group!r})"
+                f"standalone one is Evaluator(..., every=EveryCheckpoint(), group={group!r})"
             )
+        self._experiment = experiment
+        self._run = run
+        self._group = group
+        self._idle_timeout = idle_timeout
+        self._print_line = print_line
         self._evaluators = groups[group]
-        self._failed: set[tuple[str, int, str]] = set()
+        self._poll = min(_get_schedule(evaluator).poll for evaluator in self._evaluators.values())
+        self._failures: set[tuple[str, int, str]] = set()
 
     def follow(self) -> bool:
-        """Evaluates until the run is complete and its last checkpoint done; gives whether every
-        evaluation succeeded.
+        """Evaluate until the run is complete and its last checkpoint is done.
 
-        Raises `CheckpointError` if another process runs this group, and if the trainer is gone
-        before its end.
+        Returns:
+            Whether every evaluation succeeded.
+
+        Raises:
+            CheckpointError: another process runs this group, or the trainer is gone before its end.
         """
-        poll = min(_get_schedule(evaluator).poll for evaluator in self._evaluators.values())
-        with self._held() as results:
+        with self._open_results() as results:
             while True:
-                # Looked at first: what was complete then has its last checkpoint.
-                complete, newest = self._run.is_complete, self._newest()
-                due = self._due(results, newest, complete)
+                # Before the checkpoints: what is complete now has its last one.
+                is_complete = self._run.is_complete
+                newest = self._find_newest_checkpoint()
+                due = self._find_due(results, newest, is_complete)
                 if newest is not None and due:
                     self._evaluate(results, *newest, due)
-                elif complete:
-                    return not self._failed
+                elif is_complete:
+                    return not self._failures
                 else:
                     self._check_trainer()
-                    time.sleep(poll)
+                    time.sleep(self._poll)
 
-    def _newest(self) -> tuple[int, str] | None:
-        """Step and hash of the newest checkpoint. One that goes away meanwhile is none."""
+    def _find_newest_checkpoint(self) -> tuple[int, str] | None:
+        """Return step and commit of the newest checkpoint that is not just being deleted."""
         for step, path in reversed(self._run.list_checkpoints()):
-            if (commit := commit_of(path)) is not None:
+            commit = read_commit(path)
+            if commit is not None:
                 return step, commit
         return None
 
-    def _due(self, results: Results, newest: tuple[int, str] | None, complete: bool) -> list[str]:
+    def _find_due(
+        self, results: ResultWriter, newest: tuple[int, str] | None, is_complete: bool
+    ) -> list[str]:
+        """Return the evaluators that have still to run on the newest checkpoint, by name."""
         if newest is None:
             return []
-        past = results.done | self._failed
-        return [
-            name
-            for name, evaluator in self._evaluators.items()
-            if (name, *newest) not in past
-            and (complete or not isinstance(evaluator.every, LastCheckpoint))
-        ]
+        past = results.done | self._failures
+        due = []
+        for name, evaluator in self._evaluators.items():
+            waits_for_end = isinstance(evaluator.every, LastCheckpoint) and not is_complete
+            if (name, *newest) not in past and not waits_for_end:
+                due.append(name)
+        return due
 
-    def _evaluate(self, results: Results, step: int, commit: str, due: list[str]) -> None:
-        """Restores a checkpoint once and runs what is due on it."""
+    def _evaluate(self, results: ResultWriter, step: int, commit: str, names: list[str]) -> None:
+        """Restore a checkpoint once and run these evaluators on it."""
         engine = self._experiment.engine
         path = self._run.get_step_directory(step)
         try:
@@ -111,53 +125,58 @@ class Follower:
                 self._experiment.model, fg.CheckpointRef(self._run.path, step)
             )
         except Exception:
-            if commit_of(path) == commit:
-                self._fail(step, commit, due, "cannot be restored")
-            return  # it was deleted or replaced under our hands: look again
-        if commit_of(path) not in (commit, None):
+            if read_commit(path) == commit:
+                self._note_failure(step, commit, names, "cannot be restored")
+            # Otherwise it was deleted or replaced while it was read: look again.
             return
-        for name in due:
+        if read_commit(path) not in (commit, None):
+            return
+        for name in names:
+            evaluator = self._evaluators[name]
             try:
-                evaluator = self._evaluators[name]
                 metrics = evaluator.compute(state, engine, engine.run_evaluator).metrics
             except Exception:
-                self._fail(step, commit, [name], "failed")
+                self._note_failure(step, commit, [name], "failed")
                 continue
             results.append(EvaluationRecord(name, step, commit, metrics))
-            self._tell(line(name, step, metrics))
+            self._print_line(format_result(name, step, metrics))
 
-    def _fail(self, step: int, commit: str, names: list[str], what: str) -> None:
-        self._failed |= {(name, step, commit) for name in names}
-        self._tell(f"{', '.join(names)}  step {step}  {what}:\n{traceback.format_exc()}")
+    def _note_failure(self, step: int, commit: str, names: list[str], what: str) -> None:
+        self._failures |= {(name, step, commit) for name in names}
+        self._print_line(f"{', '.join(names)}  step {step}  {what}:\n{traceback.format_exc()}")
 
     def _check_trainer(self) -> None:
-        owner = self._run.read_owner()
-        if owner is None:
+        """Raise `CheckpointError` if the trainer has shown no sign of life for too long."""
+        heartbeat = self._run.read_owner()
+        if heartbeat is None:
             return
-        who, beat = owner
-        os.utime(
-            self._lock
-        )  # the time by the clock of the file system, whose other times these are
-        idle = self._lock.stat().st_mtime - beat
-        if idle > self._idle_timeout:
+        owner, last_beat = heartbeat
+        # The time by the clock of the file system, by which the heartbeat is measured as well.
+        os.utime(self._lock_path)
+        idle_seconds = self._lock_path.stat().st_mtime - last_beat
+        if idle_seconds > self._idle_timeout:
             raise CheckpointError(
-                f"{self._run.path} is not complete, and its trainer ({who}) has shown no sign of "
-                f"life for {idle:.0f} "
-                "s. Resume the training and start this again; nothing is evaluated twice"
+                f"{self._run.path} is not complete, and its trainer ({owner}) has shown no sign of "
+                f"life for {idle_seconds:.0f} s. Resume the training and start this again; nothing "
+                "is evaluated twice"
             )
 
     @property
-    def _lock(self) -> Path:
+    def _lock_path(self) -> Path:
         return self._run.path / FOLDER / f"{self._group}.lock"
 
     @contextmanager
-    def _held(self) -> Iterator[Results]:
-        """The results of this group, with nobody else at work on them."""
+    def _open_results(self) -> Iterator[ResultWriter]:
+        """Open the results of this group, and hold its lock meanwhile."""
         self._run.get_folder(FOLDER).mkdir(exist_ok=True)
-        former = read_owner(self._lock)
-        lock = Lock(self._lock, former[0].attempt + 1 if former else 1)
+        heartbeat = read_owner(self._lock_path)
+        attempt = 1
+        if heartbeat is not None:
+            former_owner, _ = heartbeat
+            attempt = former_owner.attempt + 1
+        lock = Lock(self._lock_path, attempt)
         try:
-            results = Results(self._run, self._group)
+            results = ResultWriter(self._run, self._group)
             try:
                 yield results
             finally:
@@ -172,8 +191,8 @@ def find_evaluators(engine: fg.Engine) -> dict[str, Evaluator]:
     return {plugin.name: plugin for plugin in plugins if isinstance(plugin, Evaluator)}
 
 
-def standalone(engine: fg.Engine) -> dict[str, dict[str, Evaluator]]:
-    """The standalone evaluators of an engine, by group and name."""
+def group_standalone_evaluators(engine: fg.Engine) -> dict[str, dict[str, Evaluator]]:
+    """Return the standalone evaluators of an engine, by group and name."""
     groups: dict[str, dict[str, Evaluator]] = {}
     for name, evaluator in find_evaluators(engine).items():
         if isinstance(evaluator.every, Standalone) and evaluator.group is not None:
@@ -181,16 +200,22 @@ def standalone(engine: fg.Engine) -> dict[str, dict[str, Evaluator]]:
     return groups
 
 
-def _get_schedule(evaluator: Evaluator) -> Standalone:
-    assert isinstance(evaluator.every, Standalone)
-    return evaluator.every
+def format_result(name: str, step: int, metrics: dict[str, Any]) -> str:
+    """Return a result as a line for people: the metrics that are single numbers.
 
-
-def line(name: str, step: int, metrics: dict[str, Any]) -> str:
-    """A result for people."""
+    Args:
+        name: of the evaluator.
+        step: of the checkpoint.
+        metrics: by name.
+    """
     numbers = [
         f"{key} {value:.6g}"
         for key, value in metrics.items()
         if isinstance(value, bool | int | float)
     ]
     return "  ".join([name, f"step {step}", *numbers])
+
+
+def _get_schedule(evaluator: Evaluator) -> Standalone:
+    assert isinstance(evaluator.every, Standalone)
+    return evaluator.every

@@ -1,9 +1,9 @@
-"""The results of standalone evaluators: in the run's directory, one line each, each there once."""
+"""The results of standalone evaluators: lines in the run's directory, each there once."""
 
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ FOLDER = "evaluations"
 @dataclass(frozen=True)
 class EvaluationRecord:
     """A result of a standalone evaluator.
+
+    Example:
+
+        for record in read_results("runs/digits"):
+            print(record.evaluator, record.step, record.metrics["loss"])
 
     Attributes:
         evaluator: its name.
@@ -34,91 +39,109 @@ class EvaluationRecord:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What is evaluated once."""
+        """What is evaluated once: an evaluator, a step and a checkpoint of that step."""
         return self.evaluator, self.step, self.commit
 
 
-class Results:
-    """The results of one group, in `evaluations/GROUP.jsonl` of a run; only the holder of the
-    group's lock appends.
+class ResultWriter:
+    """Appends to the results of one group, in `evaluations/GROUP.jsonl` of a run.
 
-    A line that a process was killed in is no result: it is cut off here, and what it said is found
-    again.
+    Only the holder of the group's lock appends. A line in which a process was killed is no result:
+    it is cut off here, and the evaluation is done again.
+
+    Args:
+        run: the directory of the run.
+        group: of evaluators.
+
+    Attributes:
+        done: the keys of the results in the file.
     """
 
     def __init__(self, run: RunDirectory, group: str) -> None:
         self._path = run.path / FOLDER / f"{group}.jsonl"
-        found, whole = _read(self._path)
-        self.done = {one.key for one in found}
+        records, num_bytes = _read_records(self._path)
+        self.done = {record.key for record in records}
         # 0o644 like any file; no link is followed out of the run.
         self._file = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
         )
-        os.ftruncate(self._file, whole)
+        os.ftruncate(self._file, num_bytes)
         os.fsync(self._file)
         sync_folder(self._path.parent)
 
-    def append(self, one: EvaluationRecord) -> None:
-        """Writes a result down, durably; raises `OSError` if that fails."""
-        line = dumps(
-            {
-                "evaluator": one.evaluator,
-                "step": one.step,
-                "commit": one.commit,
-                "metrics": one.metrics,
-            }
-        )
-        data = f"{line}\n".encode()
-        if (written := os.write(self._file, data)) != len(data):
-            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+    def append(self, record: EvaluationRecord) -> None:
+        """Write a result durably.
+
+        Raises:
+            OSError: it could not be written; nothing of it is left.
+        """
+        data = f"{dumps(asdict(record))}\n".encode()
+        num_written = os.write(self._file, data)
+        if num_written != len(data):
+            os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
             raise OSError(
-                f"{self._path}: only {written} of {len(data)} bytes of a result could be written"
+                f"{self._path}: only {num_written} of {len(data)} bytes of a result could be "
+                "written"
             )
         os.fsync(self._file)
-        self.done.add(one.key)
+        self.done.add(record.key)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         os.close(self._file)
 
 
 def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationRecord]:
-    """The newest result of each standalone evaluator for each step of a run, by evaluator and step.
+    """Return the newest result of each standalone evaluator for each step of a run, sorted by
+    evaluator and step.
 
     If a step was evaluated again on a different checkpoint, the newer result counts; results of
     checkpoints that a later attempt set aside do not. May be called while the run and its
     evaluators are running.
 
+    Args:
+        run: the directory of the run.
+
     Raises:
-        CheckpointError: a file of results that was not written by an evaluator.
+        CheckpointError: a file of results was not written by an evaluator.
     """
-    run = run if isinstance(run, RunDirectory) else RunDirectory(run)
-    found = [one for file in sorted((run.path / FOLDER).glob("*.jsonl")) for one in _read(file)[0]]
-    aside = {commit_of(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")}
-    aside -= {commit_of(checkpoint) for _, checkpoint in run.list_checkpoints()}
-    newest = {(one.evaluator, one.step): one for one in found if one.commit not in aside}
+    if not isinstance(run, RunDirectory):
+        run = RunDirectory(run)
+    set_aside = {
+        read_commit(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")
+    }
+    # Training may have come to the very same checkpoint again.
+    set_aside -= {read_commit(checkpoint) for _, checkpoint in run.list_checkpoints()}
+    newest: dict[tuple[str, int], EvaluationRecord] = {}
+    for path in sorted((run.path / FOLDER).glob("*.jsonl")):
+        records, _ = _read_records(path)
+        for record in records:
+            if record.commit not in set_aside:
+                newest[record.evaluator, record.step] = record
     return [newest[key] for key in sorted(newest)]
 
 
-def commit_of(checkpoint: Path) -> str | None:
-    """The SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is not there any more."""
+def read_commit(checkpoint: Path) -> str | None:
+    """Return the SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is gone."""
     try:
         return hashlib.sha256((checkpoint / "COMMIT").read_bytes()).hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _read(path: Path) -> tuple[list[EvaluationRecord], int]:
-    """The results in a file, and how many bytes of it are whole lines."""
-    data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-    whole = data.rfind(b"\n") + 1
-    found = []
-    for number, line in enumerate(data[:whole].splitlines(), 1):
+def _read_records(path: Path) -> tuple[list[EvaluationRecord], int]:
+    """Return the results in a file, and how many of its bytes are whole lines."""
+    if not path.is_file() or path.is_symlink():
+        return [], 0
+    data = path.read_bytes()
+    num_bytes = data.rfind(b"\n") + 1
+    records = []
+    for number, line in enumerate(data[:num_bytes].splitlines(), 1):
         try:
-            one = EvaluationRecord(**loads(line))
+            record = EvaluationRecord(**loads(line))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path}, line {number} is no result of an evaluator: {error}; remove it"
             ) from error
-        found.append(one)
-    return found, whole
+        records.append(record)
+    return records, num_bytes

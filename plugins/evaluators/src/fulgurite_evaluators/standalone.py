@@ -7,8 +7,8 @@ from fulgurite.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Standalone:
-    """The base of what makes an evaluator standalone: training ignores it, `fulgurite evaluate
-    --group` runs it.
+    """Base of what makes an evaluator standalone: training ignores it, and
+    `fulgurite evaluate --group` runs it.
 
     Attributes:
         poll: seconds between two looks at the run's directory.
@@ -25,10 +25,20 @@ class Standalone:
 
 @dataclass(frozen=True)
 class EveryCheckpoint(Standalone):
-    """The newest checkpoint, whenever there is a new one; some may be skipped, the last one
-    never."""
+    """Runs on the newest checkpoint, whenever there is a new one; some may be skipped, the last one
+    never.
+
+    Example:
+
+        Evaluator("slow", data, every=EveryCheckpoint(poll=5.0), group="side")
+    """
 
 
 @dataclass(frozen=True)
 class LastCheckpoint(Standalone):
-    """The last checkpoint of a run that has reached its planned end."""
+    """Runs on the last checkpoint of a run that has reached its planned end.
+
+    Example:
+
+        Evaluator("final", data, every=LastCheckpoint(), group="side")
+    """

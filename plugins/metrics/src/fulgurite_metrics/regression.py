@@ -28,7 +28,14 @@ class MeanSquaredError(Metric):
     def from_predictions(
         preds: Values, targets: Values, mask: Mask | None = None
     ) -> "MeanSquaredError":
-        preds, targets = _check_same_shape(preds, targets, "MeanSquaredError")
+        """Return the error of a batch.
+
+        Args:
+            preds: of any shape.
+            targets: of the same shape.
+            mask: bools over all axes or the leading ones.
+        """
+        preds, targets = _as_same_shape(preds, targets, "MeanSquaredError")
         return MeanSquaredError(Mean.from_values((preds - targets) ** 2, mask))
 
     def compute(self) -> Value:
@@ -49,7 +56,14 @@ class MeanAbsoluteError(Metric):
     def from_predictions(
         preds: Values, targets: Values, mask: Mask | None = None
     ) -> "MeanAbsoluteError":
-        preds, targets = _check_same_shape(preds, targets, "MeanAbsoluteError")
+        """Return the error of a batch.
+
+        Args:
+            preds: of any shape.
+            targets: of the same shape.
+            mask: bools over all axes or the leading ones.
+        """
+        preds, targets = _as_same_shape(preds, targets, "MeanAbsoluteError")
         return MeanAbsoluteError(Mean.from_values(jnp.abs(preds - targets), mask))
 
     def compute(self) -> Value:
@@ -73,7 +87,14 @@ class R2(Metric):
 
     @staticmethod
     def from_predictions(preds: Values, targets: Values, mask: Mask | None = None) -> "R2":
-        preds, targets = _check_same_shape(preds, targets, "R2")
+        """Return the metric of a batch.
+
+        Args:
+            preds: of any shape.
+            targets: of the same shape.
+            mask: bools over all axes or the leading ones.
+        """
+        preds, targets = _as_same_shape(preds, targets, "R2")
         return R2(Mean.from_values((preds - targets) ** 2, mask), Std.from_values(targets, mask))
 
     def compute(self) -> Value:
@@ -81,12 +102,12 @@ class R2(Metric):
         variance = self.targets.variance.compute()
         count = self.error.weight.compute()
         numpy = get_array_namespace(error)
-        explained = 1 - error / numpy.where(variance == 0, 1, variance)
-        explained = numpy.where((variance == 0) & (error > 0), 0, explained)
-        return numpy.where(count < 2, np.nan, explained).astype(error.dtype)
+        score = 1 - error / numpy.where(variance == 0, 1, variance)
+        score = numpy.where((variance == 0) & (error > 0), 0, score)
+        return numpy.where(count < 2, np.nan, score).astype(error.dtype)
 
 
-def _check_same_shape(preds: Any, targets: Any, metric_name: str) -> tuple[Array, Array]:
+def _as_same_shape(preds: Any, targets: Any, metric_name: str) -> tuple[Array, Array]:
     """Return predictions and targets as floats; an error if their shapes differ."""
     preds = to_float(preds)
     targets = to_float(targets)
