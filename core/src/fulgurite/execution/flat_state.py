@@ -161,7 +161,7 @@ class StateLayout:
             self.shardings = FlatState(array_shardings, packed_shardings)
 
     def matches(self, state: TrainState) -> bool:
-        """Return whether a state has this layout, with the same shapes, dtypes and static leaves."""
+        """Return whether a state has this layout, with equal shapes, dtypes and static leaves."""
         return tree_signature(state) == self._signature
 
     def flatten(self, state: TrainState) -> FlatState:
