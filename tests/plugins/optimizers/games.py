@@ -59,7 +59,7 @@ class Pair(fg.Module):
         fake = jax.vmap(self.generator)(jax.random.normal(ctx.key(), (len(batch), 4)))
         on_fake, on_real = jax.vmap(self.discriminator)(fake), jax.vmap(self.discriminator)(batch)
         return fg.Output(
-            losses={"generator": fooled(on_fake), "discriminator": told_apart(on_real, on_fake)}
+            losses={"generator": fooled(on_fake), "discriminator": bce_loss(on_real, on_fake)}
         )
 
 
@@ -106,7 +106,7 @@ def fooled(on_fake: jax.Array) -> jax.Array:
     return jax.nn.softplus(-on_fake).mean()
 
 
-def told_apart(on_real: jax.Array, on_fake: jax.Array) -> jax.Array:
+def bce_loss(on_real: jax.Array, on_fake: jax.Array) -> jax.Array:
     """The loss of a discriminator."""
     return jax.nn.softplus(-on_real).mean() + jax.nn.softplus(on_fake).mean()
 

@@ -19,7 +19,7 @@ from fulgurite_optimizers import (
     UnitNorm,
     WeightClip,
 )
-from games import ONE, Pair, engine, fooled, game, played, points, sgd, told_apart
+from games import ONE, Pair, bce_loss, engine, fooled, game, played, points, sgd
 
 
 @pytest.mark.full
@@ -135,7 +135,7 @@ def test_spectral_normalization_keeps_its_state() -> None:
             def discriminator() -> fg.Output:
                 on_real, state = judged(batch, ctx.model_state)
                 on_fake, state = judged(fake, state)
-                return fg.Output(told_apart(on_real, on_fake), model_state=state)
+                return fg.Output(bce_loss(on_real, on_fake), model_state=state)
 
             def generator() -> fg.Output:
                 on_fake, state = judged(fake, ctx.model_state)

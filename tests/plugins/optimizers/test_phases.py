@@ -21,6 +21,7 @@ from games import (
     Pair,
     PairApart,
     Show,
+    bce_loss,
     engine,
     fooled,
     game,
@@ -28,7 +29,6 @@ from games import (
     played,
     points,
     sgd,
-    told_apart,
 )
 
 
@@ -468,7 +468,7 @@ def test_generator_output_shared_by_both_phases_is_computed_once() -> None:
             judge, fake = jax.vmap(self.discriminator), jax.vmap(self.generator)(z)
             return {
                 "generator": lambda: fooled(judge(fake)),
-                "discriminator": lambda: told_apart(judge(batch), judge(fake)),
+                "discriminator": lambda: bce_loss(judge(batch), judge(fake)),
             }
 
     class Noise:
