@@ -1,22 +1,27 @@
-"""The plugin: gradients of several microbatches, or of several steps, for one update."""
+"""The plugin for one update by the gradients of several microbatches or steps."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError, PluginError
+from fulgurite.errors import PluginError
 
-from fulgurite_optimizers.finishing import FinalizeMixin
-from fulgurite_optimizers.phase import Phase
+from fulgurite_optimizers.finalize import FinalizeMixin
+from fulgurite_optimizers.phase import AccumulationSettings, Phase
 from fulgurite_optimizers.update import PhasedUpdate
 
 
 @dataclass(frozen=True)
-class GradientAccumulation(FinalizeMixin):
-    """Takes the mean gradient of `n` parts for one update.
+class GradientAccumulation(AccumulationSettings, FinalizeMixin):
+    """Updates once by the mean gradient of `n` microbatches or steps.
 
     As a plugin it is for modules with one optimizer; with several, each has its own: `Phase(...,
     accumulate=...)`.
+
+    `optax.MultiSteps` is not used for `steps`, for three reasons. What is left of an accumulation
+    when training ends is applied by `UpdateRule.finalize`, for which `MultiSteps` has no method. It
+    accumulates in float32 or in the dtype that it is told, not in that of the gradients. And it
+    computes the update of the wrapped optimizer at every step and selects, where this runs the
+    optimizer in a branch of `lax.cond` only when it is time.
 
     Attributes:
         n: the number of microbatches or steps.
@@ -27,36 +32,27 @@ class GradientAccumulation(FinalizeMixin):
             averaged; the output has no `preds`, and the media of the first. With `steps`, only
             every `n`-th step changes the parameters. A remainder at the end of training is applied
             and constrained there; this is not a step, so no other plugin's `after_update` sees it.
+
+    Example:
+
+        fg.Engine(steps=1000, plugins=[GradientAccumulation(4)])
     """
-
-    n: int
-    mode: Literal["microbatch", "steps"] = "microbatch"
-
-    def __post_init__(self) -> None:
-        if type(self.n) is not int or self.n < 1:
-            raise ConfigurationError(
-                f"GradientAccumulation: n is {self.n!r}; it must be a positive integer"
-            )
-        if self.mode not in ("microbatch", "steps"):
-            raise ConfigurationError(
-                f"GradientAccumulation: mode is {self.mode!r}; choose 'microbatch' or 'steps'"
-            )
 
     @fg.hookimpl
     def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
-        """The rule for one optimizer."""
-        (name, phase), *others = optimizers.items()
-        if others or isinstance(phase, Phase):
+        """Return the rule for the only optimizer."""
+        (name, spec), *others = optimizers.items()
+        if others or isinstance(spec, Phase):
             raise PluginError(
                 f"GradientAccumulation is a plugin for one optimizer, but there are phases "
-                f"({', '.join(optimizers)}): add MultiOptimizer() "
-                f"in its place and give it to each of them, Phase(..., "
-                f"accumulate=GradientAccumulation({self.n}))"
+                f"({', '.join(optimizers)}): replace it by MultiOptimizer() and pass it to each of "
+                f"them, Phase(..., accumulate=GradientAccumulation({self.n}))"
             )
-        accumulating = Phase(
-            phase.optimizer,
-            phase.params,
-            gradient_transform=phase.gradient_transform,
+        phase = Phase(
+            spec.optimizer,
+            spec.params,
+            gradient_transform=spec.gradient_transform,
             accumulate=self,
         )
-        return PhasedUpdate({name: accumulating}, simultaneous=False, functions=False)
+        # `training_step` gives the loss, even where the module has a method `losses` for other use.
+        return PhasedUpdate({name: phase}, simultaneous=False, use_loss_functions=False)

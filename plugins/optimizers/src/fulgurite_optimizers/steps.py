@@ -1,4 +1,4 @@
-"""An optimizer that is given the mean of the gradients of several steps."""
+"""An optimizer that gets the mean of the gradients of several steps."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,13 @@ from jaxtyping import Array, Int, PyTree
 
 
 class StepsState(NamedTuple):
-    """The sum of `num_accumulated` gradients that are not applied yet, and the inner state."""
+    """The state of `accumulate_over_steps`.
+
+    Attributes:
+        num_accumulated: the number of gradients that are not applied yet.
+        grads: their sum.
+        inner: the state of the optimizer.
+    """
 
     num_accumulated: Int[Array, ""]
     grads: PyTree
@@ -19,12 +25,15 @@ class StepsState(NamedTuple):
 def accumulate_over_steps(
     optimizer: optax.GradientTransformation, n: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Gives updates of zero but for every `n`-th, which is the optimizer's for the mean of the last
-    `n` gradients.
+    """Return an optimizer whose every `n`-th update is that of `optimizer` for the mean of the last
+    `n` gradients, and whose other updates are zero.
 
-    `update(None, state, params, finish=True)` gives the one for the mean of those that are left, if
-    there are any. Other than `optax.MultiSteps`, it adds up in the gradients' own dtype, and runs
-    the optimizer only where its update is wanted.
+    `update(None, state, params, finish=True)` returns the update for the mean of those that are
+    left, if there are any. `GradientAccumulation` says why this is not `optax.MultiSteps`.
+
+    Args:
+        optimizer: the optimizer to run in every `n`-th step.
+        n: the number of gradients for one update.
     """
 
     def init(params: Any) -> StepsState:
@@ -46,15 +55,13 @@ def accumulate_over_steps(
                 lambda sum: sum / state.num_accumulated.astype(sum.dtype), state.grads
             )
             updates, inner = optimizer.update(mean, state.inner, params)
-            return updates, StepsState(
-                jnp.int32(0), jax.tree.map(jnp.zeros_like, state.grads), inner
-            )
+            zeros = jax.tree.map(jnp.zeros_like, state.grads)
+            return updates, StepsState(jnp.int32(0), zeros, inner)
 
         def wait(state: StepsState) -> tuple[Any, StepsState]:
             return jax.tree.map(jnp.zeros_like, state.grads), state
 
-        return jax.lax.cond(
-            state.num_accumulated > 0 if finish else state.num_accumulated >= n, apply, wait, state
-        )
+        is_due = state.num_accumulated > 0 if finish else state.num_accumulated >= n
+        return jax.lax.cond(is_due, apply, wait, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
