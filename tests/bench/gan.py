@@ -65,7 +65,7 @@ class Trained(fg.Module):
     def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Callable[[], Any]]:
         images, z = batch
         return {
-            "discriminator": lambda: told_apart(self.discriminator, self.generator, images, z),
+            "discriminator": lambda: bce_loss(self.discriminator, self.generator, images, z),
             "generator": lambda: fooled(self.discriminator, self.generator, z),
         }
 
@@ -78,7 +78,7 @@ class Noise:
         return batch, jax.random.normal(ctx.key(), (len(batch), gan.LATENT))
 
 
-def told_apart(discriminator: Any, generator: Any, batch: Any, z: Any) -> jax.Array:
+def bce_loss(discriminator: Any, generator: Any, batch: Any, z: Any) -> jax.Array:
     """The discriminator's loss."""
     judge = jax.vmap(discriminator)
     return (
@@ -111,7 +111,7 @@ def by_hand(model: Any, images: np.ndarray, steps: int) -> Callable[[], float]:
     def discriminate(d: Any, state: Any, g: Any, batch: Any, key: Any) -> Any:
         def loss(d: Any) -> jax.Array:
             z = jax.random.normal(key, (len(batch), gan.LATENT))
-            return told_apart(eqx.combine(d, d_static), eqx.combine(g, g_static), batch, z)
+            return bce_loss(eqx.combine(d, d_static), eqx.combine(g, g_static), batch, z)
 
         value, grads = jax.value_and_grad(loss)(d)
         updates, state = OPTIMIZER.update(grads, state, d)

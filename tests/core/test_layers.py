@@ -37,8 +37,6 @@ IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tem
 # Selection reads environment variables and entry points.
 MAY_DO_IO = {"plugins.selection"}
 
-PENDING_CIRCLES = {"fulgurite_optimizers"}
-
 
 def test_every_module_of_the_core_has_a_layer() -> None:
     modules = {name for name in list_modules(CORE) if not is_package(name)}
@@ -58,8 +56,6 @@ def test_a_module_imports_only_lower_layers() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_no_plugin_has_a_circle_of_imports(package: Path) -> None:
-    if package.name in PENDING_CIRCLES:
-        pytest.skip("still has a circle")
     check_no_circle(package)
 
 

@@ -16,7 +16,7 @@ import pytest
 from fulgurite.rng import fold_name
 from fulgurite_optimizers import MultiOptimizer, Phase
 from fulgurite_testing import assert_same_bits
-from games import Pair, engine, fooled, points, told_apart
+from games import Pair, bce_loss, engine, fooled, points
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 gan: Any = import_module("gan")
@@ -154,7 +154,7 @@ def test_small_gan_equals_a_handwritten_step(order: Any) -> None:
             jax.random.normal(key, (len(batch), 4))
         )
         judge = jax.vmap(eqx.combine(params["discriminator"], model.discriminator))
-        return fooled(judge(fake)) if name == "generator" else told_apart(judge(batch), judge(fake))
+        return fooled(judge(fake)) if name == "generator" else bce_loss(judge(batch), judge(fake))
 
     optimizers: Optimizers = {
         "discriminator": (optax.adam(1e-3), 1),
@@ -187,10 +187,8 @@ def test_gan_of_digits_equals_a_handwritten_step(order: Any) -> None:
         if name == "generator":
             return jax.nn.softplus(-jax.vmap(judge)(fake)).mean()
         on_real, slopes = jax.vmap(jax.value_and_grad(judge))(batch)
-        told_apart = (
-            jax.nn.softplus(-on_real).mean() + jax.nn.softplus(jax.vmap(judge)(fake)).mean()
-        )
-        return told_apart + 1.0 / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
+        bce = jax.nn.softplus(-on_real).mean() + jax.nn.softplus(jax.vmap(judge)(fake)).mean()
+        return bce + 1.0 / 2 * (slopes**2).sum(axis=(1, 2, 3)).mean()
 
     adam = optax.adam(1e-3, b1=0.0, b2=0.99)
     data = fg.ArrayData(gan.load_images()[0], 8, shuffle=True, remainder="drop")

@@ -16,7 +16,7 @@ from fulgurite.tree.select import Selector
 from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 
-from fulgurite_optimizers.wrapped import UpdateRuleWrapper
+from fulgurite_optimizers.wrapper import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)

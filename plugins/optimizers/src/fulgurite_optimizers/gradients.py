@@ -45,8 +45,9 @@ class Gradients:
     begins with its name and a slash. `functions` is whether a module may give its losses as
     functions."""
 
-    def __init__(self, phases: dict[str, Phase], *, functions: bool) -> None:
-        self._phases, self._functions = phases, functions
+    def __init__(self, phases: dict[str, Phase], *, use_loss_functions: bool) -> None:
+        self._phases = phases
+        self._use_loss_functions = use_loss_functions
         # It runs in every step, so the metrics and media of `training_step` are from its forward
         # pass.
         self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
@@ -113,7 +114,7 @@ class Gradients:
 
     def is_disjoint(self, module: Any) -> bool:
         """Whether a module gives its losses as functions."""
-        return self._functions and callable(getattr(module, "losses", None))
+        return self._use_loss_functions and callable(getattr(module, "losses", None))
 
     def _forward(
         self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context
@@ -155,7 +156,9 @@ class Gradients:
         its own is one."""
         owners = {term: term.partition("/")[0] for term in terms}
         name, *others = self._phases
-        alone = not others and not (self._functions and name != "loss" and name in owners.values())
+        alone = not others and not (
+            self._use_loss_functions and name != "loss" and name in owners.values()
+        )
         return dict.fromkeys(terms, name) if alone else owners
 
     def _check(self, losses: Any) -> None:

@@ -8,7 +8,7 @@ import jax
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.paths import leaves_with_paths
 
-from fulgurite_optimizers.finishing import FinalizeMixin
+from fulgurite_optimizers.finalize import FinalizeMixin
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.update import PhasedUpdate
 

@@ -13,7 +13,7 @@ from fulgurite.training.update import Forward
 from fulgurite.triggers import as_trigger, is_exact
 from optax.contrib import reduce_on_plateau
 
-from fulgurite_optimizers.wrapped import UpdateRuleWrapper
+from fulgurite_optimizers.wrapper import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)

@@ -53,17 +53,20 @@ class PhaseResult(NamedTuple):
 
 
 class PhasedUpdate(fg.UpdateRule):
-    """One optimizer for each loss: one after the other, or `simultaneous`. Without `functions` the
-    loss is that of `training_step`, whatever a method `losses` of the module is for."""
+    """One optimizer for each loss: one after the other, or `simultaneous`.
+
+    Without `use_loss_functions` the loss is that of `training_step`, whatever a method `losses` of
+    the module is for.
+    """
 
     def __init__(
-        self, phases: dict[str, Phase], *, simultaneous: bool, functions: bool = True
+        self, phases: dict[str, Phase], *, simultaneous: bool, use_loss_functions: bool = True
     ) -> None:
         self._phases, self._simultaneous = (
             {name: _resolve_accumulation(phase) for name, phase in phases.items()},
             simultaneous,
         )
-        self._gradients = Gradients(self._phases, functions=functions)
+        self._gradients = Gradients(self._phases, use_loss_functions=use_loss_functions)
 
     def init(self, module: PyTree) -> dict[str, PhaseState]:
         states = {}
