@@ -17,12 +17,6 @@ FILES = sorted(
     for path in folder.rglob("*.py")
 )
 PENDING = {
-    "core/src/fulgurite/fit/records.py",
-    "core/src/fulgurite/manifest.py",
-    "core/src/fulgurite/model/media.py",
-    "core/src/fulgurite/model/context.py",
-    "core/src/fulgurite/logger.py",
-    "core/src/fulgurite/tree/specs.py",
     "plugins/dev/src/fulgurite_dev/doctor.py",
     "plugins/dev/src/fulgurite_dev/new_plugin.py",
     "plugins/optimizers/src/fulgurite_optimizers/clip.py",

@@ -33,9 +33,9 @@ def split_media(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Media
 
     Functions without arguments are called first.
     """
-    computed = {name: value() if callable(value) else value for name, value in values.items()}
-    media = {name: value for name, value in computed.items() if isinstance(value, Media)}
-    others = {name: value for name, value in computed.items() if name not in media}
+    values = {name: value() if callable(value) else value for name, value in values.items()}
+    media = {name: value for name, value in values.items() if isinstance(value, Media)}
+    others = {name: value for name, value in values.items() if name not in media}
     return others, media
 
 

@@ -116,13 +116,14 @@ def deduplicate_arrays(tree: PyTree) -> PyTree:
     that was made the module.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    seen: set[int] = set()
-    owned = []
+    leaf_ids: set[int] = set()
+    unique_leaves = []
     for leaf in leaves:
-        is_first = id(leaf) not in seen
-        seen.add(id(leaf))
-        owned.append(leaf if is_first and isinstance(leaf, jax.Array) else copy_arrays(leaf))
-    return treedef.unflatten(owned)
+        is_first = id(leaf) not in leaf_ids
+        leaf_ids.add(id(leaf))
+        is_usable = is_first and isinstance(leaf, jax.Array)
+        unique_leaves.append(leaf if is_usable else copy_arrays(leaf))
+    return treedef.unflatten(unique_leaves)
 
 
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
