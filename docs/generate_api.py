@@ -289,8 +289,7 @@ def _format_docstring(docstring: str | None) -> str:
 def _format_section(title: str, lines: list[str]) -> list[str]:
     text = textwrap.dedent("\n".join(lines)).strip("\n")
     if title == "Example":
-        code = text if "```" in text else f"```python\n{text}\n```"
-        return [*code.splitlines(), ""]
+        return ["```python", *text.splitlines(), "```", ""]
     items = [f"*{'Arguments' if title == 'Args' else title}*", ""]
     for line in text.splitlines():
         name, colon, about = line.partition(": ")

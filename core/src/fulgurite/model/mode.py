@@ -35,8 +35,8 @@ def training_mode(training: bool, module: T = None) -> Iterator[T]:
         module: any pytree of layers.
 
     Example:
-        with fg.training_mode(False, self.encoder) as encoder:
-            features = jax.vmap(encoder)(batch["image"])
+        with fg.training_mode(False, model) as evaluated:
+            outputs = jax.vmap(evaluated.linear)(jnp.ones((4, 2)))
     """
     with _training(training):
         yield eqx.nn.inference_mode(module, value=not training)

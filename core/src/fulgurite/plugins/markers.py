@@ -68,12 +68,10 @@ def hookspec(
         when: when it is called, as a sentence.
 
     Example:
-        ```python
         class Specifications:
             @fg.hookspec("event", when="After each phase of a curriculum.")
             def on_phase_end(run, phase):
                 \"\"\"A phase has ended.\"\"\"
-        ```
     """
 
     def mark(function: F) -> F:

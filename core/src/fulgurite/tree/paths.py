@@ -30,8 +30,9 @@ class Path(tuple[Segment, ...]):
     """The segments from the root to a node. `str` writes what `parse` reads.
 
     Example:
-        >>> str(Path(["layers", 0, "weight"]))
-        'layers[0].weight'
+        from fulgurite.tree.paths import Path
+
+        str(Path(["layers", 0, "weight"]))  # "layers[0].weight"
     """
 
     def __str__(self) -> str:

@@ -33,8 +33,8 @@ class Pattern:
     """A path with wildcards, read by `Pattern.parse`.
 
     Example:
-        >>> Pattern.parse("layers[*].weight").matches(Path(["layers", 0, "weight"]))
-        True
+        path = Path(["layers", 0, "weight"])
+        Pattern.parse("layers[*].weight").matches(path)  # True
 
     Attributes:
         text: the pattern as it was written.
@@ -70,7 +70,7 @@ class Selector:
     whole and for each pattern and function in it.
 
     Example:
-        >>> weights = select("weight") & ~select("layers[0]")
+        weights = fg.select("weight") & ~fg.select("layers[0]")
     """
 
     text: str

@@ -66,8 +66,8 @@ def format_tree(tree: Any) -> str:
     """Return the leaves of a tree with dtypes and shapes on one line.
 
     Example:
-        >>> format_tree({"image": np.zeros((64, 28, 28), np.float32)})
-        'image float32[64,28,28]'
+        # "image float32[64,28,28]"
+        format_tree({"image": np.zeros((64, 28, 28), np.float32)})
     """
     return ", ".join(_format_leaf(path, leaf) for path, leaf in leaves_with_paths(tree))
 

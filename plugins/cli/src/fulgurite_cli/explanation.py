@@ -55,9 +55,9 @@ def explain(engine: Engine) -> str:
     hooks of one plugin alone, and what is due when.
 
     Example:
-        ```python
+        from fulgurite_cli import explain
+
         print(explain(fg.Engine(steps=100)))
-        ```
     """
     sections = {
         "plugins, in the order in which they are called": _list_plugins(engine),

@@ -35,11 +35,11 @@ class Evaluator:
     function as `fn`.
 
     Example:
+        from fulgurite_evaluators import Evaluator, EveryCheckpoint
 
-        plugins = [
-            Evaluator("test", test_data, every=100),
-            Evaluator("slow", large_data, every=EveryCheckpoint(), group="side"),
-        ]
+        test = Evaluator("test", data, every=100)
+        slow = Evaluator("slow", data, every=EveryCheckpoint(), group="side")
+        engine = fg.Engine(steps=1000, plugins=[test, slow])
 
     Attributes:
         name: unique, and usable as a file name.

@@ -15,9 +15,10 @@ class CompilationMonitor:
     It holds the cost and the memory as XLA estimates them and, if the executable is not the first
     of its name, a text that says what changed in the batch.
 
-    ```python
-    fg.Engine(steps=100, plugins=[CompilationMonitor(), "console"])
-    ```
+    Example:
+        from fulgurite_logging import CompilationMonitor
+
+        engine = fg.Engine(steps=100, plugins=[CompilationMonitor(), "console"])
     """
 
     _specs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)

@@ -14,9 +14,10 @@ from fulgurite_logging.writer import BackgroundWriter
 class ConsoleLogger:
     """Print a line for each record of exact scalars, and every message, to standard output.
 
-    ```python
-    fg.Engine(steps=100, plugins=[ConsoleLogger(hide=("loss_average",))])
-    ```
+    Example:
+        from fulgurite_logging import ConsoleLogger
+
+        engine = fg.Engine(steps=100, plugins=[ConsoleLogger(hide=("loss_average",))])
 
     Attributes:
         hide: names of metrics not to show.

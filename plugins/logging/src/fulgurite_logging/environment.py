@@ -45,9 +45,11 @@ class EnvironmentLogger:
     optimizer's state), and one text: a table of the arrays. Secrets in the command and in variables
     are masked.
 
-    ```python
-    fg.Engine(steps=100, run_dir="runs/a", plugins=[EnvironmentLogger(("MY_*",)), "jsonl"])
-    ```
+    Example:
+        from fulgurite_logging import EnvironmentLogger
+
+        plugins = [EnvironmentLogger(variables=("SLURM_*",)), "jsonl"]
+        engine = fg.Engine(steps=100, run_dir="runs/digits", plugins=plugins)
 
     Attributes:
         variables: names or patterns of further environment variables that may be recorded.

@@ -21,13 +21,16 @@ class FileLogger(RunPlugin):
     A subclass defines `open_backend`. For records other than scalars it adds hooks that call
     `put`.
 
-    ```python
-    class Losses(FileLogger):
-        plugin_name = "losses"
+    Example:
+        from fulgurite_logging import FileLogger
+        from fulgurite_logging.jsonl import JSONLBackend
 
-        def open_backend(self, run, position):
-            return LossFile(run.run_dir.path / "losses.txt", position or 0)  # a `LogBackend`
-    ```
+
+        class MyLogger(FileLogger):
+            plugin_name = "mine"
+
+            def open_backend(self, run, position):
+                return JSONLBackend(run.run_dir.path, position)  # or a `LogBackend` of your own
 
     Attributes:
         required: whether training ends when the logger fails. Otherwise training continues without

@@ -24,9 +24,11 @@ class JSONLLogger(FileLogger):
     once. `telemetry.jsonl` holds the rest, with `attempt` and `wall` (seconds since 1970); it only
     grows. `fulgurite_runs.json_codec.loads` reads a line.
 
-    ```python
-    fg.Engine(steps=100, run_dir="runs/a", plugins=[JSONLLogger()])  # or plugins=["jsonl"]
-    ```
+    Example:
+        from fulgurite_logging import JSONLLogger
+
+        # Or by name: plugins=["jsonl"].
+        engine = fg.Engine(steps=100, run_dir="runs/digits", plugins=[JSONLLogger()])
     """
 
     plugin_name = "jsonl"

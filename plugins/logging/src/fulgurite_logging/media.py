@@ -26,9 +26,10 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt8
 class Image(Media):
     """A picture, `(height, width, channels)` with 1, 3 or 4 channels, uint8.
 
-    ```python
-    media.Image.from_pixels(jnp.zeros((28, 28)))
-    ```
+    Example:
+        from fulgurite_logging import media
+
+        media.Image.from_pixels(jnp.zeros((28, 28)))
     """
 
     pixels: UInt8[Array, "height width channels"]
@@ -49,9 +50,10 @@ class Image(Media):
 class Images(Media):
     """Pictures, `(n, height, width, channels)` with 1, 3 or 4 channels, uint8.
 
-    ```python
-    media.Images.from_pixels(jnp.zeros((16, 28, 28, 3)))
-    ```
+    Example:
+        from fulgurite_logging import media
+
+        media.Images.from_pixels(jnp.zeros((16, 28, 28, 3)))
     """
 
     pixels: UInt8[Array, "n height width channels"]
@@ -90,9 +92,10 @@ class Images(Media):
 class Histogram(Media):
     """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`.
 
-    ```python
-    media.Histogram.from_values(model, bins=32)  # of all its parameters
-    ```
+    Example:
+        from fulgurite_logging import media
+
+        media.Histogram.from_values(model, bins=32)  # of all its parameters
     """
 
     counts: Int[Array, " bins"]
@@ -127,9 +130,10 @@ class Histogram(Media):
 class Text(Media):
     """A text, known when the step is traced.
 
-    ```python
-    media.Text("a sample of epoch 3")
-    ```
+    Example:
+        from fulgurite_logging import media
+
+        media.Text("a sample of epoch 3")
     """
 
     text: str = eqx.field(static=True)
@@ -138,15 +142,18 @@ class Text(Media):
 class Figure(Media):
     """A figure, drawn on the host: `draw(values)` returns a `matplotlib.figure.Figure`.
 
-    ```python
-    def draw(values):
-        figure = matplotlib.figure.Figure()
-        figure.add_subplot().plot(values)
-        return figure
+    Example:
+        from fulgurite_logging import media
+        from matplotlib.figure import Figure
 
 
-    media.Figure(draw, jnp.arange(10.0))
-    ```
+        def draw(values):
+            figure = Figure()
+            figure.add_subplot().plot(values)
+            return figure
+
+
+        media.Figure(draw, jnp.arange(10.0))
 
     Attributes:
         draw: called by the loggers that show figures.

@@ -13,9 +13,11 @@ class MediaLogger:
 
     At other steps none of it is computed.
 
-    ```python
-    fg.Engine(steps=1000, run_dir="runs/a", plugins=["tensorboard", MediaLogger(every=100)])
-    ```
+    Example:
+        from fulgurite_logging import MediaLogger
+
+        plugins = ["tensorboard", MediaLogger(every=100)]
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=plugins)
 
     Attributes:
         every: a trigger, or an interval in steps. A step must know beforehand whether it is shown,

@@ -25,9 +25,11 @@ class NormMonitor:
     groups there is also `norms/gradients/NAME` for each. If only a clock or a stop closes the
     window the value is NaN, because that is known too late.
 
-    ```python
-    NormMonitor(quantities=("gradients",), groups={"head": "layers[-1]"})
-    ```
+    Example:
+        from fulgurite_logging import NormMonitor
+
+        monitor = NormMonitor(quantities=("gradients",), groups={"head": "layers[-1]"})
+        engine = fg.Engine(steps=100, plugins=[monitor])
 
     Attributes:
         quantities: which of the three.
@@ -82,10 +84,12 @@ class LearningRateMonitor:
     Optimizers expose it if they are wrapped in `optax.inject_hyperparams`, with a number or a
     schedule. If none does, that is an error.
 
-    ```python
-    optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)  # in configure_optimizers
-    fg.Engine(steps=100, plugins=[LearningRateMonitor()])
-    ```
+    Example:
+        from fulgurite_logging import LearningRateMonitor
+
+        # What `configure_optimizers` of the module returns.
+        optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+        engine = fg.Engine(steps=100, plugins=[LearningRateMonitor()])
     """
 
     @fg.hookimpl

@@ -30,9 +30,11 @@ class CSVLogger(FileLogger):
     rewritten and replaces the old one atomically. A number that is not finite is `nan`, `inf` or
     `-inf`; arrays are JSON.
 
-    ```python
-    fg.Engine(steps=100, run_dir="runs/a", plugins=[CSVLogger()])  # or plugins=["csv"]
-    ```
+    Example:
+        from fulgurite_logging import CSVLogger
+
+        # Or by name: plugins=["csv"].
+        engine = fg.Engine(steps=100, run_dir="runs/digits", plugins=[CSVLogger()])
     """
 
     plugin_name = "csv"

@@ -15,6 +15,20 @@ class LogBackend(Protocol):
     """Where a logger writes.
 
     All of it is called on the writer's thread, in order; an exception is a failure.
+
+    Example:
+        class PrintBackend:
+            def write(self, record):
+                print(record.step, record.values)
+
+            def sync(self):
+                pass
+
+            def get_position(self):
+                return None
+
+            def close(self):
+                pass
     """
 
     def write(self, record: Record) -> None:
@@ -41,11 +55,15 @@ class BackgroundWriter:
     the logger out. A backend that makes no progress for `timeout` seconds while somebody waits for
     it has failed too: neither training nor the end of the process hangs on it.
 
-    ```python
-    writer = BackgroundWriter("mine", backend)  # in open_logger
-    writer.put(record)  # in log_scalars
-    writer.close()  # in close_logger
-    ```
+    Example:
+        from pathlib import Path
+
+        from fulgurite_logging import BackgroundWriter
+        from fulgurite_logging.jsonl import JSONLBackend
+
+        writer = BackgroundWriter("mine", JSONLBackend(Path(), None))  # in open_logger
+        writer.put(fg.Record("scalars", "train", 10, {"loss": 0.5}))  # in log_scalars
+        writer.close()  # in close_logger
 
     Attributes:
         timeout: seconds without progress after which the backend has failed.

@@ -27,8 +27,9 @@ class Perplexity(Metric):
     probability zero.
 
     Example:
+        from fulgurite_metrics import Perplexity
 
-        Perplexity.from_logits(logits, tokens, mask)
+        Perplexity.from_logits(logits, labels, mask).compute()
     """
 
     surprise: Mean
@@ -64,8 +65,9 @@ class ExpectedCalibrationError(Metric):
     open below.
 
     Example:
+        from fulgurite_metrics import ExpectedCalibrationError
 
-        ExpectedCalibrationError.from_logits(logits, labels, mask, bins=15)
+        ExpectedCalibrationError.from_logits(logits, labels, mask, bins=15).compute()
 
     Attributes:
         excess: `(bins,)`, the sum of confidence - correctness in each bin.

@@ -36,8 +36,9 @@ class ConfusionMatrix(Metric):
     class (columns).
 
     Example:
+        from fulgurite_metrics import ConfusionMatrix
 
-        ConfusionMatrix.from_predictions(logits, labels, mask)
+        ConfusionMatrix.from_predictions(logits, labels, mask).compute()
     """
 
     counts: Sum
@@ -134,8 +135,9 @@ class Precision(_Ratio):
     examples.
 
     Example:
+        from fulgurite_metrics import Precision
 
-        Precision.from_predictions(logits, labels, mask, average=None)
+        Precision.from_predictions(logits, labels, mask, average=None).compute()
     """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:
@@ -147,8 +149,9 @@ class Recall(_Ratio):
     examples.
 
     Example:
+        from fulgurite_metrics import Recall
 
-        Recall.from_predictions(logits, labels, mask)
+        Recall.from_predictions(logits, labels, mask).compute()
     """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:
@@ -159,8 +162,9 @@ class F1(_Ratio):
     """The harmonic mean of precision and recall; NaN without examples.
 
     Example:
+        from fulgurite_metrics import F1
 
-        F1.from_predictions(logits, labels, mask, average="micro")
+        F1.from_predictions(logits, labels, mask, average="micro").compute()
     """
 
     def _denominator(self, predicted: Any, actual: Any) -> Any:

@@ -20,8 +20,9 @@ class Collect(CollectingMetric):
     was masked.
 
     Example:
+        from fulgurite_metrics import Collect
 
-        Collect.from_values({"score": scores, "id": batch["id"]}, mask)
+        Collect.from_values({"pred": preds, "target": targets}, mask).compute()
     """
 
     values: PyTree[Shaped[Array | np.ndarray, "examples ..."]]
@@ -97,8 +98,9 @@ class RocAuc(_Ranking):
     Source: Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve (1982).
 
     Example:
+        from fulgurite_metrics import RocAuc
 
-        RocAuc.from_scores(logits, labels, mask)
+        RocAuc.from_scores(preds, targets, mask).compute()
     """
 
     def compute(self) -> Value:
@@ -113,8 +115,9 @@ class AveragePrecision(_Ranking):
     scikit-learn defines it. NaN without a positive example and with a NaN among the scores.
 
     Example:
+        from fulgurite_metrics import AveragePrecision
 
-        AveragePrecision.from_scores(logits, labels, mask)
+        AveragePrecision.from_scores(preds, targets, mask).compute()
     """
 
     def compute(self) -> Value:

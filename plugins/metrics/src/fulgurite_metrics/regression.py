@@ -18,8 +18,9 @@ class MeanSquaredError(Metric):
     """The mean of `(preds - targets)**2`; NaN without values.
 
     Example:
+        from fulgurite_metrics import MeanSquaredError
 
-        MeanSquaredError.from_predictions(preds, targets, mask)
+        MeanSquaredError.from_predictions(preds, targets, mask).compute()
     """
 
     mean: Mean
@@ -46,8 +47,9 @@ class MeanAbsoluteError(Metric):
     """The mean of `|preds - targets|`; NaN without values.
 
     Example:
+        from fulgurite_metrics import MeanAbsoluteError
 
-        MeanAbsoluteError.from_predictions(preds, targets, mask)
+        MeanAbsoluteError.from_predictions(preds, targets, mask).compute()
     """
 
     mean: Mean
@@ -78,8 +80,9 @@ class R2(Metric):
     exact predictions and else 0.
 
     Example:
+        from fulgurite_metrics import R2
 
-        R2.from_predictions(preds, targets, mask)
+        R2.from_predictions(preds, targets, mask).compute()
     """
 
     error: Mean

@@ -23,8 +23,10 @@ class SampledSet(Metric):
     Source: bottom-k sampling, Cohen and Kaplan, Summarizing Data using Bottom-k Sketches (2007).
 
     Example:
+        from fulgurite_metrics import SampledSet
 
-        SampledSet.from_values({"image": batch["image"]}, batch["id"], mask, size=16)
+        ids = jnp.arange(4)
+        sample = SampledSet.from_values({"logits": logits}, ids, mask, size=2)
 
     Attributes:
         count: the number of examples; the entries after them are zero.
@@ -96,8 +98,10 @@ class Median(Metric):
     `0.5 / size**0.5` (standard deviation).
 
     Example:
+        from fulgurite_metrics import Median
 
-        Median.from_values(losses, ctx.key(), ctx.mask)
+        # In a step the key is `ctx.key()`.
+        Median.from_values(abs(preds - targets), jax.random.key(0), mask).compute()
     """
 
     sample: SampledSet

@@ -18,6 +18,11 @@ class ProgressBar:
     as plain lines at growing intervals. It never waits for the device and takes part in no step.
     Only the first process shows anything.
 
+    Example:
+        from fulgurite_progress import ProgressBar
+
+        engine = fg.Engine(steps=1000, plugins=[ProgressBar(times=False)])
+
     Attributes:
         refresh: how often per second the line in a terminal is updated.
         summary: whether a table of the model and of each compiled step is printed.

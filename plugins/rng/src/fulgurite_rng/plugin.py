@@ -20,6 +20,12 @@ class Rng:
     name, the step and the phase, so adding a stream changes no other, and the bits of `default` are
     those of an engine without this plugin.
 
+    Example:
+        from fulgurite_rng import Rng
+
+        noise = fg.RngStream("noise", train=True, eval=True)
+        engine = fg.Engine(steps=1000, plugins=[Rng(noise)])
+
     Args:
         streams: to add, or to use instead of a default of the same name.
     """

@@ -31,10 +31,11 @@ class RunDirectory:
 
     Names that are not ours and links are passed over; a folder of ours that is a link is an error.
 
-    ```python
-    run = RunDirectory("runs/a")
-    steps = [step for step, path in run.list_checkpoints()]
-    ```
+    Example:
+        from fulgurite_runs import RunDirectory
+
+        directory = RunDirectory("runs/digits")
+        steps = [step for step, path in directory.list_checkpoints()]
 
     Args:
         path: a local folder, which need not exist. A relative path is resolved at once, because

@@ -92,11 +92,10 @@ class Lock:
     by the clock of the file system: the new one waits for as long. A daemon thread renews the
     heartbeat.
 
-    ```python
-    lock = Lock(Path("runs/a/lock"), attempt=1)
-    lock.check()
-    lock.release()
-    ```
+    Example:
+        lock = Lock(Path("runs/a/lock"), attempt=1)
+        lock.check()
+        lock.release()
 
     Args:
         path: the lock file; it is made where it is missing.

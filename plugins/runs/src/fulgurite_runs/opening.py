@@ -20,13 +20,18 @@ class RunPlugin:
     """A plugin that writes into the run directory, which is open for the whole fit, or that needs
     the description of the run, `run.manifest`.
 
-    ```python
-    class Notes(RunPlugin):
-        @fg.hookimpl
-        def on_fit_end(self, run):
-            run.run_dir.assert_locked()
-            (run.run_dir.path / "notes.txt").write_text(f"ended at step {run.step}")
-    ```
+    Example:
+        from fulgurite_runs import RunPlugin
+
+
+        class Notes(RunPlugin):
+            @fg.hookimpl
+            def on_fit_end(self, run):
+                run.run_dir.assert_locked()
+                (run.run_dir.path / "notes.txt").write_text(f"ended at step {run.step}")
+
+
+        engine = fg.Engine(steps=100, run_dir="runs/digits", plugins=[Notes()])
     """
 
     @fg.hookimpl

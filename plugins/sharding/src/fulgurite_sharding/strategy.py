@@ -26,9 +26,16 @@ class MeshStrategy(fg.ShardingStrategy):
     """Places everything on a mesh, as its four `get_..._shardings` say; a subclass overrides them.
 
     Example:
+        from fulgurite_sharding import MeshStrategy
+        from jax.sharding import NamedSharding, PartitionSpec as P
+
+
         class FirstAxis(MeshStrategy):
             def get_batch_shardings(self, batch):
                 return jax.tree.map(lambda _: NamedSharding(self.mesh, P("data")), batch)
+
+
+        strategy = FirstAxis(jax.make_mesh((jax.device_count(),), ("data",)))
 
     Args:
         mesh: the devices, with axes of type Auto.

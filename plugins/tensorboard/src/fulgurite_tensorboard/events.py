@@ -44,10 +44,16 @@ class EventFile:
 
     Each write goes to the operating system at once.
 
-    ```python
-    file = EventFile(Path("events.out.tfevents.1"))
-    file.close()
-    ```
+    Example:
+        from pathlib import Path
+
+        from fulgurite_tensorboard import EventFile, read_events
+        from tensorboardX.proto.event_pb2 import Event
+
+        file = EventFile(Path("events.out.tfevents.1"))
+        file.append(Event(step=1, wall_time=0.0))
+        file.close()
+        events = list(read_events(file.path))
 
     Attributes:
         path: where it is.

@@ -40,9 +40,10 @@ class TensorBoardLogger(FileLogger):
     goes to separate directories, `telemetry=train`, and may appear more than once. A value that
     cannot be shown, such as a figure that fails to draw, is left out with one warning.
 
-    ```python
-    fg.Engine(steps=100, run_dir="runs/a", plugins=[TensorBoardLogger()])
-    ```
+    Example:
+        from fulgurite_tensorboard import TensorBoardLogger
+
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=[TensorBoardLogger()])
     """
 
     plugin_name = FOLDER

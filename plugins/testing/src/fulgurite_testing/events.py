@@ -10,6 +10,13 @@ import fulgurite as fg
 class Event:
     """A hook that was called.
 
+    Example:
+        from fulgurite_testing import Events, TinyModel, tiny_data, tiny_engine
+
+        recorded = Events()
+        tiny_engine(recorded).fit(TinyModel, tiny_data())
+        ends = [event.step for event in recorded.events if event.hook == "on_epoch_end"]
+
     Attributes:
         hook: its name.
         step: of the run.
@@ -23,7 +30,15 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """A plugin that keeps every event and every record."""
+    """A plugin that keeps every event and every record.
+
+    Example:
+        from fulgurite_testing import Events, tiny_engine
+
+        recorded = Events()
+        engine = tiny_engine(recorded)
+        recorded.hooks()  # [], until the engine fits
+    """
 
     events: list[Event] = field(default_factory=list)
     records: list[fg.Record] = field(default_factory=list)

@@ -18,6 +18,13 @@ class Memory:
     """Saves at the end of a run and wherever a plugin asks for it, each step once.
 
     Two instances with the same `kept` stand for two starts of one run.
+
+    Example:
+        from fulgurite_testing import Memory, TinyModel, tiny_data, tiny_engine
+
+        memory = Memory()
+        tiny_engine(memory, steps=4).fit(TinyModel, tiny_data())
+        tiny_engine(Memory(memory.kept)).fit(TinyModel, tiny_data(), resume="latest")
     """
 
     kept: dict[int, tuple[dict[str, np.ndarray], str]] = field(default_factory=dict)

@@ -15,7 +15,13 @@ STEPS = 8
 
 class TinyModel(fg.Module):
     """A linear classifier of four numbers into three classes, with noise on its inputs, a metric,
-    and momentum."""
+    and momentum.
+
+    Example:
+        from fulgurite_testing import TinyModel
+
+        model = TinyModel(key=jax.random.key(0))
+    """
 
     linear: eqx.nn.Linear
 

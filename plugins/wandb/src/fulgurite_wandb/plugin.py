@@ -32,6 +32,12 @@ class WandbLogger(RunPlugin):
     that starts from the checkpoint of another run gets its own id. Without a key or a network it
     continues offline and says so; `wandb sync` sends the records later.
 
+    Example:
+        from fulgurite_wandb import WandbLogger
+
+        logger = WandbLogger("digits", mode="offline", best={"test/accuracy": "max"})
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=[logger])
+
     Attributes:
         project: the project at Weights & Biases.
         mode: `online`, `offline` (files in `directory`, nothing sent) or `disabled`.
