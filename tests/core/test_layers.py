@@ -27,7 +27,7 @@ LAYERS = """
     training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.step
     execution.flat_state execution.compiled_step execution.program
-    evaluation
+    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.runner
     fit.actions fit.records fit.snapshot fit.signals fit.scheduler fit.run fit.start fit.loop
     hookspecs
     engine

@@ -4,7 +4,7 @@ else."""
 from fulgurite import metrics
 from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
-from fulgurite.evaluation import Evaluator
+from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run

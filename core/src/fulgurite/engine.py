@@ -30,16 +30,15 @@ from fulgurite.errors import (
     did_you_mean,
     error_context,
 )
-from fulgurite.evaluation import (
-    Evaluation,
+from fulgurite.evaluation.evaluator import (
     EvaluationResult,
     Evaluator,
     MetricFunctions,
     ShouldStop,
-    as_eval_target,
-    get_module_view,
     never_stop,
 )
+from fulgurite.evaluation.runner import EvaluationRunner
+from fulgurite.evaluation.target import as_eval_target, get_module_view
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
@@ -168,7 +167,7 @@ class Engine:
         self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
         self._step_program: Program | None = None
-        self._evaluations: dict[Any, Evaluation] = {}
+        self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
     def fit(
         self,
@@ -363,7 +362,7 @@ class Engine:
         )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         num_batches = self._min_with_dev_run(num_batches)
-        return self._get_evaluation(spec).evaluate(target, spec.data, num_batches).metrics
+        return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
 
     def predict(
         self,
@@ -384,7 +383,7 @@ class Engine:
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        return self._get_evaluation(spec).predict(
+        return self._get_runner(spec).predict(
             target, spec.data, self._min_with_dev_run(num_batches), callback
         )
 
@@ -419,7 +418,7 @@ class Engine:
         state = state.replace(module=self.get_module_view(state, spec.module_view))
         target = as_eval_target(state, state.key)
         num_batches = self._min_with_dev_run(spec.num_batches)
-        return self._get_evaluation(spec).evaluate(target, spec.data, num_batches, should_stop)
+        return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
@@ -588,17 +587,17 @@ class Engine:
             **options,
         )
 
-    def _get_evaluation(self, spec: Evaluator) -> Evaluation:
-        """Return the evaluation of this kind, built at its first use."""
+    def _get_runner(self, spec: Evaluator) -> EvaluationRunner:
+        """Return what runs evaluations of this kind, built at its first use."""
         signatures = [
             None if functions is None else _get_functions_signature(functions)
             for functions in (spec.metrics, spec.losses)
         ]
         key = spec.name, spec.new_rng_each_time, *signatures
         return _get_or_build(
-            self._evaluations,
+            self._evaluation_runners,
             key,
-            lambda: Evaluation(self.services, spec),
+            lambda: EvaluationRunner(self.services, spec),
             size=16 + len(self.evaluators),
         )
 

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from fulgurite.evaluation import Evaluator
+from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
 from fulgurite.fit.run import EngineView, FitResult, Run

@@ -12,7 +12,7 @@ import jax
 
 from fulgurite.data.iterator import BatchItem
 from fulgurite.errors import DataError, EvaluationInterrupted, PluginError, StateError
-from fulgurite.evaluation import EvaluationResult
+from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite.execution.compiled_step import StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher, RecordStream

@@ -9,7 +9,7 @@ import jax
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import PluginError, StateError, did_you_mean, error_context
-from fulgurite.evaluation import EvaluationResult, Evaluator, ShouldStop
+from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
 from fulgurite.execution.program import Program
 from fulgurite.fit.actions import StopTraining
 from fulgurite.fit.records import (

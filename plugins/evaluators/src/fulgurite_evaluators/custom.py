@@ -7,7 +7,8 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite.errors import EvaluationInterrupted, PluginError, is_shared
-from fulgurite.evaluation import EvaluationResult, as_numbers
+from fulgurite.evaluation.batch_metrics import as_numbers
+from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite.metrics.base import flatten_metric_dict
 from fulgurite.model.media import split_media
 

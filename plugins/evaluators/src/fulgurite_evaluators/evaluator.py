@@ -14,7 +14,7 @@ from fulgurite.errors import (
     check_callable,
     error_context,
 )
-from fulgurite.evaluation import EvaluationResult, MetricFunctions
+from fulgurite.evaluation.evaluator import EvaluationResult, MetricFunctions
 from fulgurite.fit.run import EngineView
 from fulgurite.triggers import as_trigger, is_exact
 

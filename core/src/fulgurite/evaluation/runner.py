@@ -1,202 +1,41 @@
-"""Evaluation and prediction: one compiled program each, metrics merged on the device and read
-once."""
+"""The program of an evaluation or a prediction: compiled once, its metrics merged on the device and
+read once."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import ArrayData, get_batch_spec, get_device_arrays
-from fulgurite.errors import (
-    ConfigurationError,
-    DataError,
-    EvaluationInterrupted,
-    ModelError,
-    PluginError,
-    check_name,
-    check_positive_int,
-    did_you_mean,
-    mark_as_shared,
+from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
+from fulgurite.evaluation.batch_metrics import (
+    as_numbers,
+    collect_batch_metrics,
+    compute_collected,
 )
-from fulgurite.metrics.base import (
-    CollectingMetric,
-    Metric,
-    MetricAccumulator,
-    RunningMetric,
-    flatten_metric_dict,
-)
-from fulgurite.metrics.basic import Mean
-from fulgurite.metrics.conversion import as_metric, to_number
+from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.target import EvalTarget
+from fulgurite.metrics.base import CollectingMetric, MetricAccumulator
 from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
-from fulgurite.model.module import Output, evaluate_metric_fn, get_method
-from fulgurite.plugins.manager import PluginManager
-from fulgurite.training.forward import call_around, count_examples, forward, split_mask
-from fulgurite.training.metric_window import merge_losses_and_metrics
+from fulgurite.model.module import get_method
+from fulgurite.training.forward import call_around, forward, split_mask
 from fulgurite.training.services import Services
-from fulgurite.training.state import TrainState, check_has_state, check_not_consumed
-from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec, tree_signature
+from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec
 from fulgurite.tree.typecheck import batch_error_context, check_batch
-
-MetricFunctions = Mapping[str, Callable[..., Any]]
-"""Functions of predictions and batch, by the name of the metric or loss."""
-ShouldStop = Callable[[], bool]
-"""Asked before each batch of an evaluation; True gives the evaluation up."""
 
 # Batches under way at once: enough to keep the device busy; each holds its batch.
 MAX_IN_FLIGHT = 2
 
 
-class EvalTarget:
-    """What is evaluated, flattened once for all batches.
-
-    Attributes:
-        leaves: the arrays.
-        key: equal for targets that one compiled program can evaluate.
-
-    Args:
-        module: the module.
-        model_state: its `eqx.nn.State`, or None.
-        key: the root of the random streams.
-        step: the number of updates that the module had.
-    """
-
-    def __init__(self, module: Any, model_state: Any, key: Any, step: Any) -> None:
-        arrays, self._static = eqx.partition(
-            (module, model_state, key, jnp.asarray(step)), eqx.is_array
-        )
-        self.leaves, self._treedef = jax.tree.flatten(arrays)
-        self.key = self._treedef, tree_signature(self._static)
-
-    def join(self, leaves: list[Any]) -> tuple[Any, Any, Any, Any]:
-        """Return module, model state, key and step of these leaves."""
-        return eqx.combine(jax.tree.unflatten(self._treedef, leaves), self._static)
-
-
-def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
-    """Return a model as what is evaluated.
-
-    Args:
-        model: a module, a pair of a module and its state, or a train state.
-        key: the root of the random streams where the model brings none.
-
-    Raises:
-        ModelError: the model is something else.
-    """
-    check_not_consumed(model)
-    if isinstance(model, TrainState):
-        return EvalTarget(model.module, model.model_state, model.key, model.step)
-    module, model_state = model if isinstance(model, tuple) else (model, None)
-    if not isinstance(module, eqx.Module):
-        raise ModelError(
-            f"give a module, (module, state), a train state or a result, not {model!r}"
-        )
-    check_has_state(module, model_state)
-    return EvalTarget(module, model_state, key, 0)
-
-
-def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any:
-    """Return the module that a plugin makes of a state.
-
-    Args:
-        plugins: of the engine.
-        state: the state.
-        name: of the view; `current` is the state's own module.
-    """
-    if name == "current":
-        return state.module
-    views = plugins.ask("module_views", state=state)
-    if name not in views:
-        raise PluginError(
-            f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}"
-        )
-    return views[name]
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluator:
-    """A named evaluation, declared by a plugin in `register_evaluators`.
-
-    Example:
-        class TestSet:
-            @fg.hookimpl
-            def register_evaluators(self):
-                return [fg.Evaluator("test", data)]
-
-
-        engine = fg.Engine(steps=100, plugins=[TestSet()])
-
-    Attributes:
-        name: its results are `metrics[name]` and records of the source `name`.
-        data: any data source; one epoch of it is evaluated.
-        num_batches: use at most this many batches.
-        module_view: `current`, or the name of a plugin's module view.
-        metrics: used instead of those of the module's step, by name: `metric(preds, batch)` returns
-            an array with an example axis, or `metric(preds, batch, mask)` a `Metric` or
-            `CollectingMetric`; the step must return `preds`.
-        losses: likewise, used instead of the loss and its terms; `loss` is their sum.
-        new_rng_each_time: whether each evaluation draws different random numbers; by default all
-            draw the same.
-        exact: whether its results are exact records; False for one that runs by the clock.
-    """
-
-    name: str
-    data: Any
-    num_batches: int | None = None
-    module_view: str = "current"
-    metrics: MetricFunctions | None = None
-    losses: MetricFunctions | None = None
-    new_rng_each_time: bool = False
-    exact: bool = True
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "Evaluator: name")
-        where = f"evaluator {self.name!r}"
-        if self.num_batches is not None:
-            check_positive_int(self.num_batches, f"{where}: num_batches")
-        check_name(self.module_view, f"{where}: module_view")
-        _check_functions(f"{where}: metrics", self.metrics)
-        _check_functions(f"{where}: losses", self.losses)
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationResult:
-    """What an evaluation gives.
-
-    Attributes:
-        metrics: Python numbers and NumPy arrays by name.
-        media: what the step showed of the first batch, by name, on the device.
-    """
-
-    metrics: dict[str, Any]
-    media: dict[str, Any]
-
-
-def never_stop() -> bool:
-    """Return False: the evaluation goes on to its end."""
-    return False
-
-
-def _check_functions(where: str, functions: Any) -> None:
-    """Raise a `ConfigurationError` for what is neither None nor functions by name."""
-    if functions is None:
-        return
-    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
-        raise ConfigurationError(f"{where} are functions by name, not {functions!r}")
-
-
-class Evaluation:
+class EvaluationRunner:
     """Runs evaluations or predictions as an `Evaluator` says, on any module and data.
 
     The program is compiled once for each structure of them.
@@ -240,7 +79,7 @@ class Evaluation:
         values: dict[str, Any] = {} if accumulator is None else {**accumulator.compute()}
         for name in parts[0] if parts else ():
             collected = [part[name] for part in parts]
-            values |= _compute_collected(name, collected)
+            values |= compute_collected(name, collected)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
         losses = self._evaluator.losses or {}
@@ -386,8 +225,9 @@ class Evaluation:
         """
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = forward(self._plugins, self._sharding, "validation_step", module, batch, ctx)
-            plugin_metrics = self._collect_plugin_metrics(module, output, batch, ctx)
-            metrics, collected = self._get_metrics(output, plugin_metrics, batch, ctx)
+            metrics, collected = collect_batch_metrics(
+                self._evaluator, self._plugins, module, output, batch, ctx
+            )
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
@@ -398,7 +238,7 @@ class Evaluation:
         return (accumulator, names), collected, output.media
 
     def _predict_batch(self, target: Any, batch: Any, device_arrays: Any, index: Any) -> Any:
-        """Run one prediction step; traced. Gives the predictions and the mask."""
+        """Return the predictions of one batch, and its mask; traced."""
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             step = get_method(module, "predict_step")
             check_batch(step, batch)
@@ -416,6 +256,8 @@ class Evaluation:
     def _eval_context(
         self, target: Any, batch: Any, device_arrays: Any, index: Any
     ) -> Iterator[tuple[Any, Any, Context]]:
+        """Give the module in inference mode, the batch without its mask, and the context of the
+        step; errors name the batch."""
         module, model_state, key, step = target
         batch, mask = split_mask(ArrayData.gather(device_arrays, batch))
         # Media are shown of the first batch; nothing else is due in an evaluation.
@@ -435,84 +277,6 @@ class Evaluation:
         where = f"batch {self._batch_index} of {self._evaluator.name!r}"
         with training_mode(False, module) as module, batch_error_context(where, batch):
             yield module, batch, ctx
-
-    def _collect_plugin_metrics(
-        self, module: Any, output: Output, batch: Any, ctx: Context
-    ) -> dict[str, Any]:
-        """Return the metrics of plugins for one batch, as `PLUGIN/NAME`; traced."""
-        metrics: dict[str, Any] = {}
-        for hook in self._plugins.implementations("evaluation_metrics"):
-            name = hook.plugin.name
-            plugin_ctx = ctx.for_plugin(name)
-            answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
-            for key, value in (answer or {}).items():
-                metrics[f"{name}/{key}"] = value
-        return metrics
-
-    def _get_metrics(
-        self, output: Output, plugin_metrics: dict[str, Any], batch: Any, ctx: Context
-    ) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
-        """Return the metrics of one batch by name, and those that collect examples; traced."""
-        total = output.loss
-        terms = output.losses
-        metrics = output.metrics
-        # The evaluator's own replace the module's, by kind. A function that takes `mask` makes its
-        # own metric; for a padded batch without it that is an error, because padding would count.
-        if self._evaluator.losses is not None:
-            total = None
-            terms = self._call_functions(self._evaluator.losses, output, batch, ctx)
-        if self._evaluator.metrics is not None:
-            metrics = self._call_functions(self._evaluator.metrics, output, batch, ctx)
-        num_examples = count_examples(batch, ctx.mask)
-        merged: dict[str, Metric] = {}
-        collected: dict[str, CollectingMetric] = {}
-        values = merge_losses_and_metrics(total, terms, metrics) | plugin_metrics
-        for name, value in values.items():
-            if isinstance(value, CollectingMetric):
-                collected[name] = value
-            elif isinstance(value, RunningMetric):
-                # An evaluation has no order of steps: its value is the mean over the batches.
-                merged[name] = _as_mean(value.compute(), num_examples)
-            else:
-                merged[name] = as_metric(name, value, num_examples)
-        return merged, collected
-
-    def _call_functions(
-        self, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
-    ) -> dict[str, Any]:
-        """Return what the evaluator's own metrics or losses are for one batch, by name."""
-        if output.preds is None:
-            raise ModelError(
-                f"evaluator {self._evaluator.name!r} has metrics of its own: "
-                "return fg.Output(..., preds=...)"
-            )
-        return {
-            name: evaluate_metric_fn(name, function, output.preds, batch, ctx.mask)
-            for name, function in functions.items()
-        }
-
-
-def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
-    its keys."""
-    return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
-
-
-def _compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:
-    """Return the result of a collecting metric over its batches; of a tree, `name/path` for each
-    leaf."""
-    result = parts[0].merge(*parts[1:]).compute()
-    values = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
-        keys = [keystr((key,), simple=True) for key in path]
-        values["/".join([name, *keys])] = leaf
-    return values
-
-
-def _as_mean(value: Any, num_examples: Any) -> Metric:
-    """Return the mean over so many examples, element by element."""
-    means = jax.vmap(partial(Mean.from_values, weight=num_examples))(jnp.ravel(value))
-    return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)
 
 
 def _concatenate_predictions(batches: list[Any]) -> Any:

@@ -1,0 +1,127 @@
+"""The metrics of one batch of an evaluation, and their results over all batches."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from fulgurite.errors import ModelError
+from fulgurite.evaluation.evaluator import Evaluator, MetricFunctions
+from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_metric_dict
+from fulgurite.metrics.basic import Mean
+from fulgurite.metrics.conversion import as_metric, to_number
+from fulgurite.model.context import Context
+from fulgurite.model.module import Output, evaluate_metric_fn
+from fulgurite.plugins.manager import PluginManager
+from fulgurite.training.forward import count_examples
+from fulgurite.training.metric_window import merge_losses_and_metrics
+
+
+def collect_batch_metrics(
+    evaluator: Evaluator,
+    plugins: PluginManager,
+    module: Any,
+    output: Output,
+    batch: Any,
+    ctx: Context,
+) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
+    """Return the metrics of one batch by name, and those that collect examples; traced.
+
+    Args:
+        evaluator: its own metrics and losses replace those of the module's step.
+        plugins: of the engine; they may add metrics.
+        module: the module, in inference mode.
+        output: what its step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+    """
+    values = _choose_values(evaluator, output, batch, ctx)
+    values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
+    num_examples = count_examples(batch, ctx.mask)
+    merged: dict[str, Metric] = {}
+    collected: dict[str, CollectingMetric] = {}
+    for name, value in values.items():
+        if isinstance(value, CollectingMetric):
+            collected[name] = value
+        elif isinstance(value, RunningMetric):
+            # An evaluation has no order of steps: its value is the mean over the batches.
+            merged[name] = _as_mean(value.compute(), num_examples)
+        else:
+            merged[name] = as_metric(name, value, num_examples)
+    return merged, collected
+
+
+def compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:
+    """Return the result of a collecting metric over its batches, by name.
+
+    Args:
+        name: of the metric; a result that is a tree gives `name/path` for each leaf.
+        parts: the metric of each batch.
+    """
+    result = parts[0].merge(*parts[1:]).compute()
+    values = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        keys = [keystr((key,), simple=True) for key in path]
+        values["/".join([name, *keys])] = leaf
+    return values
+
+
+def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
+    its keys."""
+    return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
+
+
+def _choose_values(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return losses and metrics by name: the evaluator's own replace the module's, by kind."""
+    total = output.loss
+    terms = output.losses
+    metrics = output.metrics
+    if evaluator.losses is not None:
+        total = None
+        terms = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+    if evaluator.metrics is not None:
+        metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
+    return merge_losses_and_metrics(total, terms, metrics)
+
+
+def _call_functions(
+    evaluator_name: str, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return what an evaluator's own metrics or losses are for one batch, by name.
+
+    A function that takes `mask` makes its own metric; for a padded batch without it that is an
+    error, because padding would count.
+    """
+    if output.preds is None:
+        raise ModelError(
+            f"evaluator {evaluator_name!r} has metrics of its own: return fg.Output(..., preds=...)"
+        )
+    return {
+        name: evaluate_metric_fn(name, function, output.preds, batch, ctx.mask)
+        for name, function in functions.items()
+    }
+
+
+def _collect_plugin_metrics(
+    plugins: PluginManager, module: Any, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return the metrics of plugins for one batch, as `PLUGIN/NAME`; traced."""
+    metrics: dict[str, Any] = {}
+    for hook in plugins.implementations("evaluation_metrics"):
+        name = hook.plugin.name
+        plugin_ctx = ctx.for_plugin(name)
+        answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
+        for key, value in (answer or {}).items():
+            metrics[f"{name}/{key}"] = value
+    return metrics
+
+
+def _as_mean(value: Any, num_examples: Any) -> Metric:
+    """Return the mean over so many examples, element by element."""
+    means = jax.vmap(partial(Mean.from_values, weight=num_examples))(jnp.ravel(value))
+    return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)
