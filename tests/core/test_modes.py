@@ -357,6 +357,19 @@ def test_training_with_added_losses_alone() -> None:
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
 
 
+def test_losses_of_one_name_add_up_where_asked() -> None:
+    """G4: the loss is (0 + 1) + (0 + 2) at first, and its gradient 2."""
+
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        for value in (1, 2):
+            ctx.add_loss("penalty", module.weight + value, accumulate=True)
+        return fg.Output()
+
+    result = fg.Engine(steps=1, log_every=1).fit(step_of(body), numbers([0]))
+    assert result.metrics["train"]["penalty"] == 3
+    assert float(result.module.weight) == -2
+
+
 def test_a_step_without_any_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"Made\.training_step gave no loss: .*ctx\.add_loss"):
         fg.Engine(steps=1).fit(step_of(lambda module, batch, ctx: fg.Output()), numbers([0]))

@@ -112,7 +112,7 @@ class Context:
         never are."""
         return self.due_flags.get(MEDIA_ACTION)
 
-    def add_loss(self, name: str, value: Float[Array, "..."]) -> None:
+    def add_loss(self, name: str, value: Float[Array, "..."], *, accumulate: bool = False) -> None:
         """Add a term to the loss from anywhere in the step.
 
         A value computed inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit`
@@ -123,10 +123,12 @@ class Context:
             value: a scalar, or an array, which is averaged. One value per example of a padded batch
                 is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the
                 padding out.
+            accumulate: whether the value is added to those of the same name, as of a layer that is
+                called several times.
 
         Raises:
-            ModelError: the term has no such name or value, was added already, or is added outside
-                of the forward pass.
+            ModelError: the term has no such name or value, was added already without `accumulate`,
+                or is added outside of the forward pass.
         """
         if self.losses is None:
             raise ModelError(
@@ -137,9 +139,10 @@ class Context:
             raise ModelError(
                 f"ctx.add_loss({name!r}, {value!r}): pass a name and an array or number"
             )
-        if name in self.losses:
+        if name in self.losses and not accumulate:
             raise ModelError(
-                f"the loss term {name!r} was added twice in one step; give the second its own name"
+                f"the loss term {name!r} was added twice in one step: give the second its own "
+                "name, or add up all of them with accumulate=True"
             )
         if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
             raise ModelError(
@@ -150,7 +153,8 @@ class Context:
         if self._trace != get_opaque_trace_state(convention="nnx"):
             raise _make_leak_error(name)
         try:
-            self.losses[name] = jnp.mean(value)
+            term = jnp.mean(value)
+            self.losses[name] = self.losses[name] + term if name in self.losses else term
         except jax.errors.UnexpectedTracerError as error:
             raise _make_leak_error(name) from error
 
