@@ -60,11 +60,12 @@ class _FitState:
 class Checkpointer(RunPlugin):
     """Saves everything that a run needs to resume exactly, and restores it.
 
-    ```python
-    checkpointer = Checkpointer(every=500, max_to_keep=3, monitor="test/accuracy")
-    engine = fg.Engine(steps=2_000, run_dir="runs/a", plugins=[checkpointer])
-    result = engine.fit(model, data, resume="auto")
-    ```
+    Example:
+        from fulgurite_checkpoint import Checkpointer
+
+        checkpointer = Checkpointer(every=1000, monitor="train/loss", mode="min")
+        engine = fg.Engine(epochs=2, run_dir="runs/digits", plugins=[checkpointer])
+        result = engine.fit(model, data, resume="auto")
 
     Args:
         every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are

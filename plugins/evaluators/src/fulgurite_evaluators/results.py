@@ -20,9 +20,10 @@ class EvaluationRecord:
     """A result of a standalone evaluator.
 
     Example:
+        from fulgurite_evaluators import read_results
 
         for record in read_results("runs/digits"):
-            print(record.evaluator, record.step, record.metrics["loss"])
+            print(record.evaluator, record.step, record.metrics)
 
     Attributes:
         evaluator: its name.

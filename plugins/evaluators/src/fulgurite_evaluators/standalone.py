@@ -29,8 +29,9 @@ class EveryCheckpoint(Standalone):
     never.
 
     Example:
+        from fulgurite_evaluators import Evaluator, EveryCheckpoint
 
-        Evaluator("slow", data, every=EveryCheckpoint(poll=5.0), group="side")
+        evaluator = Evaluator("test", data, every=EveryCheckpoint(poll=10.0))
     """
 
 
@@ -39,6 +40,7 @@ class LastCheckpoint(Standalone):
     """Runs on the last checkpoint of a run that has reached its planned end.
 
     Example:
+        from fulgurite_evaluators import Evaluator, LastCheckpoint
 
-        Evaluator("final", data, every=LastCheckpoint(), group="side")
+        evaluator = Evaluator("final", data, every=LastCheckpoint())
     """

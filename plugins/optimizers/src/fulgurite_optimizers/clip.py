@@ -12,6 +12,11 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 class GradientClip:
     """Clips the gradients before an optimizer.
 
+    Example:
+        from fulgurite_optimizers import GradientClip
+
+        engine = fg.Engine(steps=1000, plugins=[GradientClip(max_norm=1.0)])
+
     Attributes:
         norm: the largest global norm over all arrays of the optimizer; larger gradients are scaled
             down.

@@ -20,6 +20,17 @@ class Constraint:
     Several constraints are applied in order.
 
     If a phase repeats its update in a step, the constraint applies after the last one.
+
+    Example:
+        from fulgurite_optimizers import Constraint
+
+
+        class ZeroMean(Constraint):
+            def __call__(self, weight):
+                return weight - weight.mean()
+
+
+        engine = fg.Engine(steps=100, plugins=[ZeroMean("linear.weight")])
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -46,7 +57,13 @@ class Constraint:
 @dataclass(frozen=True)
 class UnitNorm(Constraint):
     """Scales vectors along `axis` to Euclidean length 1; zero vectors stay zero. By default these
-    are the rows of an `eqx.nn.Linear`, the weights of one output."""
+    are the rows of an `eqx.nn.Linear`, the weights of one output.
+
+    Example:
+        from fulgurite_optimizers import UnitNorm
+
+        engine = fg.Engine(steps=100, plugins=[UnitNorm("linear.weight")])
+    """
 
     axis: int | tuple[int, ...] = -1
 
@@ -61,7 +78,13 @@ class UnitNorm(Constraint):
 
 @dataclass(frozen=True)
 class NonNegative(Constraint):
-    """Sets negative numbers to zero."""
+    """Sets negative numbers to zero.
+
+    Example:
+        from fulgurite_optimizers import NonNegative
+
+        engine = fg.Engine(steps=100, plugins=[NonNegative("linear.weight")])
+    """
 
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(weight, 0)
@@ -70,7 +93,13 @@ class NonNegative(Constraint):
 @dataclass(frozen=True)
 class WeightClip(Constraint):
     """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et
-    al., 2017)."""
+    al., 2017).
+
+    Example:
+        from fulgurite_optimizers import WeightClip
+
+        engine = fg.Engine(steps=100, plugins=[WeightClip("critic", limit=0.01)])
+    """
 
     limit: float = 0.01
 

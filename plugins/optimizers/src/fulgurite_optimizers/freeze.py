@@ -27,6 +27,11 @@ class Freeze:
     With `until`, that state exists from the beginning and is left alone until then, so checkpoints
     from before and after have the same structure.
 
+    Example:
+        from fulgurite_optimizers import Freeze
+
+        engine = fg.Engine(steps=1000, plugins=[Freeze("encoder", until=500)])
+
     Attributes:
         where: what to freeze: a pattern, a function of the module, or a selection by `fg.select`
             and `fg.exclude`.

@@ -21,6 +21,15 @@ class MultiOptimizer(FinalizeMixin):
     it needs. A further term `generator/l2`, from a plugin or from `ctx.add_loss`, is part of the
     loss `generator`.
 
+    Example:
+        from fulgurite_optimizers import MultiOptimizer, Phase
+
+        phases = MultiOptimizer(
+            generator=Phase(optax.adam(1e-4), params="generator"),
+            critic=Phase(optax.adam(1e-4), params="critic", repeat=5),
+        )
+        engine = fg.Engine(steps=1000, plugins=[phases])
+
     Args:
         order: with `alternating`, each phase sees the updates of those before it and runs its own
             forward pass; with `simultaneous`, all gradients are taken at the same parameters and

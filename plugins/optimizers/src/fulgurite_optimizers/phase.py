@@ -35,6 +35,13 @@ class AccumulationSettings:
 class Phase(fg.OptimizerSpec):
     """An optimizer for one of several losses.
 
+    Example:
+        from fulgurite_optimizers import MultiOptimizer, Phase
+
+        critic = Phase(optax.adam(1e-4), params="critic", repeat=5)
+        generator = Phase(optax.adam(1e-4), params="generator", every=2)
+        phases = MultiOptimizer(critic=critic, generator=generator)
+
     Attributes:
         optimizer: an `optax.GradientTransformation`. It counts its own updates, and its schedules
             follow that count.
@@ -45,10 +52,6 @@ class Phase(fg.OptimizerSpec):
         split: whether each repetition gets a share of the batch instead of all of it.
         accumulate: a `GradientAccumulation`, for one update by the mean gradient of several
             microbatches or steps.
-
-    Example:
-
-        Phase(optax.adam(1e-4), "generator", every=5)
     """
 
     every: int = field(default=1, kw_only=True)

@@ -25,6 +25,12 @@ class ReduceOnPlateau:
     Its state is part of the train state, and the scale is logged as `reduce_on_plateau/scale`, of
     several as `reduce_on_plateau/SOURCE/NAME/scale`.
 
+    Example:
+        from fulgurite_optimizers import ReduceOnPlateau
+
+        reduce = ReduceOnPlateau("test/loss", every=100, factor=0.5, patience=3)
+        engine = fg.Engine(steps=1000, plugins=[reduce])
+
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
         every: when to check the metric: the trigger of its evaluator.
