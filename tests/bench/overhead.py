@@ -114,7 +114,7 @@ class Trained(fg.Module):
     model: Any
 
     def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
-        loss, logits = loss_of(self.model, batch)
+        loss, logits = compute_loss(self.model, batch)
         return fg.Output(
             loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])}
         )
@@ -123,7 +123,7 @@ class Trained(fg.Module):
         return OPTIMIZER
 
 
-def loss_of(model: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "batch 10"]]:
+def compute_loss(model: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "batch 10"]]:
     """The mean cross-entropy and the logits."""
     logits = jax.vmap(model)(batch["image"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
@@ -154,7 +154,7 @@ class Arm:
         return (perf_counter() - before) / steps
 
 
-def arms_of(workload: Workload) -> dict[str, Arm]:
+def build_arms(workload: Workload) -> dict[str, Arm]:
     """All arms on one workload."""
     arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
     # Displays that are merely installed are no part of the engine.
@@ -172,7 +172,7 @@ def arms_of(workload: Workload) -> dict[str, Arm]:
 
 def partitioned_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
     """(b): `jax.jit` over parameters and optimizer state, donated."""
-    params, update = update_of(model)
+    params, update = build_update(model)
     step = jax.jit(update, donate_argnums=(0, 1))
 
     def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Array]:
@@ -187,7 +187,7 @@ def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
 
     @eqx.filter_jit
     def step(model: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> tuple[Any, Any, Array]:
-        (loss, _), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model, batch)
+        (loss, _), grads = eqx.filter_value_and_grad(compute_loss, has_aux=True)(model, batch)
         updates, opt_state = OPTIMIZER.update(grads, opt_state, eqx.filter(model, eqx.is_array))
         return eqx.apply_updates(model, updates), opt_state, loss
 
@@ -204,7 +204,7 @@ def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
 
 def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
     """(e): `jax.jit` over the list of leaves of parameters and optimizer state, donated."""
-    params, update = update_of(model)
+    params, update = build_update(model)
     leaves, treedef = jax.tree.flatten((params, OPTIMIZER.init(params)))
 
     @partial(jax.jit, donate_argnums=0)
@@ -216,7 +216,7 @@ def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
     return hand_arm(workload, arrays, leaves, step)
 
 
-def update_of(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
+def build_update(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
     """The arrays of a model, and the step over them."""
     params, static = eqx.partition(model, eqx.is_array)
 
@@ -224,7 +224,7 @@ def update_of(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
         params: Any, opt_state: Any, key: Any, i: Any, batch: Batch
     ) -> tuple[Any, Any, Array]:
         def loss(params: Any) -> Any:
-            return loss_of(eqx.combine(params, static), batch)
+            return compute_loss(eqx.combine(params, static), batch)
 
         (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
         updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
@@ -400,17 +400,17 @@ def processes(repeats: int) -> dict[str, Spread]:
     rows: dict[str, list[float]] = {}
     for _ in range(repeats):
         results = dict(
-            zip(("import (s)", "import fulgurite (s)"), output_of("-c", script), strict=True)
+            zip(("import (s)", "import fulgurite (s)"), run_program("-c", script), strict=True)
         )
         for arm in ("b", "fit"):
-            seconds, mebibytes = output_of(__file__, "--first", arm)
+            seconds, mebibytes = run_program(__file__, "--first", arm)
             results |= {f"first step, {arm} (s)": seconds, f"peak memory, {arm} (MiB)": mebibytes}
         for name, value in results.items():
             rows.setdefault(name, []).append(value)
     return {name: Spread.of(values) for name, values in rows.items()}
 
 
-def output_of(*arguments: str) -> list[float]:
+def run_program(*arguments: str) -> list[float]:
     """What a fresh interpreter prints as JSON."""
     command = [sys.executable, *arguments]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -473,7 +473,7 @@ def main() -> None:
     times: dict[str, Spread] = {}
     for model in options.models:
         workload = WORKLOADS[model]
-        arms = arms_of(workload)
+        arms = build_arms(workload)
         check_equal_work(arms)
         peers = peer_arms(workload) if options.peers and model == "mlp_small" else {}
         seconds = measure_workload(workload, arms | peers, options.repeats)

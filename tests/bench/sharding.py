@@ -28,9 +28,9 @@ from overhead import (
     Arm,
     Batch,
     Workload,
+    compute_loss,
     engine_arm,
     hand_arm,
-    loss_of,
     measure_workload,
 )
 
@@ -49,7 +49,7 @@ def sharded_arm(workload: Workload, arrays: Batch, model: Any, sharding: Shardin
 
     def update(params: Any, opt_state: Any, key: Any, i: Any, batch: Batch) -> Any:
         def loss(params: Any) -> Any:
-            return loss_of(eqx.combine(params, static), batch)
+            return compute_loss(eqx.combine(params, static), batch)
 
         (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(params)
         updates, opt_state = OPTIMIZER.update(grads, opt_state, params)

@@ -31,13 +31,13 @@ class Deep(fg.Module):
         self.counted = jnp.arange(3)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(loss_of(self, batch))
+        return fg.Output(compute_loss(self, batch))
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.adam(1e-3)
 
 
-def loss_of(model: Deep, batch: Any) -> jax.Array:
+def compute_loss(model: Deep, batch: Any) -> jax.Array:
     def example_loss(x: jax.Array) -> jax.Array:
         for layer in model.layers:
             x = x + jnp.tanh(layer(x)) / 8
@@ -59,7 +59,7 @@ def by_hand(model: Deep) -> Deep:
 
     @jax.jit
     def step(params: Any, state: Any, batch: Any) -> Any:
-        grads = jax.grad(lambda params: loss_of(eqx.combine(params, static), batch))(params)
+        grads = jax.grad(lambda params: compute_loss(eqx.combine(params, static), batch))(params)
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

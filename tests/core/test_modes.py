@@ -338,7 +338,7 @@ def test_plugins_add_terms() -> None:
     assert state.module.part.weight.tolist() == [1 - 0.5 * (1 + 1 + 1), 3 - 0.5 * (1 + 3 + 3)]
 
 
-def step_of(body: Callable[[Any, Any, fg.Context], Any]) -> type[Counting]:
+def build_module_class(body: Callable[[Any, Any, fg.Context], Any]) -> type[Counting]:
     """A `Counting` whose training step is `body(module, batch, ctx)`."""
 
     class Made(Counting):
@@ -353,7 +353,7 @@ def test_training_with_added_losses_alone() -> None:
         ctx.add_loss("only", module.weight + batch)
         return fg.Output()
 
-    result = fg.Engine(steps=3).fit(step_of(body), numbers([1, 3]))
+    result = fg.Engine(steps=3).fit(build_module_class(body), numbers([1, 3]))
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
 
 
@@ -372,7 +372,9 @@ def test_losses_of_one_name_add_up_where_asked() -> None:
 
 def test_a_step_without_any_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"Made\.training_step gave no loss: .*ctx\.add_loss"):
-        fg.Engine(steps=1).fit(step_of(lambda module, batch, ctx: fg.Output()), numbers([0]))
+        fg.Engine(steps=1).fit(
+            build_module_class(lambda module, batch, ctx: fg.Output()), numbers([0])
+        )
 
 
 @pytest.mark.parametrize(
@@ -408,7 +410,7 @@ def test_a_step_without_any_loss_is_an_error() -> None:
 )
 def test_invalid_results_of_a_step_are_errors(body: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+        fg.Engine(steps=1).fit(build_module_class(body), numbers([0, 0]))
 
 
 @pytest.mark.parametrize(
@@ -437,7 +439,8 @@ def test_an_error_in_a_step_notes_the_batch() -> None:
 
     with pytest.raises(KeyError) as caught:
         fg.Engine(steps=1).fit(
-            step_of(body), [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int32)}]
+            build_module_class(body),
+            [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int32)}],
         )
     assert any("x float32[2,3], y int32[2]" in note for note in caught.value.__notes__)
 
@@ -445,7 +448,7 @@ def test_an_error_in_a_step_notes_the_batch() -> None:
 def test_an_error_in_a_step_notes_the_step() -> None:
     good, wide = np.ones((1, 3), np.float32), np.ones((1, 4), np.float32)
     engine = fg.Engine(steps=4)
-    module = step_of(
+    module = build_module_class(
         lambda module, batch, ctx: fg.Output(module.weight + (batch @ jnp.ones(3)).sum())
     )
     state, _ = engine.step(engine.init_state(module, [good]), good)
@@ -482,7 +485,7 @@ def test_adding_a_loss_inside_an_inner_transformation_is_an_error(inside: str) -
         return fg.Output(module.weight)
 
     with pytest.raises(ModelError, match="inside vmap, scan, checkpoint, cond") as caught:
-        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+        fg.Engine(steps=1).fit(build_module_class(body), numbers([0, 0]))
     assert (
         "hidden, hidden_size = jax.vmap(f)(x)\n    ctx.add_loss('hidden size', hidden_size)"
         in str(caught.value)
@@ -495,7 +498,7 @@ def test_the_remedy_that_the_error_names_works() -> None:
         ctx.add_loss("hidden size", hidden_size)
         return fg.Output(0 * hidden.sum())
 
-    result = fg.Engine(steps=2).fit(step_of(body), numbers([1, 3]))
+    result = fg.Engine(steps=2).fit(build_module_class(body), numbers([1, 3]))
     assert float(result.module.weight) == -2 and result.metrics["train"]["hidden size"] == 1.5
 
 
@@ -513,9 +516,9 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
     with pytest.raises(
         ModelError, match=r"'each'\) got 2 values of a padded batch.*Mean\.from_values"
     ):
-        fg.Engine(steps=2).fit(step_of(body), batches)
+        fg.Engine(steps=2).fit(build_module_class(body), batches)
     careful = True
-    assert fg.Engine(steps=2, log_every=1).fit(step_of(body), batches).history[
+    assert fg.Engine(steps=2, log_every=1).fit(build_module_class(body), batches).history[
         "train/each"
     ].tolist() == [3, 6]
 
@@ -526,7 +529,7 @@ def test_a_loss_added_in_a_fresh_pass_outside_of_the_forward_pass() -> None:
         return fg.Output(module.weight)
 
     with pytest.raises(ModelError, match=r"add_loss\('a'\) has no effect"):
-        fg.Engine(steps=1).fit(step_of(body), numbers([0]))
+        fg.Engine(steps=1).fit(build_module_class(body), numbers([0]))
 
 
 def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
@@ -539,7 +542,7 @@ def test_a_loss_is_added_under_contexts_that_trace_nothing() -> None:
             ctx.add_loss("a", module.weight)
         return fg.Output()
 
-    assert float(fg.Engine(steps=2).fit(step_of(body), numbers([0])).module.weight) == -2
+    assert float(fg.Engine(steps=2).fit(build_module_class(body), numbers([0])).module.weight) == -2
 
 
 def test_a_value_that_leaked_from_a_vmap_is_an_error() -> None:
@@ -550,7 +553,7 @@ def test_a_value_that_leaked_from_a_vmap_is_an_error() -> None:
         return fg.Output(module.weight)
 
     with pytest.raises(ModelError, match=r"'leaked'.*Return"):
-        fg.Engine(steps=1).fit(step_of(body), numbers([0, 0]))
+        fg.Engine(steps=1).fit(build_module_class(body), numbers([0, 0]))
 
 
 def test_losses_of_an_evaluation_are_metrics() -> None:
@@ -558,7 +561,7 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
         ctx.add_loss("size", batch)
         return fg.Output(module.weight)
 
-    class Evaluated(step_of(body)):
+    class Evaluated(build_module_class(body)):
         validation_step = fg.Module.validation_step
 
     assert fg.Engine().evaluate(init_module(Evaluated), numbers([1, 2], [6])) == {
@@ -606,7 +609,7 @@ def test_is_due_of_an_unknown_action_is_an_error() -> None:
     with pytest.raises(
         PluginError, match=r"no scheduled action is called 'lag'\. Did you mean 'log'"
     ):
-        fg.Engine(steps=1).fit(step_of(body), numbers([0]))
+        fg.Engine(steps=1).fit(build_module_class(body), numbers([0]))
 
 
 # --- annotations

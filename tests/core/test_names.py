@@ -1,6 +1,10 @@
-"""Names say what they hold: the idioms that CONTRIBUTING forbids do not come back."""
+"""Names say what they hold: the idioms that CONTRIBUTING forbids do not come back, neither in the
+sources nor in tests, examples, pages and templates."""
 
 import ast
+import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +14,15 @@ FORBIDDEN = {
     *("one", "made", "given", "found", "own", "told", "kept", "seen", "asked", "gap", "fix"),
     *("parsed", "restored", "completed", "measured", "computed", "explained", "described"),
 }
-FILES = sorted(
-    path
-    for pattern in ("core/src", "plugins/*/src", "examples")
-    for folder in ROOT.glob(pattern)
-    for path in folder.rglob("*.py")
+VERBS = ("build", "check", "collect", "get", "has", "is", "test")
+SOURCES = (
+    *("core/src/**/*.py", "plugins/*/src/**/*.py", "contrib/*/src/**/*.py", "examples/**/*.py"),
+    *("tests/**/*.py", "docs/**/*.py", "plugins/dev/src/**/*.py.txt"),
 )
+PAGES = ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md")
+FILES = sorted(path for pattern in (*SOURCES, *PAGES) for path in ROOT.glob(pattern))
 PENDING = {
+    "plugins/sharding/src/fulgurite_sharding/rules.py",
     "plugins/dev/src/fulgurite_dev/doctor.py",
     "plugins/dev/src/fulgurite_dev/new_plugin.py",
     "plugins/optimizers/src/fulgurite_optimizers/clip.py",
@@ -52,20 +58,46 @@ PENDING = {
 """Files that still have such names; the list only shrinks."""
 
 
+def iter_trees(path: Path) -> Iterator[ast.Module]:
+    """Yield the parsed code of a file: all of it, or each Python block of a page.
+
+    Blocks that only show a signature, as the generated references do, cannot be parsed.
+    """
+    text = path.read_text()
+    if path.suffix != ".md":
+        # A template holds `$NAME` where a name is filled in.
+        yield ast.parse(re.sub(r"\$\{?(\w+)\}?", r"\1", text), str(path))
+        return
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        try:
+            yield ast.parse(textwrap.dedent(block))
+        except SyntaxError:
+            continue
+
+
+def is_forbidden(name: str, *, is_function: bool = False) -> bool:
+    """Return whether a name is one of the forbidden words, or a function `x_of` without a verb."""
+    words = name.lstrip("_").split("_")
+    if is_function and len(words) > 1 and words[-1] == "of":
+        return words[0] not in VERBS
+    return words[0] in FORBIDDEN and len(words) == 1
+
+
 def find_forbidden(path: Path) -> list[str]:
     """Return the forbidden names of variables, arguments and functions in a file."""
     offences = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        elif isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, ast.FunctionDef):
-            name = node.name
-        else:
-            continue
-        if name.lstrip("_") in FORBIDDEN:
-            offences.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    for tree in iter_trees(path):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                forbidden, name = is_forbidden(node.id), node.id
+            elif isinstance(node, ast.arg):
+                forbidden, name = is_forbidden(node.arg), node.arg
+            elif isinstance(node, ast.FunctionDef):
+                forbidden, name = is_forbidden(node.name, is_function=True), node.name
+            else:
+                continue
+            if forbidden:
+                offences.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     return offences
 
 
@@ -74,3 +106,12 @@ def test_names_say_what_they_hold(path: Path) -> None:
     offences = find_forbidden(path)
     if str(path.relative_to(ROOT)) not in PENDING:
         assert not offences
+
+
+def test_forbidden_names_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```python\ndef size_of(made):\n    for one in made:\n        pass\n```\n")
+    names = {offence.rpartition(" ")[2] for offence in find_forbidden(page)}
+    assert names == {"size_of", "made", "one"}
+    assert not is_forbidden("get_hooks_of", is_function=True)

@@ -182,7 +182,7 @@ def replaced(module: Any, plugin_state: Any, weight: float = 7.0) -> Any:
 
 
 @pytest.mark.parametrize("kind", [OfAClass, MarkedOutside, Static, Jitted, OfEquinox])
-def test_a_marked_method_is_called_whatever_kind_it_is_of(kind: Any) -> None:
+def test_marked_methods_of_every_kind_are_called(kind: Any) -> None:
     assert float(engine(kind(), steps=2).fit(Counting(), numbers([0])).module.weight) == 7
 
 

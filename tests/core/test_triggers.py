@@ -26,7 +26,7 @@ from fulgurite.triggers import (
 from hypothesis import given, strategies as st
 
 
-def steps_of(
+def collect_steps(
     trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000
 ) -> list[int]:
     """The steps that asking again and again gives; a fresh fit unless `after` says where it was
@@ -61,30 +61,30 @@ def simulate(
 
 
 def test_case_01_every_counts_absolute_steps() -> None:
-    assert steps_of(Every(20), StepRange(0, 110), after=50) == [60, 80, 100]
-    assert steps_of(Every(20), StepRange(50, 110)) == [60, 80, 100]
+    assert collect_steps(Every(20), StepRange(0, 110), after=50) == [60, 80, 100]
+    assert collect_steps(Every(20), StepRange(50, 110)) == [60, 80, 100]
 
 
 def test_case_02_evenly_spaced_keeps_its_steps_after_a_resume() -> None:
-    assert steps_of(EvenlySpaced(5), StepRange(0, 103)) == [21, 42, 62, 83, 103]
-    assert steps_of(EvenlySpaced(5), StepRange(0, 103), after=50) == [62, 83, 103]
+    assert collect_steps(EvenlySpaced(5), StepRange(0, 103)) == [21, 42, 62, 83, 103]
+    assert collect_steps(EvenlySpaced(5), StepRange(0, 103), after=50) == [62, 83, 103]
 
 
 def test_case_03_evenly_spaced_in_short_ranges_and_in_a_second_fit() -> None:
-    assert steps_of(EvenlySpaced(1000), StepRange(0, 100)) == list(range(1, 101))
-    assert steps_of(EvenlySpaced(1), StepRange(0, 50)) == [50]
-    assert steps_of(EvenlySpaced(5), StepRange(103, 206)) == [124, 145, 165, 186, 206]
+    assert collect_steps(EvenlySpaced(1000), StepRange(0, 100)) == list(range(1, 101))
+    assert collect_steps(EvenlySpaced(1), StepRange(0, 50)) == [50]
+    assert collect_steps(EvenlySpaced(5), StepRange(103, 206)) == [124, 145, 165, 186, 206]
 
 
 def test_case_04_evenly_spaced_doubles_until_the_end_is_known() -> None:
-    assert steps_of(EvenlySpaced(5), StepRange(0), until=1100) == [128, 256, 512, 1024]
-    assert steps_of(EvenlySpaced(5), StepRange(1000), until=2100) == [1128, 1256, 1512, 2024]
+    assert collect_steps(EvenlySpaced(5), StepRange(0), until=1100) == [128, 256, 512, 1024]
+    assert collect_steps(EvenlySpaced(5), StepRange(1000), until=2100) == [1128, 1256, 1512, 2024]
     assert EvenlySpaced(3).next(300, StepRange(0, 300)) is None
-    assert steps_of(EvenlySpaced(3), StepRange(0, 900), after=256) == [300, 600, 900]
+    assert collect_steps(EvenlySpaced(3), StepRange(0, 900), after=256) == [300, 600, 900]
 
 
 def test_case_05_exponential() -> None:
-    assert steps_of(Exponential(100, 1.2), StepRange(0, 2000)) == [
+    assert collect_steps(Exponential(100, 1.2), StepRange(0, 2000)) == [
         100,
         220,
         364,
@@ -98,16 +98,19 @@ def test_case_05_exponential() -> None:
 
 def test_case_06_exponential_keeps_its_grid() -> None:
     expected = [1295, 1655, 2087, 2605]
-    assert steps_of(Exponential(start=100, factor=1.2), StepRange(0, 3000), after=1000) == expected
-    assert steps_of(Exponential(100, 1.2), StepRange(1000, 3000)) == expected
+    assert (
+        collect_steps(Exponential(start=100, factor=1.2), StepRange(0, 3000), after=1000)
+        == expected
+    )
+    assert collect_steps(Exponential(100, 1.2), StepRange(1000, 3000)) == expected
 
 
 def test_exponential_intervals_grow_by_one_at_least_and_round_half_up() -> None:
     # gaps 1, 2, 3, …: a factor of 1.2 would leave a gap of 1 where it is
-    assert steps_of(Exponential(1, 1.2), StepRange(0, 21)) == [1, 3, 6, 10, 15, 21]
+    assert collect_steps(Exponential(1, 1.2), StepRange(0, 21)) == [1, 3, 6, 10, 15, 21]
     # gaps 5, 7.5 -> 8, 12, 18: half to even would give 8 as well, but 3 · 1.5 = 4.5 -> 5 tells them
     # apart
-    assert steps_of(Exponential(3, 1.5), StepRange(0, 30)) == [3, 8, 16, 28]
+    assert collect_steps(Exponential(3, 1.5), StepRange(0, 30)) == [3, 8, 16, 28]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +164,8 @@ def test_case_07_wrong_types_are_configuration_errors() -> None:
 
 
 def test_case_08_first_steps_and_first_steps_after_start() -> None:
-    assert steps_of(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
-    assert steps_of(FirstSteps(5), StepRange(0, 200), after=100) == []
+    assert collect_steps(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
+    assert collect_steps(FirstSteps(5), StepRange(0, 200), after=100) == []
     assert [
         step for step, _ in simulate(FirstStepsAfterStart(5), StepRange(0, 200), begin=100)
     ] == [
@@ -210,8 +213,8 @@ def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
 
 def test_at_start_fires_only_in_a_new_fit() -> None:
     span = StepRange(50, 60)
-    assert steps_of(AtStart() | Every(4), span) == [50, 52, 56, 60]
-    assert steps_of(AtStart() | Every(4), span, after=50) == [52, 56, 60]
+    assert collect_steps(AtStart() | Every(4), span) == [50, 52, 56, 60]
+    assert collect_steps(AtStart() | Every(4), span, after=50) == [52, 56, 60]
     armed = TriggerState(AtStart(), 50, 0.0)
     assert armed.next_step(49, span) == 50
     assert armed.is_due(50, span, 0.0)
@@ -229,15 +232,15 @@ def test_at_end_follows_the_stop_of_the_range() -> None:
 
 def test_every_epoch_counts_the_known_ends_from_the_first() -> None:
     span = StepRange(0, 50, (10, 22, 30, 40, 50))
-    assert steps_of(EveryEpoch(), span) == [10, 22, 30, 40, 50]
-    assert steps_of(EveryEpoch(2), span) == [22, 40]
-    assert steps_of(EveryEpoch(2), span, after=22) == [40]
-    assert steps_of(EveryEpoch(2), span, after=23) == [40]
+    assert collect_steps(EveryEpoch(), span) == [10, 22, 30, 40, 50]
+    assert collect_steps(EveryEpoch(2), span) == [22, 40]
+    assert collect_steps(EveryEpoch(2), span, after=22) == [40]
+    assert collect_steps(EveryEpoch(2), span, after=23) == [40]
     assert EveryEpoch().next(50, StepRange(0, None, (10, 50))) is None
 
 
 def test_at_sorts_its_steps() -> None:
-    assert steps_of(At(9, 3, 9), StepRange(0, 10)) == [3, 9]
+    assert collect_steps(At(9, 3, 9), StepRange(0, 10)) == [3, 9]
     assert repr(At(9, 3, 9)) == "At(3, 9)"
     assert At(1, 2) == At(2, 1)
 
@@ -329,7 +332,7 @@ lengths = st.none() | st.integers(0, 500)
 epochs = st.lists(st.integers(1, 100), max_size=6)
 
 
-def span_of(origin: int, length: int | None, epochs: list[int]) -> StepRange:
+def build_range(origin: int, length: int | None, epochs: list[int]) -> StepRange:
     ends = tuple(origin + sum(epochs[: count + 1]) for count in range(len(epochs)))
     return StepRange(origin, None if length is None else origin + length, ends)
 
@@ -338,7 +341,7 @@ def span_of(origin: int, length: int | None, epochs: list[int]) -> StepRange:
 def test_next_is_pure_and_returns_a_later_step_within_the_range(
     trigger: Trigger, origin: int, length: int | None, epochs: list[int], after: int
 ) -> None:
-    span = span_of(origin, length, epochs)
+    span = build_range(origin, length, epochs)
     step = trigger.next(after, span)
     assert trigger.next(after, span) == step
     if step is not None:
@@ -357,21 +360,21 @@ def test_next_is_pure_and_returns_a_later_step_within_the_range(
 def test_or_does_not_depend_on_order_or_grouping(
     parts: list[Trigger], origin: int, length: int, epochs: list[int], data: st.DataObject
 ) -> None:
-    span = span_of(origin, length, epochs)
+    span = build_range(origin, length, epochs)
     first, *others = data.draw(st.permutations(parts))
     nested = first
     for part in others:
         nested = part | nested
-    assert steps_of(Or(parts), span) == steps_of(nested, span)
-    assert steps_of(nested, span) == sorted(
-        {step for part in parts for step in steps_of(part, span)}
+    assert collect_steps(Or(parts), span) == collect_steps(nested, span)
+    assert collect_steps(nested, span) == sorted(
+        {step for part in parts for step in collect_steps(part, span)}
     )
     assert simulate(Or(parts), span) == simulate(nested, span)
 
 
 @given(st.integers(1, 400), st.integers(0, 1000), st.integers(1, 400))
 def test_evenly_spaced_gives_n_steps_and_the_end(n: int, origin: int, length: int) -> None:
-    steps = steps_of(EvenlySpaced(n), StepRange(origin, origin + length))
+    steps = collect_steps(EvenlySpaced(n), StepRange(origin, origin + length))
     assert len(steps) == min(n, length)
     assert steps[-1] == origin + length
     gaps = [after - before for before, after in zip([origin, *steps], steps, strict=False)]

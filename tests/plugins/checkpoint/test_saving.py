@@ -439,15 +439,15 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
 
 @pytest.mark.full
 def test_start_without_a_step_does_not_change_the_origin_of_a_state(tmp_path: Path) -> None:
-    def model_of(rate: float, steps: int) -> Any:
+    def train_and_read_model(rate: float, steps: int) -> Any:
         start = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(2)], autoload=False)
         start.fit(partial(NET, rate=rate), regression(), resume="auto")
         manifest = json.loads((tmp_path / f"checkpoints/step-{steps}/manifest.json").read_text())
         assert manifest["settings"]["steps"] == steps
         return manifest["model"]
 
-    first = model_of(0.5, 2)
+    first = train_and_read_model(0.5, 2)
     with pytest.warns(UserWarning, match=r"may not be exact: .*p=0\.1"):
-        assert model_of(0.1, 2) == first
+        assert train_and_read_model(0.1, 2) == first
     with pytest.warns(UserWarning, match=r"may not be exact: .*p=0\.1"):
-        assert model_of(0.1, 4) != first
+        assert train_and_read_model(0.1, 4) != first

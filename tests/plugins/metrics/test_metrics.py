@@ -192,7 +192,7 @@ CASES = {
 }
 
 
-def parts_of(
+def split_batches(
     arrays: dict[str, np.ndarray], random: np.random.Generator
 ) -> list[dict[str, np.ndarray]]:
     """The examples in order, in parts of random sizes, padded with what must not matter, at random
@@ -231,7 +231,7 @@ def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(
 ) -> None:
     random = np.random.default_rng(seed)
     arrays = case.data(random, n)
-    parts = [case.compiled(*part.values()) for part in parts_of(arrays, random)]
+    parts = [case.compiled(*part.values()) for part in split_batches(arrays, random)]
     both = jax.tree.map(np.asarray, merged(parts, random))
     computed_value, expected = both.compute(), case.expected(**arrays)
     assert not isinstance(computed_value, jax.Array)

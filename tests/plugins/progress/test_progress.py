@@ -57,7 +57,7 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
     return fg.Engine(plugins=plugins, autoload=False, **settings)
 
 
-def text_of(renderable: Any) -> str:
+def render_text(renderable: Any) -> str:
     console = Console(width=100, file=StringIO(), record=True)
     console.print(renderable)
     return console.export_text()
@@ -431,7 +431,7 @@ def test_timing_table_lists_each_part():
         accounts.add(name, seconds)
     accounts.add("wandb.log_scalars", 6.0)
     accounts.add("wandb.on_fit_end", 1.0)
-    text = text_of(timing_table(accounts))
+    text = render_text(timing_table(accounts))
     for part, seconds in (
         ("starting", "8.00"),
         ("waiting for data", "1.00"),
@@ -452,9 +452,9 @@ def test_deep_model_is_summarized_to_the_available_rows():
             self.many = [eqx.nn.MLP(2, 2, 2, 2, key=key) for _ in range(3)]
 
     state = engine(steps=1).init_state(Deep, fg.DataSource(BATCHES))
-    rows = text_of(model_summary(state, rows=30)).splitlines()
+    rows = render_text(model_summary(state, rows=30)).splitlines()
     assert any(row.startswith("many[2].layers[1]") for row in rows)
-    rows = text_of(model_summary(state, rows=4)).splitlines()
+    rows = render_text(model_summary(state, rows=4)).splitlines()
     assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[
         1
     ] == "54"
@@ -492,7 +492,8 @@ def test_summary_shows_optimizer_bytes_and_frozen_parameters(
 
 def test_parameter_table_lists_all_arrays():
     rows = [
-        row.rstrip() for row in text_of(parameter_table(Net(key=jax.random.key(0)))).splitlines()
+        row.rstrip()
+        for row in render_text(parameter_table(Net(key=jax.random.key(0)))).splitlines()
     ]
     assert rows[1:3] == [
         "first.weight   4×3    float32  -                 12   48 B",
