@@ -29,7 +29,7 @@ class RunDirectory:
         superseded/N/       checkpoints and records that attempt N did not continue from
         COMPLETE            there once the run has reached its planned end
 
-    Names that are not ours and links are passed over; a folder of ours that is a link is an error.
+    Other names and links are passed over; a link in place of one of these folders is an error.
 
     Example:
         from fulgurite_runs import RunDirectory
@@ -48,7 +48,8 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path) or "://" in os.fspath(path):
             raise ConfigurationError(
-                f"run_dir={path} is no local folder, as a run needs; checkpoints may be elsewhere"
+                f"run_dir={path} is no local folder: give one; checkpoints may be elsewhere, see "
+                f"Checkpointer(directory=...)"
             )
         self.path = Path(path).absolute()
         self._lock: Lock | None = None
@@ -80,7 +81,7 @@ class RunDirectory:
         path = self.path / "attempts" / str(self.num_attempts)
         try:
             if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
-                raise ValueError("there is no file of a manifest's size")
+                raise ValueError("it is no file, or too large")
             manifest = json.loads(path.read_bytes())
             if not isinstance(manifest, dict):
                 raise ValueError("it is no JSON object")

@@ -20,7 +20,7 @@ HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
 DEAD = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
-# This clock goes on while the machine sleeps.
+# This clock does not stop while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # The file always has the same size in bytes, so that one write replaces all of it.
 _SIZE = 1024
@@ -283,4 +283,4 @@ def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return ""  # not Linux: machines are told apart by name alone
+        return ""  # not Linux: machines differ by name only

@@ -26,7 +26,7 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
 
     It has the keys `configuration` (the arguments of the program, None where there are none),
     `settings`, `plugins` (all of them, in order), `versions`, `devices` and `model` (the lines that
-    Equinox prints of the module, in which everything that is no array shows by its value). Secrets
+    Equinox prints of the module, in which everything but arrays shows by its value). Secrets
     are replaced by `***`.
 
     Args:
