@@ -24,6 +24,9 @@ INTRODUCTION = """\
 
 Everything that a user calls: `import fulgurite as fg`, and each plugin by its package. `help()` shows the same text.
 The methods that a plugin implements are in [Hooks](hooks.md).
+
+A test runs the examples. They use `fg`, `jax`, `jnp`, `np`, `eqx` and `optax` as these are usually imported, a small `model` with
+its `data`, an `engine`, and for metrics `logits`, `labels`, `preds`, `targets` and a `mask`.
 """
 
 CORE = [
