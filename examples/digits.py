@@ -2,8 +2,7 @@
 
 python examples/digits.py                      # a few seconds on two cores
 python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
-python examples/digits.py --run runs/a         # saves and logs to runs/a, and resumes there when
-started again
+python examples/digits.py --run runs/a         # saves and logs to runs/a; resumes if run again
 """
 
 from dataclasses import dataclass
@@ -50,13 +49,13 @@ class Classifier(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: prints a line at every log step, and how well the trained model does on `test`."""
+    """A plugin that prints a line at every log step, and the accuracy on `test` at the end."""
 
     test: fg.ArrayData
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        if record.stream == "exact":  # the rest is telemetry, such as steps a second
+        if record.stream == "exact":  # telemetry is the rest, such as steps per second
             loss, accuracy = record.values["loss"], record.values["accuracy"]
             print(f"step {record.step:5}  loss {loss:.4f}  accuracy {accuracy:.3f}", flush=True)
 
@@ -65,18 +64,20 @@ class Report:
         print(f"test accuracy {run.engine.evaluate(result, self.test)['accuracy']:.4f}")
 
 
-def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """1,437 images to train on and 360 to test: `image` float32 (n, 64) from 0 to 1, `label` int32
-    (n,)."""
+def load_arrays() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return 1,437 images to train on and 360 to test.
+
+    `image` is float32 (n, 64) from 0 to 1, `label` is int32 (n,).
+    """
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     arrays: dict[str, Float[np.ndarray, "n 64"] | Int[np.ndarray, " n"]] = {
         "image": (pixels[order] / 16).astype(np.float32),
         "label": labels[order].astype(np.int32),
     }
-    return {name: a[:-360] for name, a in arrays.items()}, {
-        name: a[-360:] for name, a in arrays.items()
-    }
+    train = {name: array[:-360] for name, array in arrays.items()}
+    test = {name: array[-360:] for name, array in arrays.items()}
+    return train, test
 
 
 def experiment(
@@ -86,9 +87,9 @@ def experiment(
     seed: int = 0,
     run_dir: str | None = None,
 ) -> Experiment:
-    """Trains a perceptron on scikit-learn's handwritten digits. With a run directory it saves and
+    """Train a perceptron on scikit-learn's handwritten digits. With a run directory it saves and
     logs there."""
-    train, test = digits()
+    train, test = load_arrays()
     report = Report(fg.ArrayData(test, batch_size=120))
     plugins = ["rng", report]
     if run_dir is not None:

@@ -1,11 +1,11 @@
 """Handwritten digits, evaluated by a second process while the first one trains.
 
-python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores; draws
-accuracy.png there
+python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores
 
 The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It evaluates new
 checkpoints as they come; if it falls behind it skips some, but never the last one. Kill either
-process and start this again: it continues.
+process and start this again: it continues. At the end the program draws `accuracy.png` in the run
+directory.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ from pathlib import Path
 import fulgurite as fg
 import matplotlib
 import numpy as np
-from digits import Classifier, digits
+from digits import Classifier, load_arrays
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli import Experiment, run
 from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
@@ -37,9 +37,9 @@ def shift_right(images: np.ndarray) -> np.ndarray:
 
 
 def experiment(width: int = 768, lr: float = 3e-4, steps: int = 3_000, seed: int = 0) -> Experiment:
-    """Trains a perceptron; two evaluators of the group `slow` share a process and each restored
+    """Train a perceptron; two evaluators of the group `slow` share a process and each restored
     checkpoint."""
-    train, test = digits()
+    train, test = load_arrays()
     every = EveryCheckpoint(poll=0.2)
     test_shifted = test | {"image": shift_right(test["image"])}
     plugins = [
@@ -93,11 +93,9 @@ def draw(history: fg.History, run_dir: Path) -> Path:
 
 def main() -> None:
     """Train and evaluate at the same time, then draw."""
-    arguments = (
-        sys.argv[1:]
-        if "--run" in sys.argv
-        else [*sys.argv[1:], "--run", "runs/digits_standalone_eval"]
-    )
+    arguments = sys.argv[1:]
+    if "--run" not in arguments:
+        arguments += ["--run", "runs/digits_standalone_eval"]
     run_dir = Path(arguments[arguments.index("--run") + 1])
     with subprocess.Popen(
         [*FULGURITE, "evaluate", __file__, "--run", str(run_dir), "--group", "slow"]

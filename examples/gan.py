@@ -109,7 +109,7 @@ class GAN(fg.Module):
 
 @dataclass(frozen=True)
 class Samples:
-    """A plugin: writes a picture of the same samples at regular intervals."""
+    """A plugin that writes a picture of the same samples at regular intervals."""
 
     folder: Path
     every: int
@@ -139,7 +139,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: prints a line at every log step, and how good the samples are in the end."""
+    """A plugin that prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -156,7 +156,7 @@ class Report:
 
 
 class FeatureExtractor(fg.Module):
-    """A classifier of digits; `features` are what its last layer sees."""
+    """A classifier of digits; `features` are the inputs of its last layer."""
 
     hidden: eqx.nn.MLP
     fc: eqx.nn.Linear
@@ -202,16 +202,17 @@ def evaluate_samples(gan: GAN, samples: int = 2_000) -> dict[str, float]:
         GAN(gan.discriminator.conv1.out_channels, 0, key=jax.random.key(1)), samples, seed=1
     )
     real = extractor.features(jnp.asarray(images))
-    distance, before = (frechet(extractor.features(images), real) for images in (fake, untrained))
+    distance = compute_frechet_distance(extractor.features(fake), real)
+    untrained_distance = compute_frechet_distance(extractor.features(untrained), real)
     return {
         "classes": int((np.bincount(np.argmax(probabilities, axis=1)) > samples / 100).sum()),
         "confidence": float(jnp.max(probabilities, axis=1).mean()),
         "distance": distance,
-        "relative": distance / before,
+        "relative": distance / untrained_distance,
     }
 
 
-def frechet(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> float:
+def compute_frechet_distance(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> float:
     """Return |μa - μb|² + tr(Σa + Σb - 2 (Σa Σb)^½)."""
     features = [np.asarray(samples, np.float64) for samples in (a, b)]
     covs = [np.cov(samples, rowvar=False) for samples in features]
@@ -248,7 +249,7 @@ def experiment(
     folder: str = "samples",
     every: int = 1_000,
 ) -> Experiment:
-    """Trains a GAN on scikit-learn's handwritten digits."""
+    """Train a GAN on scikit-learn's handwritten digits."""
     phases = MultiOptimizer(
         discriminator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "discriminator"),
         generator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "generator"),

@@ -1,14 +1,13 @@
 """A language model over bytes, trained on the source text of Python's standard library, on one
 device or on many.
 
-python examples/transformer.py                                  # on all devices of this machine, a
-minute on two cores python examples/transformer.py layout=fsdp devices=8            # on eight
-simulated ones python examples/transformer.py layout=both devices=8 width=256  # fully sharded and
-tensor parallel
+python examples/transformer.py                                  # on all devices of this machine
+python examples/transformer.py layout=fsdp devices=8            # on eight simulated ones
+python examples/transformer.py layout=both devices=8 width=256  # fully sharded and tensor parallel
 
-`layout` is `data` (batches divided), `fsdp` (parameters and optimizer state as well), `tensor`
-(attention heads and hidden units divided) or `both` of the last two. The model does not depend on
-it.
+The first takes a minute on two cores. `layout` is `data` (batches divided), `fsdp` (parameters and
+optimizer state as well), `tensor` (attention heads and hidden units divided) or `both` of the last
+two. The model does not depend on it.
 """
 
 import sysconfig
@@ -42,7 +41,7 @@ RULES = [
 ]
 
 
-def linear(inputs: int, outputs: int, key: Key[Array, ""]) -> eqx.nn.Linear:
+def make_linear(inputs: int, outputs: int, key: Key[Array, ""]) -> eqx.nn.Linear:
     return eqx.nn.Linear(inputs, outputs, use_bias=False, key=key)
 
 
@@ -58,9 +57,10 @@ class Attention(eqx.Module):
 
     def __init__(self, width: int, heads: int, *, key: Key[Array, ""]) -> None:
         self.query, self.key, self.value, self.output = (
-            linear(width, width, k) for k in jax.random.split(key, 4)
+            make_linear(width, width, k) for k in jax.random.split(key, 4)
         )
-        self.rotary, self.heads = eqx.nn.RotaryPositionalEmbedding(width // heads), heads
+        self.rotary = eqx.nn.RotaryPositionalEmbedding(width // heads)
+        self.heads = heads
 
     def __call__(self, x: Hidden) -> Hidden:
         def split_heads(layer: eqx.nn.Linear) -> Float[Array, "time heads part"]:
@@ -84,7 +84,8 @@ class Block(eqx.Module):
         attention, up, down = jax.random.split(key, 3)
         self.norms = [eqx.nn.RMSNorm(width, use_bias=False), eqx.nn.RMSNorm(width, use_bias=False)]
         self.attention = Attention(width, heads, key=attention)
-        self.up, self.down = linear(width, 4 * width, up), linear(4 * width, width, down)
+        self.up = make_linear(width, 4 * width, up)
+        self.down = make_linear(4 * width, width, down)
 
     def __call__(self, x: Hidden) -> Hidden:
         x = x + self.attention(jax.vmap(self.norms[0])(x))
@@ -93,7 +94,7 @@ class Block(eqx.Module):
 
 
 class Transformer(fg.Module):
-    """Predicts each byte of a text from those before it."""
+    """A model that predicts each byte of a text from those before it."""
 
     embedding: eqx.nn.Embedding
     blocks: list[Block]
@@ -107,7 +108,8 @@ class Transformer(fg.Module):
         first, last, *keys = jax.random.split(key, blocks + 2)
         self.embedding = eqx.nn.Embedding(weight=0.02 * jax.random.normal(first, (256, width)))
         self.blocks = [Block(width, heads, key=k) for k in keys]
-        self.norm, self.head = eqx.nn.RMSNorm(width, use_bias=False), linear(width, 256, last)
+        self.norm = eqx.nn.RMSNorm(width, use_bias=False)
+        self.head = make_linear(width, 256, last)
         self.lr = lr
 
     def __call__(self, text: Int[Array, " time"]) -> Float[Array, "time 256"]:
@@ -128,18 +130,16 @@ class Transformer(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: prints the size of the state, a line at every log step, and how well the model does
-    on other text."""
+    """A plugin that prints the size of the state, a line at every log step, and bits per byte on
+    other text."""
 
     test: fg.ArrayData
     tokens: int
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        parameters, optimizer = (
-            bytes_per_device(run.state.module),
-            bytes_per_device(run.state.opt_state),
-        )
+        parameters = bytes_per_device(run.state.module)
+        optimizer = bytes_per_device(run.state.opt_state)
         print(
             f"{jax.device_count()} devices, each with {parameters:,} bytes of parameters "
             f"and {optimizer:,} of Adam's"
@@ -162,9 +162,9 @@ class Report:
         print(f"other text: bits per byte {metrics['bits_per_byte']:.3f}")
 
 
-def standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The source text of Python's own modules in pieces of `length` bytes, to train on and to test
-    on."""
+def load_standard_library(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the source text of Python's own modules in pieces of `length` bytes, to train on and
+    to test on."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     pieces: UInt8[np.ndarray, "pieces length"] = text[: len(text) // length * length].reshape(
@@ -186,7 +186,7 @@ def experiment(
     steps: int = 300,
     seed: int = 0,
 ) -> Experiment:
-    """Trains a transformer on the standard library; `devices` simulates that many on the CPU."""
+    """Train a transformer on the standard library; `devices` simulates that many on the CPU."""
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     size = min(4, heads)
@@ -196,7 +196,7 @@ def experiment(
         "tensor": TensorParallel(RULES, size),
         "both": FSDP(min_size=2**12, mesh={"data": -1, "model": size}, rules=RULES),
     }
-    train, test = standard_library(context + 1)
+    train, test = load_standard_library(context + 1)
     report = Report(fg.ArrayData(test, batch_size), tokens=batch_size * context)
     engine = fg.Engine(steps=steps, seed=seed, log_every=50, plugins=[layouts[layout], report])
     return Experiment(

@@ -61,7 +61,7 @@ class WassersteinGAN(fg.Module):
 
 @dataclass(frozen=True)
 class Report:
-    """A plugin: prints a line at every log step, and how good the samples are in the end."""
+    """A plugin that prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -88,7 +88,7 @@ def count_modes(gan: WassersteinGAN, samples: int = 2_000) -> dict[str, float]:
     }
 
 
-def ring(examples: int = 8_000) -> Float[np.ndarray, "n 2"]:
+def sample_ring(examples: int = 8_000) -> Float[np.ndarray, "n 2"]:
     """Return points, float32, around eight centres on the unit circle."""
     rng = np.random.default_rng(0)
     return (CENTRES[rng.integers(0, 8, examples)] + SPREAD * rng.normal(size=(examples, 2))).astype(
@@ -104,7 +104,7 @@ def experiment(
     steps: int = 4_000,
     seed: int = 0,
 ) -> Experiment:
-    """Trains a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of
+    """Train a Wasserstein GAN; each step has `critic` updates of the critic, each with a batch of
     its own."""
     repeat = {"repeat": critic, "split": True} if critic > 1 else {}
     phases = MultiOptimizer(
@@ -114,7 +114,7 @@ def experiment(
     return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=500, plugins=["rng", phases, Report()]),
         model=partial(WassersteinGAN, width, penalty),
-        data=fg.ArrayData(ring(), batch_size=64 * critic, shuffle=True, remainder="drop"),
+        data=fg.ArrayData(sample_ring(), batch_size=64 * critic, shuffle=True, remainder="drop"),
     )
 
 
