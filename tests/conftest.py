@@ -121,30 +121,37 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-left_out: set[str] = set()
+# The ids of the tests that were not run, by the mark that left them out.
+left_out: dict[str, set[str]] = {"slow": set(), "full": set()}
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    left_out.update(item.nodeid for item in items if item.get_closest_marker("slow"))
+    """Note which tests are left out by their mark."""
+    for item in items:
+        mark = next((mark for mark in left_out if item.get_closest_marker(mark)), None)
+        if mark is not None:
+            left_out[mark].add(item.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist hands on what it left out."""
-    getattr(session.config, "workeroutput", {})["left_out"] = sorted(left_out)
+    """Send what was left out from a process of pytest-xdist to the one that reports."""
+    output = getattr(session.config, "workeroutput", {})
+    output["left_out"] = {mark: sorted(ids) for mark, ids in left_out.items()}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    left_out.update(getattr(node, "workeroutput", {}).get("left_out", ()))
+    """Receive what a process of pytest-xdist left out."""
+    for mark, ids in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+        left_out[mark].update(ids)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What takes long is not left out without a word."""
-    if left_out:
-        terminalreporter.section(
-            f"{len(left_out)} slow tests were left out; 'pytest -m slow' runs them"
-        )
-        terminalreporter.write_line("\n".join(sorted(left_out)))
+    """Say how many tests were left out, so that nobody takes the selection for all of them."""
+    commands = {"slow": "pytest -m slow", "full": "pytest -m 'full and not slow'"}
+    for mark, ids in left_out.items():
+        if ids:
+            terminalreporter.write_line(f"left out: {len(ids)} marked {mark!r}; {commands[mark]}")
 
 
 @pytest.hookimpl(tryfirst=True)
