@@ -604,7 +604,7 @@ def check_a_batch_that_does_not_divide_is_an_error() -> None:
 
 
 def check_replicas_that_differ_are_found() -> None:
-    mesh = Sharding({"data": 4, "model": 2}).devices
+    mesh = Sharding({"data": 4, "model": 2}).device_mesh
     numbers = np.arange(8, dtype=np.float32)
 
     def copies(wrong: int | None, by: float) -> jax.Array:
@@ -634,7 +634,7 @@ def check_replicas_of_large_integers_that_differ_are_found() -> None:
         parts = [
             jax.device_put(np.array([2**60 + (device.id == 5)]), device) for device in jax.devices()
         ]
-        whole = NamedSharding(DataParallel().devices, P())
+        whole = NamedSharding(DataParallel().device_mesh, P())
         try:
             check_replicas({"n": jax.make_array_from_single_device_arrays((1,), whole, parts)})
         except ReplicaError as raised:

@@ -64,7 +64,7 @@ def data() -> fg.ArrayData:
         ({"outputs": "preds"}, ["outputs is 'preds'", "such as"]),
         ({"rules": [("**", "data")]}, ["a rule is a pair"]),
         ({"rules": ["**"]}, ["a rule is a pair"]),
-        ({"rules": [("**", P(3))]}, ["3", "no name of an axis"]),
+        ({"rules": [("**", P(3))]}, ["3", "not the name of an axis"]),
         ({"rules": [("**", P("data", "data"))]}, ["names an axis twice"]),
     ],
 )

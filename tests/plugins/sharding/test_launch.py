@@ -16,7 +16,7 @@ import jax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_sharding import CoordinatedSync, initialize_distributed
-from fulgurite_sharding.distributed import Group
+from fulgurite_sharding.distributed import ProcessGroup
 from fulgurite_sharding.launch import launch
 
 PROGRAM = """
@@ -364,7 +364,7 @@ def test_backend_already_in_use_is_an_error() -> None:
 )
 def test_invalid_arguments_are_errors(arguments: tuple, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        Group(*arguments)
+        ProcessGroup(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -374,15 +374,15 @@ def test_invalid_environment_variable_is_an_error(text: str) -> None:
     with pytest.raises(
         ConfigurationError, match="FULGURITE_DISTRIBUTED is '.*write `auto`, or `HOST:PORT"
     ):
-        Group.parse(text)
+        ProcessGroup.parse(text)
 
 
 def test_environment_variable_round_trips() -> None:
-    assert Group.parse("auto heartbeat=7") == Group(heartbeat=7)
-    group = Group("[::1]:4000", 3, 1, 20, 30)
+    assert ProcessGroup.parse("auto heartbeat=7") == ProcessGroup(heartbeat=7)
+    group = ProcessGroup("[::1]:4000", 3, 1, 20, 30)
     assert str(group) == "[::1]:4000 1/3 timeout=20 heartbeat=30"
-    assert Group.parse(str(group)) == group
-    assert Group.parse(str(Group())) == Group()
+    assert ProcessGroup.parse(str(group)) == group
+    assert ProcessGroup.parse(str(ProcessGroup())) == ProcessGroup()
 
 
 def test_agree_every_is_a_number_of_steps() -> None:

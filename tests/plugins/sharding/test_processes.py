@@ -189,7 +189,7 @@ def test_surviving_process_ends_without_a_launcher(tmp_path: Path) -> None:
         command = [
             sys.executable,
             "-m",
-            "fulgurite_sharding.launched",
+            "fulgurite_sharding.worker",
             str(PROGRAM),
             str(out),
             "steps=100000",

@@ -1,5 +1,4 @@
-"""Looking at what is spread over devices: where it is, the whole of it, and whether its replicas
-agree."""
+"""Functions that show what is spread over devices, gather it, and compare its replicas."""
 
 import importlib.util
 from typing import Any
@@ -18,64 +17,77 @@ class ReplicaError(FulguriteError):
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """The bytes that each device holds of the arrays of a tree, or would hold of specs with
-    shardings."""
-    return sum(_part_bytes(leaf) for leaf in jax.tree.leaves(tree) if _is_on_devices(leaf))
+    """Return the bytes that each device holds of the arrays of a tree, or would hold of
+    `jax.ShapeDtypeStruct`s with shardings."""
+    return sum(
+        _get_bytes_per_device(leaf) for leaf in jax.tree.leaves(tree) if _is_on_devices(leaf)
+    )
 
 
 def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
-    """Prints a table of the arrays of a tree: path, shape, spec, bytes per device; the last line
-    sums them up.
+    """Print a table of the arrays of a tree: path, shape, spec, bytes per device, and the total.
 
-    `visualize` is the path of an array with one or two dimensions, whose parts are drawn by
-    `jax.debug.visualize_array_sharding`, which needs `rich`: `pip install
-    'fulgurite-sharding[visualize]'`.
+    Args:
+        tree: any pytree.
+        visualize: the path of an array with one or two dimensions, whose parts are drawn by
+            `jax.debug.visualize_array_sharding`. It needs `rich`: `pip install
+            'fulgurite-sharding[visualize]'`.
+
+    Raises:
+        ConfigurationError: the array cannot be drawn, or `rich` is not installed.
+        PathError: there is no such array.
     """
     rows = [("path", "shape", "spec", "bytes per device")]
     for path, leaf in leaves_with_paths(tree):
         if _is_on_devices(leaf):
             spec = getattr(leaf.sharding, "spec", type(leaf.sharding).__name__)
-            rows.append((path, str(list(leaf.shape)), str(spec), f"{_part_bytes(leaf):,}"))
+            num_bytes = _get_bytes_per_device(leaf)
+            rows.append((path, str(list(leaf.shape)), str(spec), f"{num_bytes:,}"))
     rows.append(("total", "", "", f"{bytes_per_device(tree):,}"))
-    a, b, c, d = (max(map(len, column)) for column in zip(*rows, strict=True))
-    print(
-        "\n".join(
-            f"{path:{a}}  {shape:{b}}  {spec:{c}}  {size:>{d}}" for path, shape, spec, size in rows
-        )
-    )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *texts, size in rows:
+        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+        print("  ".join([*cells, size.rjust(widths[-1])]))
     if visualize is not None:
         leaf = resolve(tree, visualize)
         if getattr(leaf, "ndim", 0) not in (1, 2):
-            raise ConfigurationError(f"show: {visualize} is no array with one or two dimensions")
+            raise ConfigurationError(
+                f"visualize_sharding: {visualize} is not an array with one or two dimensions"
+            )
         if importlib.util.find_spec("rich") is None:
             raise ConfigurationError(
-                "show(visualize=) needs rich: pip install 'fulgurite-sharding[visualize]'"
+                "visualize_sharding(visualize=) needs rich: pip install "
+                "'fulgurite-sharding[visualize]'"
             )
         jax.debug.visualize_array_sharding(leaf)
 
 
 def gather(tree: PyTree) -> PyTree:
-    """The same tree with every array whole, as a NumPy array, in every process. Every process must
-    call it.
+    """Return the tree with every array whole, as a NumPy array, in every process.
 
-    Arrays local to a process (NumPy arrays and numbers, arrays on its own devices) are concatenated
-    over all processes along the first axis. Typed keys become their data; leaves that are not
-    arrays stay.
+    Every process must call it. Arrays local to a process (NumPy arrays and numbers, arrays on its
+    own devices) are concatenated over all processes along the first axis. Typed keys become their
+    data; leaves that are not arrays stay.
     """
 
-    def whole(leaf: Any) -> Any:
+    def gather_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             return leaf
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(gather_leaf, tree)
 
 
 def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
-    """Compares all copies of each array, or part of one, over all devices and processes; all of
-    these call it.
+    """Compare all copies of each array, or of each part of one, over all devices and processes.
+
+    Every process must call it.
+
+    Args:
+        tree: any pytree.
+        tolerance: the largest difference that is allowed.
 
     Raises:
         ReplicaError: two copies differ by more than `tolerance`; it names path, device and largest
@@ -88,7 +100,8 @@ def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
             leaf = jax.random.key_data(leaf)
         first: dict[tuple[int, ...], np.ndarray] = {}
         for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
-            start, data = tuple(part.start or 0 for part in shard.index), np.asarray(shard.data)
+            start = tuple(part.start or 0 for part in shard.index)
+            data = np.asarray(shard.data)
             _compare(path, str(shard.device), first.setdefault(start, data), data, tolerance)
         if not leaf.is_fully_addressable:
             _check_processes(path, first, tolerance)
@@ -110,24 +123,32 @@ def _check_processes(path: str, parts: dict[tuple[int, ...], np.ndarray], tolera
             )
 
 
-def _compare(path: str, where: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> None:
-    if np.array_equal(a, b, equal_nan=a.dtype.kind in "fcV"):
+def _compare(path: str, where: str, first: np.ndarray, other: np.ndarray, tolerance: float) -> None:
+    """Raise a ReplicaError if two copies differ by more than the tolerance.
+
+    Args:
+        path: of the array, for the message.
+        where: the device or process of the other copy, for the message.
+        first: the copy to compare with.
+        other: the other copy.
+        tolerance: the largest difference that is allowed.
+    """
+    if np.array_equal(first, other, equal_nan=first.dtype.kind in "fcV"):
         return
-    wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b)]
-    if np.array_equal(*wide, equal_nan=True):
-        wide = [
-            x.astype(np.longdouble) for x in (a, b)
-        ]  # integers that float64 does not tell apart
-    same = (wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))
+    wide_dtype: Any = np.complex128 if first.dtype.kind == "c" else np.float64
+    a, b = first.astype(wide_dtype), other.astype(wide_dtype)
+    if np.array_equal(a, b, equal_nan=True):
+        # Integers that float64 cannot distinguish.
+        a, b = first.astype(np.longdouble), other.astype(np.longdouble)
+    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(wide[0] - wide[1]))
+        difference = np.where(is_same, 0.0, np.abs(a - b))
     largest = float(np.max(np.where(np.isnan(difference), np.inf, difference)))
     if largest > tolerance:
         raise ReplicaError(
             f"{path}: the copy on {where} differs from the first one by up to {largest:.3g} "
-            f"(tolerance {tolerance:g}). "
-            "Devices that should hold the same numbers do not: look for random keys or data that "
-            "differ by process"
+            f"(tolerance {tolerance:g}). Devices that should hold the same numbers do not: look "
+            "for random keys or data that differ by process"
         )
 
 
@@ -135,5 +156,5 @@ def _is_on_devices(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
 
 
-def _part_bytes(leaf: Any) -> int:
+def _get_bytes_per_device(leaf: Any) -> int:
     return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize

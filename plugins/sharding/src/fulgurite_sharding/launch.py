@@ -18,24 +18,24 @@ from typing import IO
 
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_sharding.distributed import VARIABLE, Group
+from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
 
 LAST_LINES = 20
-# What a program exits with that was told to stop: no failure, so that the others may stop as well.
-STOPPED = (130, 143)
-GRACE = 5.0
+# The exit codes of a program that stopped on request: no failure, so the others may stop as well.
+STOP_CODES = (130, 143)
+KILL_DELAY = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
 def launch(arguments: list[str]) -> int:
-    """Runs the command; gives 0, or the exit code of the process that failed or was stopped
+    """Run the command, and return 0 or the exit code of the process that failed or stopped
     first."""
     parser = argparse.ArgumentParser(
         "fulgurite launch",
         description=(
-            "Runs a program as several processes on this machine, connected before it is imported:"
-            " with the GPUs divided among them, else on the CPU. SIGINT and SIGTERM are handed on;"
-            " when one process fails, the others are ended."
+            "Run a program as several processes on this machine. They are connected before the"
+            " program is imported, and share the GPUs equally, or run on the CPU. SIGINT and"
+            " SIGTERM are passed on; when one process fails, the others are ended."
         ),
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
@@ -65,7 +65,7 @@ def launch(arguments: list[str]) -> int:
             raise ConfigurationError("--processes, --timeout and --heartbeat are at least 1")
         if not Path(options.program).is_file():
             raise ConfigurationError(f"there is no Python file {options.program}")
-        devices = _devices(options.processes)
+        device_variables = _get_device_variables(options.processes)
         if options.logs:
             options.logs.mkdir(parents=True, exist_ok=True)
     except ConfigurationError as error:
@@ -77,31 +77,41 @@ def launch(arguments: list[str]) -> int:
     command = [
         sys.executable,
         "-m",
-        "fulgurite_sharding.launched",
+        "fulgurite_sharding.worker",
         options.program,
         *options.arguments,
     ]
-    with _reserved_port() as port, _noted_signals() as received, ExitStack() as stack:
-        members, ended = [], SimpleQueue[_Member]()
+    with _reserve_port() as port, _collect_signals() as received, ExitStack() as stack:
+        processes: list[_Process] = []
+        ended = SimpleQueue[_Process]()
         for number in range(options.processes):
-            group = Group(
+            group = ProcessGroup(
                 f"127.0.0.1:{port}", options.processes, number, options.timeout, options.heartbeat
             )
             environment = {
                 **os.environ,
-                **devices[number],
+                **device_variables[number],
                 VARIABLE: str(group),
                 "PYTHONUNBUFFERED": "1",
             }
             log = options.logs / f"process-{number}.log" if options.logs else None
-            members.append(_Member(number, options.processes, command, environment, log, ended))
-            stack.callback(members[-1].kill)
-        return _watch(members, ended, received)
+            process = _Process(number, options.processes, command, environment, log, ended)
+            processes.append(process)
+            stack.callback(process.kill)
+        return _watch(processes, ended, received)
 
 
-class _Member:
-    """One of the processes, whose lines are passed on: those of process 0 as they are, others' with
-    their number."""
+class _Process:
+    """One of the processes. What it prints is passed on, behind its number unless it is process 0.
+
+    Args:
+        number: which process it is, from 0.
+        count: the number of processes.
+        command: what it runs.
+        environment: its environment variables.
+        log: a file that its output goes to as well, or None.
+        ended: receives the process when it has ended.
+    """
 
     def __init__(
         self,
@@ -110,7 +120,7 @@ class _Member:
         command: list[str],
         environment: dict[str, str],
         log: Path | None,
-        ended: "SimpleQueue[_Member]",
+        ended: "SimpleQueue[_Process]",
     ) -> None:
         self.name = f"process {number} of {count}"
         # One for each stream, because which of two streams was written to last cannot be told here.
@@ -138,107 +148,129 @@ class _Member:
         self._readers = [
             threading.Thread(target=self._pass_on, args=stream, daemon=True) for stream in streams
         ]
-        for thread in (
-            *self._readers,
-            threading.Thread(target=self._wait, args=(ended,), daemon=True),
-        ):
+        waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True)
+        for thread in (*self._readers, waiter):
             thread.start()
 
     def signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Send a signal, unless it has ended."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it and all that it started, and waits for that and for its last lines."""
+        """End it and all that it started, and wait for that and for its last lines."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         for reader in self._readers:
-            reader.join(timeout=1.0)  # what it has started may still hold the pipes
+            # Not for ever: what it has started may still hold the pipes.
+            reader.join(timeout=1.0)
         if self._log:
             self._log.close()
             self._log = None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with another exit code than 0 and those of a stop on request."""
+        return self.process.returncode not in (None, 0, *STOP_CODES)
+
+    @property
     def tail(self) -> list[str]:
-        """Its last lines, what it wrote to standard error behind the others."""
+        """Its last lines; those of standard error come last."""
         return [line for tail in self._tails for line in tail][-LAST_LINES:]
 
-    def _wait(self, ended: "SimpleQueue[_Member]") -> None:
+    def _wait(self, ended: "SimpleQueue[_Process]") -> None:
         self.process.wait()
         ended.put(self)
 
     def _pass_on(self, source: IO[str], target: IO[str], tail: deque[str]) -> None:
-        places = [(target, self._prefix), *([(self._log, "")] if self._log else [])]
+        """Copy each line of a stream to a stream of ours, to the log and to the last lines."""
+        outputs: list[tuple[IO[str], str]] = [(target, self._prefix)]
+        if self._log:
+            outputs.append((self._log, ""))
         for line in source:
             tail.append(line)
-            for place in tuple(places):
+            for output in tuple(outputs):
+                stream, prefix = output
                 try:
-                    place[0].write(place[1] + line)
-                    place[0].flush()
+                    stream.write(prefix + line)
+                    stream.flush()
                 except OSError as error:
-                    # A closed pipe, a full disk: whoever is not read any more would wait for ever.
-                    places.remove(place)
-                    with suppress(OSError):
-                        what = "its log" if place[0] is self._log else "what it prints"
-                        print(
-                            f"{self.name}: {what} can no longer be passed on: {error}",
-                            file=sys.stderr,
-                            flush=True,
-                        )
+                    # A closed pipe or a full disk. Go on reading: the process would else wait for
+                    # ever when its pipe is full.
+                    outputs.remove(output)
+                    self._report_lost_output(stream, error)
+
+    def _report_lost_output(self, stream: IO[str], error: OSError) -> None:
+        what = "its log" if stream is self._log else "what it prints"
+        message = f"{self.name}: {what} can no longer be passed on: {error}"
+        with suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
 
 
-def _watch(members: list[_Member], arriving: "SimpleQueue[_Member]", received: list[int]) -> int:
-    """Waits for all to end; hands signals on; ends the others when one has failed. Gives the exit
-    code."""
-    running, ended = list(members), []
-    handed_on, deadline = 0, float("inf")
+def _watch(
+    processes: list[_Process], arriving: "SimpleQueue[_Process]", received: list[int]
+) -> int:
+    """Wait for all processes to end, and return the exit code.
+
+    Signals are passed on; when one process fails, the others are ended.
+
+    Args:
+        processes: all of them.
+        arriving: gives each process when it has ended.
+        received: the signals that this process has received; it grows.
+    """
+    running = list(processes)
+    ended: list[_Process] = []
+    num_passed_on = 0
+    deadline = float("inf")
     while running:
         # In their order: what one failed of often makes the others fail a few milliseconds later.
         with suppress(Empty):
-            member = arriving.get(timeout=0.05)
-            running.remove(member)
-            ended.append(member)
-            if member.process.returncode not in (0, *STOPPED) and deadline == float("inf"):
-                deadline = time.monotonic() + GRACE
+            process = arriving.get(timeout=0.05)
+            running.remove(process)
+            ended.append(process)
+            if process.has_failed and deadline == float("inf"):
+                deadline = time.monotonic() + KILL_DELAY
                 for other in running:
                     other.signal(signal.SIGTERM)
-        for number in received[handed_on:]:
-            handed_on += 1
-            for member in running:
-                member.signal(number)
-            if handed_on > 1:  # asked twice: they need not come to an end in order
-                deadline = min(deadline, time.monotonic() + GRACE)
+        for number in received[num_passed_on:]:
+            num_passed_on += 1
+            for process in running:
+                process.signal(number)
+            # The second signal means that they need not end in order.
+            if num_passed_on > 1:
+                deadline = min(deadline, time.monotonic() + KILL_DELAY)
         if time.monotonic() > deadline:
-            for member in running:
-                member.kill()
-    for member in members:
-        member.kill()  # for its last lines
+            for process in running:
+                process.kill()
+    for process in processes:
+        # It has ended; this waits for its last lines.
+        process.kill()
     return _report(ended)
 
 
-def _report(ended: list[_Member]) -> int:
+def _report(ended: list[_Process]) -> int:
     """Say what failed first, if anything did, and return the exit code."""
-    failed = [member for member in ended if member.process.returncode not in (0, *STOPPED)]
-    unsuccessful = failed or [member for member in ended if member.process.returncode]
+    failed = [process for process in ended if process.has_failed]
+    unsuccessful = failed or [process for process in ended if process.process.returncode]
     if not unsuccessful:
         return 0
     first = unsuccessful[0]
     code = first.process.returncode
     if failed:
-        how = f"ended with exit code {code}"
+        ending = f"ended with exit code {code}"
         if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        print(f"{first.name} {how}. Its last lines:", file=sys.stderr)
+            ending = f"was ended by {signal.Signals(-code).name}"
+        print(f"{first.name} {ending}. Its last lines:", file=sys.stderr)
         print("".join(f"    {line}" for line in first.tail), end="", file=sys.stderr)
     return 128 - code if code < 0 else code
 
 
 @contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A free port on loopback, which nobody else gets: JAX's coordinator, which shares ports, binds
-    it as well."""
+def _reserve_port() -> Iterator[int]:
+    """Hold a free port on loopback, which nobody else gets; JAX's coordinator, which shares ports,
+    can bind it as well."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
@@ -246,25 +278,25 @@ def _reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """A list to which SIGINT and SIGTERM are added as they come."""
+def _collect_signals() -> Iterator[list[int]]:
+    """Give a list to which SIGINT and SIGTERM are added as they come."""
     received: list[int] = []
-    former = {
-        one: signal.signal(one, lambda number, _: received.append(number))
-        for one in (signal.SIGINT, signal.SIGTERM)
-    }
+    former_handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.signal(number, lambda received_number, _: received.append(received_number))
+        former_handlers[number] = handler
     try:
         yield received
     finally:
-        for one, handler in former.items():
-            signal.signal(one, handler)
+        for number, handler in former_handlers.items():
+            signal.signal(number, handler)
 
 
-def _devices(processes: int) -> list[dict[str, str]]:
-    """What tells each process its devices: an equal part of the GPUs; nothing on a machine
-    without."""
+def _get_device_variables(processes: int) -> list[dict[str, str]]:
+    """Return the environment variables that give each process an equal part of the GPUs; none on a
+    machine without GPUs."""
     platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-    gpus = [] if platform not in ("", "cuda", "gpu") else _gpus()
+    gpus = _list_gpus() if platform in ("", "cuda", "gpu") else []
     if not gpus:
         return [{}] * processes
     share, rest = divmod(len(gpus), processes)
@@ -277,14 +309,11 @@ def _devices(processes: int) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
-def _gpus() -> list[str]:
+def _list_gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [one for one in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if one]
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
-    return [
-        str(number)
-        for number, line in enumerate(listed.stdout.splitlines())
-        if line.startswith("GPU")
-    ]
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
+    lines = listing.stdout.splitlines()
+    return [str(number) for number, line in enumerate(lines) if line.startswith("GPU")]

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from fulgurite_sharding.rule_strategy import RuleStrategy, get_optimizer_rules
 from fulgurite_sharding.rules import Rule, Rules, ShardBySize
-from fulgurite_sharding.sync import CoordinatedSync, check_every
+from fulgurite_sharding.sync import CoordinatedSync, check_agree_every
 
 _RULE = "such as (('**.weight', P('model', None)),)"
 _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
@@ -22,8 +22,12 @@ _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Trains on a mesh of devices. The step is compiled once for all of them; GSPMD inserts the
-    communication.
+    """Trains on a mesh of devices.
+
+    The step is compiled once for all of them; GSPMD inserts the communication.
+
+    Example:
+        Sharding({"data": -1, "model": 2}, rules=[("**.up.weight", P("model", None))])
 
     Args:
         mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together
@@ -61,43 +65,30 @@ class Sharding:
 
     def __post_init__(self) -> None:
         for name in ("batch", "rules", "outputs"):
-            given = getattr(self, name)
-            if not isinstance(given, str) and isinstance(given, Iterable):
-                object.__setattr__(
-                    self, name, tuple(given)
-                )  # an iterator, such as zip(patterns, specs), gives them once
-            else:
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
                 raise ConfigurationError(
-                    f"Sharding: {name} is {given!r}; it must be a tuple, {_EXAMPLES[name]}"
+                    f"Sharding: {name} is {value!r}; it must be a tuple, {_EXAMPLES[name]}"
                 )
+            # An iterator, such as zip(patterns, specs), gives them once.
+            object.__setattr__(self, name, tuple(value))
         if not all(isinstance(axis, str) for axis in self.batch):
             raise ConfigurationError(
                 f"Sharding: batch is {self.batch!r}; it must be a tuple of axes, such as ('data',)"
             )
         for name in ("parameters", "optimizer"):
             value = getattr(self, name)
-            if (
-                value is not None
-                and not isinstance(value, ShardBySize)
-                and (name == "parameters" or _is_plain(value))
-            ):
+            may_be_rules = name == "optimizer" and _is_sequence(value)
+            if not isinstance(value, ShardBySize | None) and not may_be_rules:
                 raise ConfigurationError(
                     f"Sharding: {name} is {value!r}; it must be ShardBySize(axis, min_size) or None"
                 )
-        check_every(self.agree_every)
-        names = (
-            self.mesh.axis_names if isinstance(self.mesh, Mesh) else _check_mesh_sizes(self.mesh)
-        )
-        for what, axes in self._axes_by_use().items():
-            if unknown := sorted(set(axes) - set(names)):
-                known = did_you_mean(unknown[0], names)
-                raise ConfigurationError(
-                    f"Sharding: {what} names the axis {unknown[0]!r} of the mesh. {known}"
-                )
+        check_agree_every(self.agree_every)
+        self._check_axes()
 
     @cached_property
-    def devices(self) -> Mesh:
-        """The mesh. Its first use starts JAX's backend."""
+    def device_mesh(self) -> Mesh:
+        """The mesh as an object. Its first use starts JAX's backend."""
         if isinstance(self.mesh, Mesh):
             if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
                 raise ConfigurationError(
@@ -106,27 +97,27 @@ class Sharding:
                     "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * n)"
                 )
             return self.mesh
-        sizes, count = dict(self.mesh), jax.device_count()
-        taken = prod(size for size in sizes.values() if size != -1)
-        sizes = {name: count // taken if size == -1 else size for name, size in sizes.items()}
-        if prod(sizes.values()) != count:
+        num_devices = jax.device_count()
+        fixed_size = prod(size for size in self.mesh.values() if size != -1)
+        sizes = {
+            name: num_devices // fixed_size if size == -1 else size
+            for name, size in self.mesh.items()
+        }
+        if prod(sizes.values()) != num_devices:
             raise ConfigurationError(
-                f"Sharding: a mesh of {dict(self.mesh)} does not take all {count} devices: sizes "
-                f"must multiply to "
-                f"{count}, or to a divisor of it beside one axis of size -1. For some of the "
-                f"devices give a "
-                "jax.sharding.Mesh"
+                f"Sharding: a mesh of {dict(self.mesh)} does not take all {num_devices} devices: "
+                f"sizes must multiply to {num_devices}, or to a divisor of it beside one axis of "
+                "size -1. For some of the devices give a jax.sharding.Mesh"
             )
-        return jax.make_mesh(
-            tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-        )
+        axis_types = tuple(AxisType.Auto for _ in sizes)
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
 
     @fg.hookimpl
     def sharding_strategy(self) -> RuleStrategy:
         """Return the strategy that follows the rules, with the mesh built when the engine is."""
         sync = CoordinatedSync(self.agree_every) if jax.process_count() > 1 else SINGLE_PROCESS
         return RuleStrategy(
-            self.devices,
+            self.device_mesh,
             sync,
             batch=self.batch,
             parameters=self.parameters,
@@ -135,12 +126,29 @@ class Sharding:
             outputs=self.outputs,
         )
 
-    def _axes_by_use(self) -> dict[str, list[str]]:
-        """The axes named by each argument."""
-        sizes = {name: getattr(self, name) for name in ("parameters", "optimizer")}
+    def _check_axes(self) -> None:
+        """Raise a ConfigurationError unless the mesh has every axis that an argument names."""
+        if isinstance(self.mesh, Mesh):
+            names = list(self.mesh.axis_names)
+        else:
+            names = _check_mesh_sizes(self.mesh)
+        for argument, axes in self._get_axes_by_argument().items():
+            unknown = sorted(set(axes) - set(names))
+            if unknown:
+                raise ConfigurationError(
+                    f"Sharding: {argument} names the axis {unknown[0]!r} of the mesh. "
+                    f"{did_you_mean(unknown[0], names)}"
+                )
+
+    def _get_axes_by_argument(self) -> dict[str, list[str]]:
+        """Return the axes that each argument names."""
+        by_size = {"parameters": self.parameters, "optimizer": self.optimizer}
+        size_axes = {
+            name: [size.axis] for name, size in by_size.items() if isinstance(size, ShardBySize)
+        }
         return {
             "batch": list(self.batch),
-            **{name: [size.axis] for name, size in sizes.items() if isinstance(size, ShardBySize)},
+            **size_axes,
             "optimizer (a rule)": sorted(get_optimizer_rules(self.optimizer).axes),
             "rules": sorted(Rules(self.rules, "Sharding(rules=)").axes),
             "outputs": sorted(Rules(self.outputs, "Sharding(outputs=)").axes),
@@ -148,19 +156,35 @@ class Sharding:
 
 
 class DataParallel(Sharding):
-    """Divides batches over all devices; each holds everything else whole."""
+    """Divides batches over all devices; each holds everything else whole.
+
+    Example:
+        fg.Engine(steps=1_000, plugins=[DataParallel()])
+
+    Args:
+        axis: the name of the axis of the mesh.
+        agree_every: see `Sharding`.
+    """
 
     def __init__(self, axis: str = "data", *, agree_every: int = 50) -> None:
         super().__init__(mesh={axis: -1}, batch=(axis,), agree_every=agree_every)
 
 
 class FSDP(Sharding):
-    """Divides batches, parameters and optimizer state over one axis: each parameter with at least
-    `min_size` elements along its largest dimension that divides evenly. It is gathered where it is
-    used.
+    """Divides batches, parameters and optimizer state over one axis.
 
-    With `rules` and a mesh of more axes it is fully sharded and tensor parallel at once:
-    `FSDP(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])`.
+    A parameter is divided along its largest dimension that divides evenly, and gathered where it is
+    used. With `rules` and a mesh of more axes this is fully sharded and tensor parallel at once.
+
+    Example:
+        FSDP(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])
+
+    Args:
+        axis: the name of the axis.
+        min_size: parameters with fewer elements stay whole.
+        mesh: see `Sharding`; by default `axis` has all devices.
+        rules: see `Sharding`.
+        agree_every: see `Sharding`.
     """
 
     def __init__(
@@ -182,31 +206,41 @@ class FSDP(Sharding):
 
 
 class TensorParallel(Sharding):
-    """Divides parameters by the rules over the axis "model" of `size` devices (-1: all), and
-    batches over the others along "data"."""
+    """Divides parameters by rules over the axis "model", and batches over the axis "data".
+
+    Example:
+        TensorParallel([("**.up.weight", P("model", None))], size=2)
+
+    Args:
+        rules: see `Sharding`.
+        size: the number of devices along "model", -1 for all; "data" has the others.
+        agree_every: see `Sharding`.
+    """
 
     def __init__(self, rules: Sequence[Rule], size: int = -1, *, agree_every: int = 50) -> None:
-        mesh = {"data": 1 if size == -1 else -1, "model": size}
+        data_size = 1 if size == -1 else -1
+        mesh = {"data": data_size, "model": size}
         super().__init__(mesh, rules=rules, agree_every=agree_every)
 
 
 def _check_mesh_sizes(mesh: Any) -> list[str]:
-    """The names of a mesh given by sizes."""
-    good = isinstance(mesh, Mapping) and mesh and all(isinstance(name, str) for name in mesh)
-    sizes = list(mesh.values()) if good else []
-    good = (
-        good
-        and all(type(size) is int and (size > 0 or size == -1) for size in sizes)
-        and sizes.count(-1) <= 1
-    )
-    if not good:
+    """Return the names of the axes of a mesh that is given by sizes, after checking it."""
+    if not _has_valid_sizes(mesh):
         raise ConfigurationError(
             f"Sharding: mesh is {mesh!r}; it must be a jax.sharding.Mesh or sizes by name, such as "
-            f"{{'data': -1, "
-            "'model': 2}, with at most one -1"
+            "{'data': -1, 'model': 2}, with at most one -1"
         )
     return list(mesh)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or not isinstance(value, Sequence)
+def _has_valid_sizes(mesh: Any) -> bool:
+    if not isinstance(mesh, Mapping) or not mesh:
+        return False
+    sizes = list(mesh.values())
+    are_named = all(isinstance(name, str) for name in mesh)
+    are_sizes = all(type(size) is int and (size > 0 or size == -1) for size in sizes)
+    return are_named and are_sizes and sizes.count(-1) <= 1
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -9,7 +9,7 @@ from fulgurite.tree.paths import Path, from_keys
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from fulgurite_sharding.rules import Rule, Rules, ShardBySize, axes_of
+from fulgurite_sharding.rules import Rule, Rules, ShardBySize, get_axes
 from fulgurite_sharding.strategy import MeshStrategy
 
 
@@ -115,7 +115,7 @@ class RuleStrategy(MeshStrategy):
             # Among the media there are functions, and a metric may be a number of Python.
             if not hasattr(leaf, "shape"):
                 return None
-            spec = rules.spec(from_keys(keys), leaf.shape, self.mesh)
+            spec = rules.get_spec(from_keys(keys), leaf.shape, self.mesh)
             return None if spec is None else self._on_mesh(spec)
 
         return jax.tree_util.tree_map_with_path(get_sharding, output)
@@ -127,10 +127,10 @@ class RuleStrategy(MeshStrategy):
             if not hasattr(leaf, "shape"):
                 continue
             path = from_keys(keys)
-            spec = rules.spec(path, leaf.shape, self.mesh)
+            spec = rules.get_spec(path, leaf.shape, self.mesh)
             used = PartitionSpec() if spec is None else spec
             stored = used
-            if self._parameters is not None and (spec is None or axes_of(spec)):
+            if self._parameters is not None and (spec is None or get_axes(spec)):
                 stored = self._parameters.extend(used, leaf.shape, self.mesh)
             params[path] = ParamSharding(leaf.shape, stored, used)
         rules.check_used(list(params))
@@ -139,7 +139,7 @@ class RuleStrategy(MeshStrategy):
     def _get_optimizer_spec(
         self, path: Path, shape: tuple[int, ...], params: ParamShardings
     ) -> PartitionSpec:
-        spec = self._optimizer_rules.spec(path, shape, self.mesh)
+        spec = self._optimizer_rules.get_spec(path, shape, self.mesh)
         if spec is not None:
             return spec
         spec = self._get_following_spec(path, shape, params)

@@ -11,15 +11,27 @@ from fulgurite.tree.select import Pattern
 from jax.sharding import Mesh, PartitionSpec
 
 Rule = tuple[str, PartitionSpec | Sequence[Any]]
-"""A path pattern, and the mesh axes of each dimension: `("**.attention.*.weight", P("model",
-None))`, or as plain data `("**.attention.*.weight", ["model", None])`."""
+"""A path pattern, and the mesh axes of each dimension.
+
+Such as `("**.attention.*.weight", P("model", None))`, or as plain data
+`("**.attention.*.weight", ["model", None])`.
+"""
 
 
 @dataclass(frozen=True)
 class ShardBySize:
-    """Divides every array with at least `min_size` elements by `axis`, along its largest dimension
-    that divides evenly. Smaller arrays, and those with no such dimension, stay as they are.
-    Dimensions that a rule divides are left alone."""
+    """Divides arrays by an axis of the mesh, along their largest dimension that divides evenly.
+
+    Small arrays, and those without such a dimension, stay as they are. Dimensions that a rule
+    divides are left alone.
+
+    Example:
+        Sharding(parameters=ShardBySize("data", min_size=2**16))
+
+    Attributes:
+        axis: the axis of the mesh.
+        min_size: the smallest number of elements of an array to divide.
+    """
 
     axis: str = "data"
     min_size: int = 2**14
@@ -31,96 +43,126 @@ class ShardBySize:
             )
 
     def extend(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-        """`spec` with the axis added, where it can be."""
+        """Return a spec with the axis added, or unchanged where that is not possible.
+
+        Args:
+            spec: how the array is divided already.
+            shape: the shape of the array.
+            mesh: the devices.
+        """
         names: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
-        fitting = [
-            i
-            for i, size in enumerate(shape)
-            if names[i] is None and size % mesh.shape[self.axis] == 0
+        candidates = [
+            dimension
+            for dimension, size in enumerate(shape)
+            if names[dimension] is None and size % mesh.shape[self.axis] == 0
         ]
-        if prod(shape) < self.min_size or not fitting or self.axis in axes_of(spec):
+        if prod(shape) < self.min_size or not candidates or self.axis in get_axes(spec):
             return spec
-        names[max(fitting, key=lambda i: shape[i])] = self.axis
+        largest = max(candidates, key=lambda dimension: shape[dimension])
+        names[largest] = self.axis
         return PartitionSpec(*names)
 
 
 class Rules:
-    """Rules for the arrays of one tree; the first whose pattern is the whole path decides. Unless
-    `strict`, an array whose dimensions do not divide as that says is left alone."""
+    """Rules for the arrays of one tree. The first whose pattern matches the whole path decides.
 
-    def __init__(self, rules: Iterable[Rule], what: str, *, strict: bool = True) -> None:
-        self._what, self._strict, self._rules = (
-            what,
-            strict,
-            [_parse_rule(rule, what) for rule in rules],
-        )
+    Args:
+        rules: pairs of a path pattern and a spec.
+        label: how errors call the rules, such as `Sharding(rules=)`.
+        strict: whether it is an error that an array does not divide as its rule says; otherwise
+            such an array is left alone.
+    """
+
+    def __init__(self, rules: Iterable[Rule], label: str, *, strict: bool = True) -> None:
+        self._label = label
+        self._strict = strict
+        self._rules = [_parse_rule(rule, label) for rule in rules]
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
     @property
     def axes(self) -> set[str]:
-        """Every axis that is named."""
-        return {axis for _, spec in self._rules for axis in axes_of(spec)}
+        """Every axis that a rule names."""
+        return {axis for _, spec in self._rules for axis in get_axes(spec)}
 
-    def spec(self, path: Path, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
-        """What the first matching rule says of an array, or None. A `ConfigurationError` if it does
-        not fit."""
+    def get_spec(self, path: Path, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
+        """Return what the first matching rule says of an array, or None.
+
+        Args:
+            path: of the array.
+            shape: of the array.
+            mesh: the devices.
+
+        Raises:
+            ConfigurationError: the array does not divide as the rule says.
+        """
         for pattern, spec in self._rules:
             if pattern.matches(path):
                 return spec if self._fits(pattern, spec, path, shape, mesh) else None
         return None
 
     def check_used(self, paths: Sequence[Path]) -> None:
-        """A `PathError` for a rule whose pattern matches none of `paths`."""
+        """Raise a PathError for a rule whose pattern matches none of `paths`."""
         for pattern, spec in self._rules:
             if not any(map(pattern.matches, paths)):
                 near = did_you_mean(pattern.text, map(str, paths))
                 raise PathError(
-                    f"{self._what}: the rule {(pattern.text, spec)} matches no array. {near}"
+                    f"{self._label}: the rule {(pattern.text, spec)} matches no array. {near}"
                 )
 
     def _fits(
         self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh
     ) -> bool:
-        where = f"{self._what}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
+        where = f"{self._label}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
         if len(spec) > len(shape):
             raise ConfigurationError(f"{where}, which has {len(shape)} dimensions")
         for dimension, names in enumerate(spec):
-            count = prod(mesh.shape[name] for name in axes_of((names,)))
+            count = prod(mesh.shape[name] for name in get_axes((names,)))
             if shape[dimension] % count and self._strict:
                 raise ConfigurationError(
                     f"{where}: dimension {dimension} of {shape[dimension]} does not divide by axis "
-                    f"{names!r}, which "
-                    f"has {count} devices"
+                    f"{names!r}, which has {count} devices"
                 )
             if shape[dimension] % count:
                 return False
         return True
 
 
-def axes_of(spec: Iterable[Any]) -> list[str]:
-    """The axes that a spec names, in order."""
-    return [
-        axis for names in spec if names for axis in ((names,) if isinstance(names, str) else names)
-    ]
+def get_axes(spec: Iterable[Any]) -> list[str]:
+    """Return the axes that a spec names, in order."""
+    axes: list[str] = []
+    for names in spec:
+        if isinstance(names, str):
+            axes.append(names)
+        elif names:
+            axes.extend(names)
+    return axes
 
 
-def _parse_rule(rule: Any, what: str) -> tuple[Pattern, PartitionSpec]:
-    well_formed = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
-    if (
-        not well_formed
-        or isinstance(rule[1], str)
-        or not isinstance(rule[1], PartitionSpec | Sequence)
-    ):
+def _parse_rule(rule: Any, label: str) -> tuple[Pattern, PartitionSpec]:
+    if not _is_rule(rule):
         raise ConfigurationError(
-            f"{what}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}"
+            f"{label}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}"
         )
-    names = [tuple(name) if isinstance(name, list) else name for name in rule[1]]
+    pattern, spec = rule
+    names = [tuple(name) if isinstance(name, list) else name for name in spec]
     for name in names:
         parts = name if isinstance(name, tuple) else (name,)
         if not all(part is None or isinstance(part, str) for part in parts):
-            raise ConfigurationError(f"{what}: {name!r} in the rule {rule!r} is no name of an axis")
-    if len(set(axes_of(names))) != len(axes_of(names)):
-        raise ConfigurationError(f"{what}: the rule {rule!r} names an axis twice")
-    return Pattern.parse(rule[0]), PartitionSpec(*names)
+            raise ConfigurationError(
+                f"{label}: {name!r} in the rule {rule!r} is not the name of an axis"
+            )
+    axes = get_axes(names)
+    if len(set(axes)) != len(axes):
+        raise ConfigurationError(f"{label}: the rule {rule!r} names an axis twice")
+    return Pattern.parse(pattern), PartitionSpec(*names)
+
+
+def _is_rule(rule: Any) -> bool:
+    if not isinstance(rule, tuple | list) or len(rule) != 2:
+        return False
+    pattern, spec = rule
+    if not isinstance(pattern, str) or isinstance(spec, str):
+        return False
+    return isinstance(spec, PartitionSpec | Sequence)

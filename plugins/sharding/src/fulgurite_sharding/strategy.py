@@ -23,7 +23,9 @@ from fulgurite_sharding.batches import BatchSharding
 
 
 class MeshStrategy(fg.ShardingStrategy):
-    """Places everything on a mesh, as its four `get_..._shardings` say; a subclass overrides them.
+    """Shards everything over a mesh, as its four `get_..._shardings` say.
+
+    A subclass overrides those that it needs.
 
     Example:
         from fulgurite_sharding import MeshStrategy
@@ -53,7 +55,7 @@ class MeshStrategy(fg.ShardingStrategy):
         self._build_cached = lru_cache(maxsize=64)(self._build_batch_sharding)
 
     def get_state_shardings(self, state: PyTree) -> PyTree[NamedSharding | None] | None:
-        """Return a sharding for every array of a train state; None: each lies where it is made.
+        """Return a sharding for every array of a train state; None leaves each where it was made.
 
         Args:
             state: a `TrainState` with `jax.ShapeDtypeStruct`s for arrays.
@@ -80,8 +82,10 @@ class MeshStrategy(fg.ShardingStrategy):
         return None
 
     def get_output_shardings(self, output: PyTree) -> PyTree[NamedSharding | None] | None:
-        """Return a sharding for arrays of what the module's step returned; None for those that the
-        compiler may place. Traced."""
+        """Return a sharding for arrays of what the module's step returned; traced.
+
+        None for those whose sharding the compiler may choose.
+        """
         return None
 
     def check_processes(self) -> None:
@@ -129,11 +133,13 @@ class MeshStrategy(fg.ShardingStrategy):
         return jax.tree.map(self._put_leaf_on_mesh, tree)
 
     def process_shard(self, get_batch_spec: Callable[[], PyTree | None]) -> ProcessShard:
-        own = jax.process_index(), jax.process_count()
+        default = jax.process_index(), jax.process_count()
         if jax.process_count() == 1:
-            return own
+            return default
         batch = get_batch_spec()
-        return own if batch is None else self._get_batch_sharding(batch).get_process_shard(batch)
+        if batch is None:
+            return default
+        return self._get_batch_sharding(batch).get_process_shard(batch)
 
     def align_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches if jax.process_count() == 1 else iter_aligned_batches(batches, self.sync)
@@ -185,7 +191,8 @@ class MeshStrategy(fg.ShardingStrategy):
             if is_on_mesh or not leaf.is_fully_addressable:
                 return leaf
         if jax.process_count() == 1:
-            # What is not committed to a device goes where it is wanted, no more of it than that.
+            # An array that is not committed to a device is divided by the executable itself, which
+            # moves no more of it than each device needs.
             is_committed = getattr(leaf, "committed", False)
             return jax.device_put(leaf, self.replicated) if is_committed else leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -195,7 +202,8 @@ class MeshStrategy(fg.ShardingStrategy):
 
 
 def _constrain(tree: PyTree, shardings: PyTree[NamedSharding | None] | None) -> PyTree:
-    """Return a traced tree whose arrays lie as `shardings` say, where they say so."""
+    """Return a traced tree whose arrays have the shardings given for them; None leaves an array to
+    the compiler."""
     if shardings is None:
         return tree
     leaves, structure = jax.tree.flatten(tree)

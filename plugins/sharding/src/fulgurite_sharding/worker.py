@@ -1,4 +1,4 @@
-"""What `fulgurite launch` starts: `python -m fulgurite_sharding.launched PROGRAM ...`."""
+"""What `fulgurite launch` starts: `python -m fulgurite_sharding.worker PROGRAM ...`."""
 
 import os
 import runpy
@@ -8,17 +8,18 @@ import threading
 
 from fulgurite.errors import FulguriteError
 
-from fulgurite_sharding.distributed import initialize_distributed, leave
-from fulgurite_sharding.launch import STOPPED
+from fulgurite_sharding.distributed import exit_process, initialize_distributed
+from fulgurite_sharding.launch import STOP_CODES
 
 
 def main() -> None:
-    """Connects this process with the others, then runs the program as a script."""
+    """Connect this process with the others, then run the program as a script."""
     program, *arguments = sys.argv[1:]
+    # Standard input ends with the launcher; the program itself reads nothing.
     launcher = os.dup(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_kill_at_end_of, args=(launcher,), daemon=True).start()
     try:
         initialize_distributed()
     except FulguriteError as error:
@@ -28,15 +29,15 @@ def main() -> None:
     try:
         runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
-        if end.code is None or end.code in (0, *STOPPED):
+        if end.code is None or end.code in (0, *STOP_CODES):
             raise
         if not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
-        leave(end.code if isinstance(end.code, int) else 1)
+        exit_process(end.code if isinstance(end.code, int) else 1)
 
 
-def _end_with(launcher: int) -> None:
-    """Ends this process and what it started once the launcher is gone, however it went."""
+def _kill_at_end_of(launcher: int) -> None:
+    """End this process and what it started once the launcher is gone, however it ended."""
     while os.read(launcher, 1):
         pass
     os.killpg(0, signal.SIGKILL)
