@@ -297,11 +297,11 @@ def test_state_of_another_engine_is_sharded_by_the_first_step(reported: dict[str
 
 def test_explanation_names_axes_and_devices(reported: dict[str, Any]) -> None:
     lines = reported["described"].splitlines()
-    assert [line.split(", on each of ")[0] for line in lines] == [
-        "x float32[16, 4]: axis 0 over 'data' in 4 parts",
-        "y float32[16]: axis 0 over 'data' in 4 parts",
+    devices = ", ".join(f"cpu:{number}" for number in range(DEVICES))
+    assert lines == [
+        f"x float32[16, 4]: [4, 4] on each of {devices} (axis 0 in 4 parts over 'data')",
+        f"y float32[16]: [4] on each of {devices} (axis 0 in 4 parts over 'data')",
     ]
-    assert len(lines[0].split(", on each of ")[1].split(", ")) == DEVICES
 
 
 def test_indivisible_batch_is_an_error(reported: dict[str, Any]) -> None:

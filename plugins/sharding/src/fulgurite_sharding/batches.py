@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import jax
@@ -61,10 +62,9 @@ class BatchSharding:
         for path, leaf, sharding in self._iter_leaves(batch):
             if not _is_local(leaf):
                 continue
-            offsets = _get_process_offsets(sharding, leaf.ndim)[jax.process_index()]
-            for axis, size in enumerate(leaf.shape):
-                num_parts = len({offset[axis] for offset in offsets})
-                if size % num_parts:
+            num_parts_by_axis = _count_parts(leaf, sharding)
+            for axis, num_parts in enumerate(num_parts_by_axis):
+                if leaf.shape[axis] % num_parts:
                     return (
                         f"axis {axis} of {path or 'the array'} {list(leaf.shape)} does not divide "
                         f"into {num_parts} parts along the mesh's {sharding.spec[axis]!r}"
@@ -78,10 +78,10 @@ class BatchSharding:
             batch: this process's part.
             where: which batch it is.
         """
-        misfit = self.find_divisibility_error(batch)
-        if misfit is not None:
+        error = self.find_divisibility_error(batch)
+        if error is not None:
             raise DataError(
-                f"{where}: {misfit}. Choose a batch_size that is a multiple of it, and for what is "
+                f"{where}: {error}. Choose a batch_size that is a multiple of it, and for what is "
                 "left at the end of an epoch ArrayData(remainder='drop') or 'pad'"
             )
 
@@ -164,11 +164,11 @@ class BatchSharding:
         return parts.index(rows[jax.process_index()]), len(parts)
 
     def describe(self, batch: PyTree) -> str:
-        """Return where each array of a batch goes, a line each."""
+        """Return which part of each array of a batch lies on which devices, a line each."""
         lines = []
         for path, leaf, sharding in self._iter_leaves(batch):
             name = f"{path or 'the batch'} {leaf.dtype}{list(leaf.shape)}"
-            lines.append(f"{name}: {_describe_sharding(sharding)}")
+            lines.append(f"{name}: {_describe_sharding(leaf, sharding)}")
         return "\n".join(lines)
 
     def _iter_leaves(self, batch: PyTree) -> Iterator[tuple[Any, Any, NamedSharding]]:
@@ -179,22 +179,48 @@ class BatchSharding:
             yield path, leaf, sharding
 
 
-def _describe_sharding(sharding: NamedSharding) -> str:
-    axes = []
-    for axis, names in enumerate(sharding.spec):
-        if names is None or names == ():
-            continue
-        names = names if isinstance(names, tuple) else (names,)
-        size = 1
-        for name in names:
-            size *= sharding.mesh.shape[name]
-        axes.append(f"axis {axis} over {', '.join(map(repr, names))} in {size} parts")
+def _describe_sharding(leaf: Any, sharding: NamedSharding) -> str:
+    """Return in words which part of an array each device of the mesh gets."""
     devices = ", ".join(str(device) for device in np.ravel(np.asarray(sharding.mesh.devices)))
-    return f"{'; '.join(axes) or 'whole'}, on each of {devices}"
+    divisions = []
+    num_copies = sharding.mesh.size
+    for axis, names in enumerate(sharding.spec):
+        axes = names if isinstance(names, tuple) else (names,)
+        axes = [name for name in axes if name is not None]
+        num_parts = prod(sharding.mesh.shape[name] for name in axes)
+        if num_parts > 1:
+            over = ", ".join(map(repr, axes))
+            divisions.append(f"axis {axis} in {num_parts} parts over {over}")
+            num_copies //= num_parts
+    if not divisions:
+        return f"whole on {'each of ' if sharding.mesh.size > 1 else ''}{devices}"
+    division = "; ".join(divisions)
+    if num_copies > 1:
+        division += f"; {num_copies} devices have the same part"
+    part = [
+        size // num_parts if size % num_parts == 0 else None
+        for size, num_parts in zip(leaf.shape, _count_parts(leaf, sharding), strict=True)
+    ]
+    if None in part:
+        return f"does not divide as it must: {division}"
+    return f"{part} on each of {devices} ({division})"
+
+
+def _count_parts(leaf: Any, sharding: NamedSharding) -> list[int]:
+    """Return into how many parts each axis of an array is divided.
+
+    The parts of other processes count only for a global array: a local one is this process's own.
+    """
+    offsets = _get_process_offsets(sharding, leaf.ndim)
+    if _is_local(leaf):
+        parts = offsets[jax.process_index()]
+    else:
+        parts = set().union(*offsets.values())
+    return [len({offset[axis] for offset in parts}) for axis in range(leaf.ndim)]
 
 
 def _is_local(leaf: Any) -> bool:
-    """Whether a leaf is this process's part, instead of a global array."""
+    """Return whether a leaf is this process's part, instead of a global array."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
