@@ -22,9 +22,6 @@ SOURCES = (
 PAGES = ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md")
 FILES = sorted(path for pattern in (*SOURCES, *PAGES) for path in ROOT.glob(pattern))
 PENDING = {
-    "plugins/sharding/src/fulgurite_sharding/rules.py",
-    "plugins/dev/src/fulgurite_dev/doctor.py",
-    "plugins/dev/src/fulgurite_dev/new_plugin.py",
     "plugins/optimizers/src/fulgurite_optimizers/clip.py",
     "plugins/optimizers/src/fulgurite_optimizers/constraints.py",
     "plugins/optimizers/src/fulgurite_optimizers/finalize.py",

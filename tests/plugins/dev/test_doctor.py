@@ -43,7 +43,7 @@ def test_doctor_reports_an_unwritable_compilation_cache(
     lines = capsys.readouterr().out.splitlines()
     assert f"compilation cache: {tmp_path / 'file'}" in lines
     assert (
-        f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is no "
+        f"wrong: nothing can be written into {tmp_path / 'file'}: {tmp_path / 'file'} is not a "
         f"directory" in lines
     )
 
@@ -128,5 +128,5 @@ def test_doctor_finds_broken_entry_points_versions_and_directories(
         for line in wrong
     )
     assert any(
-        "nothing can be written into" in line and "is no directory" in line for line in wrong
+        "nothing can be written into" in line and "is not a directory" in line for line in wrong
     )

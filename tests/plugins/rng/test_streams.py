@@ -131,20 +131,21 @@ def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
         Rng(RngStream("a", train=True), NOISE, RngStream("zz", train=True, per_step=False)),
     )
     for rng in (alone, among_others):
-        streams = rng.streams(0)
+        streams = rng.make_streams(0)
         assert_array_equal(bits(streams.train_keys(7)["dropout"]), expected)
         assert_array_equal(
             bits(jax.jit(lambda step, s=streams: s.train_keys(step)["dropout"])(7)), expected
         )
         assert_array_equal(
-            bits(rng.streams(jax.random.key(0)).key("dropout", "train", jnp.int32(7))), expected
+            bits(rng.make_streams(jax.random.key(0)).key("dropout", "train", jnp.int32(7))),
+            expected,
         )
     for plugins in ([alone], [among_others], [among_others, Drawing()], [Drawing(), alone]):
         assert_array_equal(drawn(trained("dropout", plugins=plugins), "dropout")[7], expected)
 
 
 def test_case_34_keys_differ_between_steps_streams_phases_and_seeds():
-    streams = Rng(RngStream("dropout", init=True, train=True, eval=True)).streams(0)
+    streams = Rng(RngStream("dropout", init=True, train=True, eval=True)).make_streams(0)
     keys = [
         streams.train_keys(7)["dropout"],
         streams.train_keys(8)["dropout"],
@@ -152,7 +153,7 @@ def test_case_34_keys_differ_between_steps_streams_phases_and_seeds():
         streams.init_keys()["dropout"],
         streams.key("dropout", "eval", 7),
         streams.eval_keys("test", 7)["dropout"],
-        Rng().streams(1).train_keys(7)["dropout"],
+        Rng().make_streams(1).train_keys(7)["dropout"],
     ]
     assert len({bits(key).tobytes() for key in keys}) == len(keys)
 
@@ -178,7 +179,7 @@ def test_fused_steps_and_single_steps_draw_the_same_keys():
 
 
 def test_keys_are_split_for_examples():
-    streams = Rng().streams(0)
+    streams = Rng().make_streams(0)
     context = fg.Context(streams, jnp.int32(3), training=True, rng_step=jnp.int32(3))
     expected = jax.random.split(
         jax.random.wrap_key_data(jnp.asarray(folded(0, "dropout", 3, "train"))), 5
@@ -199,14 +200,16 @@ def test_modules_are_initialized_from_the_stream_params():
     for plugins in ([], [Rng()]):
         result = fg.Engine(steps=1, seed=5, autoload=False, plugins=plugins).fit(witness(), BATCHES)
         assert_array_equal(result.module.made_from, folded(5, "params", "init"))
-    assert_array_equal(bits(Rng().streams(5).init_keys()["params"]), folded(5, "params", "init"))
+    assert_array_equal(
+        bits(Rng().make_streams(5).init_keys()["params"]), folded(5, "params", "init")
+    )
 
 
 @pytest.mark.full
 def test_keys_are_the_same_in_every_process():
     program = (
         "import jax; from fulgurite_rng import Rng;"
-        "print(*jax.random.key_data(Rng().streams(0).train_keys(7)['dropout']))"
+        "print(*jax.random.key_data(Rng().make_streams(0).train_keys(7)['dropout']))"
     )
     run = subprocess.run(
         [sys.executable, "-c", program],
@@ -251,7 +254,7 @@ def test_evaluation_keys_fold_evaluator_and_batch_and_the_step_only_if_new_each_
 
 
 def test_evaluation_keys_outside_of_an_engine():
-    streams = Rng(NOISE).streams(0)
+    streams = Rng(NOISE).make_streams(0)
     assert set(streams.eval_keys("test", 1)) == {"noise"}
     assert_array_equal(
         bits(streams.eval_keys("test", 1)["noise"]), folded(0, "noise", "eval", "test", 1)
@@ -277,7 +280,7 @@ def test_engine_evaluate_draws_by_name_and_batch():
 
 
 def test_default_streams():
-    streams = Rng().streams(0)
+    streams = Rng().make_streams(0)
     assert streams.init_keys().keys() == {"params"}
     assert streams.train_keys(0).keys() == {"default", "dropout"}
     assert streams.eval_keys("test", 0) == {}
@@ -285,8 +288,8 @@ def test_default_streams():
 
 def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
     before, after = (
-        Rng().streams(0),
-        Rng(NOISE, RngStream("dropout", train=True, eval=True, per_step=False)).streams(0),
+        Rng().make_streams(0),
+        Rng(NOISE, RngStream("dropout", train=True, eval=True, per_step=False)).make_streams(0),
     )
     assert after.train_keys(3).keys() == {"default", "dropout", "noise"}
     assert after.eval_keys("test", 0).keys() == {"dropout", "noise"}

@@ -25,31 +25,33 @@ GROUPS = ("fulgurite.commands",)
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 
-def command(arguments: list[str]) -> int:
-    """Runs the command; 1 if anything is wrong."""
+def run_doctor(arguments: list[str]) -> int:
+    """Run the command, and return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
-        "fulgurite doctor", description="Shows what is installed, and what is wrong."
+        "fulgurite doctor", description="Show what is installed, and what is wrong."
     )
     parser.add_argument(
         "directory", nargs="*", type=Path, help="directories that runs will be written to"
     )
     options = parser.parse_args(arguments)
-    for line in (*told(), *missing_extras()):
+    for line in (*iter_versions(), *iter_missing_extras()):
         print(line)
-    wrong = list(problems(options.directory))
-    print(
-        "\n".join(["", *(f"wrong: {one}" for one in wrong)] if wrong else ["", "Nothing is wrong."])
-    )
-    return 1 if wrong else 0
+    problems = list(find_problems(options.directory))
+    print()
+    for problem in problems:
+        print(f"wrong: {problem}")
+    if not problems:
+        print("Nothing is wrong.")
+    return 1 if problems else 0
 
 
-def told() -> Iterator[str]:
-    """Versions, of plugins' distributions as well, devices, and the compilation cache."""
+def iter_versions() -> Iterator[str]:
+    """Yield versions, of plugins' distributions as well, devices, and the compilation cache."""
     yield f"python {platform.python_version()} on {platform.platform()}"
-    for one in ours():
-        yield f"{one.name} {one.version}"
+    for dist in find_distributions():
+        yield f"{dist.name} {dist.version}"
     for name in PACKAGES:
-        yield f"{name} {version(name) or 'is not installed'}"
+        yield f"{name} {get_version(name) or 'is not installed'}"
     import jax
 
     try:
@@ -58,47 +60,48 @@ def told() -> Iterator[str]:
     except RuntimeError as error:
         yield f"devices: none ({error})"
     cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    yield (
-        "compilation cache:"
-        f" {cache or 'none; Engine(compilation_cache_dir=DIR) keeps compiled steps'}"
-    )
+    cache_text = cache or "none; Engine(compilation_cache_dir=DIR) keeps compiled steps"
+    yield f"compilation cache: {cache_text}"
 
 
-def problems(directories: list[Path]) -> Iterator[str]:
-    """What is wrong with devices, versions, entry points and directories, a sentence each."""
+def find_problems(directories: list[Path]) -> Iterator[str]:
+    """Yield what is wrong with devices, versions, entry points and directories, a sentence each.
+
+    Args:
+        directories: where runs will be written to, besides the current directory.
+    """
     import jax
 
     try:
         jax.devices()
     except RuntimeError as error:
         yield f"jax finds no device: {error}"
-    for one in ours():
-        yield from unmet(one)
+    for dist in find_distributions():
+        yield from find_unmet_requirements(dist)
     yield from _find_plugin_problems()
-    yield from autoloading()
+    yield from find_autoload_problems()
     yield from _find_command_problems()
     cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    for directory in [Path.cwd(), *directories, *([Path(cache)] if cache else [])]:
-        if why := unwritable(directory):
-            yield f"nothing can be written into {directory}: {why}"
+    cache_directories = [Path(cache)] if cache else []
+    for directory in [Path.cwd(), *directories, *cache_directories]:
+        problem = find_write_problem(directory)
+        if problem is not None:
+            yield f"nothing can be written into {directory}: {problem}"
 
 
 def _find_plugin_problems() -> Iterator[str]:
     """Yield what is wrong with the entry points of plugins."""
     for name, entries in find_installed().items():
         if len(entries) > 1:
-            yield (
-                f"the plugin name {name!r} is claimed by"
-                f" {' and '.join(entry.distribution for entry in entries)}"
-            )
+            owners = " and ".join(entry.distribution for entry in entries)
+            yield f"the plugin name {name!r} is claimed by {owners}"
         for entry in entries:
             try:
                 entry.load()
             except PluginError as error:
                 yield str(error)
-    for name in sorted(
-        {entry.name for entry in entry_points(group="fulgurite.autoload")} - find_installed().keys()
-    ):
+    autoload_names = {entry.name for entry in entry_points(group="fulgurite.autoload")}
+    for name in sorted(autoload_names - find_installed().keys()):
         yield (
             f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins:"
             " it is never loaded"
@@ -119,102 +122,119 @@ def _find_command_problems() -> Iterator[str]:
                 )
 
 
-def autoloading() -> Iterator[str]:
-    """What every `Engine` of this environment would fail by, or say."""
+def find_autoload_problems() -> Iterator[str]:
+    """Yield why every `Engine` of this environment fails, or what each would warn of."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the notices are the same
+        # They say the same as the messages.
+        warnings.simplefilter("ignore")
         try:
-            notices = PluginManager(hookspecs=hookspecs).messages
+            messages = PluginManager(hookspecs=hookspecs).messages
         except FulguriteError as error:
-            notices = [
+            messages = [
                 f"every Engine fails: {error}. FULGURITE_AUTOLOAD=0 leaves out what is autoloaded"
             ]
-    yield from notices
+    yield from messages
 
 
-def missing_extras() -> Iterator[str]:
-    """What only a part of a distribution needs, and is not installed, by the extra that brings
-    it."""
-    for one in ours():
-        for extra in one.metadata.get_all("Provides-Extra") or ():
-            if absent := [
-                asked.name for asked in requirements(one, extra) if version(asked.name) is None
-            ]:
-                yield f"extra not installed: {', '.join(absent)}; pip install '{one.name}[{extra}]'"
+def iter_missing_extras() -> Iterator[str]:
+    """Yield the extras of distributions that are not installed, and what they would bring."""
+    for dist in find_distributions():
+        for extra in _get_extras(dist):
+            requirements = get_requirements(dist, extra)
+            missing = [need.name for need in requirements if get_version(need.name) is None]
+            if missing:
+                names = ", ".join(missing)
+                yield f"extra not installed: {names}; pip install '{dist.name}[{extra}]'"
 
 
-def ours() -> list[Distribution]:
-    """Fulgurite's distributions, and those that bring plugins or commands; of two of one name the
-    first on the path."""
-    found: dict[str, Distribution] = {}
-    for one in distributions():
-        if one.name and (one.name.startswith("fulgurite") or _is_plugin(one)):
-            found.setdefault(one.name, one)
-    return [found[name] for name in sorted(found)]
+def find_distributions() -> list[Distribution]:
+    """Return Fulgurite's distributions, and those that bring plugins or commands, by name.
+
+    Of two with one name it is the first on the path.
+    """
+    by_name: dict[str, Distribution] = {}
+    for dist in distributions():
+        if dist.name and (dist.name.startswith("fulgurite") or _is_plugin(dist)):
+            by_name.setdefault(dist.name, dist)
+    return [by_name[name] for name in sorted(by_name)]
 
 
-def unmet(one: Distribution) -> Iterator[str]:
-    """The requirements of a distribution that do not hold here; those of extras only where what
-    they ask for is here in another version."""
-    for text in one.requires or ():
+def find_unmet_requirements(dist: Distribution) -> Iterator[str]:
+    """Yield the requirements of a distribution that do not hold here.
+
+    What an extra requires counts only where it is installed in another version.
+    """
+    label = f"{dist.name} {dist.version}"
+    for text in dist.requires or ():
         try:
             Requirement(text)
         except InvalidRequirement:
-            yield f"{one.name} {one.version} has a requirement that cannot be read: {text}"
-    for asked in requirements(one):
-        if version(asked.name) is None:
-            yield f"{one.name} {one.version} needs {asked.name}, which is not installed"
-    extras = [
-        asked
-        for extra in one.metadata.get_all("Provides-Extra") or ()
-        for asked in requirements(one, extra)
-    ]
-    for asked in [*requirements(one), *extras]:
-        have = version(asked.name)
-        if have is not None and not asked.specifier.contains(have, prereleases=True):
-            yield (
-                f"{one.name} {one.version} needs {asked.name}{asked.specifier}, and {have} is"
-                " installed"
-            )
+            yield f"{label} has a requirement that cannot be read: {text}"
+    requirements = get_requirements(dist)
+    for need in requirements:
+        if get_version(need.name) is None:
+            yield f"{label} needs {need.name}, which is not installed"
+    for extra in _get_extras(dist):
+        requirements += get_requirements(dist, extra)
+    for need in requirements:
+        version = get_version(need.name)
+        if version is not None and not need.specifier.contains(version, prereleases=True):
+            yield f"{label} needs {need.name}{need.specifier}, and {version} is installed"
 
 
-def requirements(one: Distribution, extra: str = "") -> list[Requirement]:
-    """What a distribution needs here, or what an extra of it adds."""
-    found = []
-    for text in one.requires or ():
+def get_requirements(dist: Distribution, extra: str = "") -> list[Requirement]:
+    """Return what a distribution requires on this machine, or what one of its extras adds.
+
+    Args:
+        dist: the distribution.
+        extra: the name of the extra; empty for none.
+    """
+    requirements = []
+    for text in dist.requires or ():
         try:
-            found.append(Requirement(text))
+            need = Requirement(text)
         except InvalidRequirement:
-            continue  # `unmet` tells it
-    return [asked for asked in found if _holds(asked, extra) and not (extra and _holds(asked, ""))]
+            # `find_unmet_requirements` reports it.
+            continue
+        is_needed_anyway = extra != "" and _applies(need, "")
+        if _applies(need, extra) and not is_needed_anyway:
+            requirements.append(need)
+    return requirements
 
 
-def unwritable(directory: Path) -> str | None:
-    """Why no file can be made in a directory, or in the one in which it would be made; None if one
-    can."""
-    place = next(
-        one for one in (directory.absolute(), *directory.absolute().parents) if one.exists()
-    )
-    if not place.is_dir():
-        return f"{place} is no directory"
+def find_write_problem(directory: Path) -> str | None:
+    """Return why no file can be made in a directory, or None if one can.
+
+    Of a directory that does not exist, the nearest parent that exists is tried.
+    """
+    path = directory.absolute()
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir():
+        return f"{path} is not a directory"
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=path):
             return None
     except OSError as error:
         return os.strerror(error.errno) if error.errno else str(error)
 
 
-def version(name: str) -> str | None:
-    """Of an installed distribution."""
+def get_version(name: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return distribution(name).version
     except PackageNotFoundError:
         return None
 
 
-def _is_plugin(one: Distribution) -> bool:
-    return any(entry.group.startswith("fulgurite.") for entry in one.entry_points)
+def _is_plugin(dist: Distribution) -> bool:
+    return any(entry.group.startswith("fulgurite.") for entry in dist.entry_points)
 
 
-def _holds(asked: Requirement, extra: str) -> bool:
-    return asked.marker is None or asked.marker.evaluate({"extra": extra})
+def _get_extras(dist: Distribution) -> list[str]:
+    return dist.metadata.get_all("Provides-Extra") or []
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    """Return whether a requirement counts on this machine, with this extra."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})

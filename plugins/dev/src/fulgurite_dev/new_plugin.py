@@ -18,15 +18,15 @@ DEPENDENCIES = {
 }
 """What the package of each kind depends on, as written into its pyproject.toml."""
 TEMPLATES = Path(__file__).parent / "templates"
-USED = ("Any", "ConfigurationError", "FileLogger", "LogBackend", "Path", "Rows")
-"""Names that the templates use already."""
+TEMPLATE_NAMES = ("Any", "ConfigurationError", "FileLogger", "LogBackend", "Path", "Rows")
+"""Names that the templates use, so that no plugin's class may have them."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def command(arguments: list[str]) -> int:
-    """Runs the command; gives its exit code."""
+def run_new_plugin(arguments: list[str]) -> int:
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(
-        "fulgurite new-plugin", description="Writes the package of a new plugin."
+        "fulgurite new-plugin", description="Write the package of a new plugin."
     )
     parser.add_argument(
         "name", metavar="NAME", help="such as gradient-noise; the distribution is fulgurite-NAME"
@@ -37,16 +37,43 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
     options = parser.parse_args(arguments)
     try:
-        folder = new_plugin(options.name, options.kind, options.folder)
+        folder = write_plugin(options.name, options.kind, options.folder)
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
     print(f"{folder} is written. Now:\n  pip install -e '{folder}[test]'\n  pytest {folder}")
     return 0
 
 
-def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
-    """Writes the package of a plugin `name` of one of `KINDS` into `folder`, which must not be
-    there yet; gives the folder."""
+def write_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
+    """Write the package of a plugin, and return its folder.
+
+    Args:
+        name: of the plugin, such as `gradient-noise`.
+        kind: one of `KINDS`.
+        folder: where to write it, which must not exist; by default `fulgurite-NAME` in the current
+            directory.
+
+    Raises:
+        ConfigurationError: the name cannot be used, or the folder exists or cannot be written.
+    """
+    folder = Path(f"fulgurite-{name}") if folder is None else folder
+    module = name.replace("-", "_")
+    cls = "".join(part.capitalize() for part in name.split("-"))
+    _check_name(name)
+    if folder.exists():
+        raise ConfigurationError(f"{folder} already exists: choose another --folder")
+    _check_not_taken(name, module, cls)
+    values = {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
+    for source in (TEMPLATES / "common", TEMPLATES / kind):
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                # A template's own name ends in .txt, so that no tool takes it for what it becomes.
+                relative = str(path.relative_to(source)).removesuffix(".txt")
+                _write_from_template(path, folder / relative.replace("MODULE", module), values)
+    return folder
+
+
+def _check_name(name: str) -> None:
     if name.startswith("fulgurite"):
         raise ConfigurationError(
             f"the name {name!r} begins with fulgurite: leave that out, it is put before it"
@@ -54,37 +81,44 @@ def new_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"the name {name!r} must be small letters, digits and hyphens, and begin with a "
-            f"letter, such as "
-            "gradient-noise"
+            "letter, such as gradient-noise"
         )
-    folder = Path(f"fulgurite-{name}") if folder is None else folder
-    if folder.exists():
-        raise ConfigurationError(f"{folder} already exists: choose another --folder")
-    module, cls = name.replace("-", "_"), "".join(part.capitalize() for part in name.split("-"))
-    if keyword.iskeyword(cls) or cls in USED:
+
+
+def _check_not_taken(name: str, module: str, cls: str) -> None:
+    """Raise a ConfigurationError if something else has one of the names of a plugin.
+
+    Args:
+        name: of the plugin.
+        module: the name of its module.
+        cls: the name of its class.
+    """
+    if keyword.iskeyword(cls) or cls in TEMPLATE_NAMES:
         raise ConfigurationError(
-            f"of the name {name!r} the class {cls} would be made, which means something else: use "
-            f"a longer name"
+            f"the class of {name!r} would be called {cls}, which means something else: use a "
+            "longer name"
         )
     for other in find_installed().get(module, ()):
         raise ConfigurationError(
             f"a plugin {module!r} is installed by {other.distribution}: choose another name"
         )
-    if any(one.name == f"fulgurite-{name}" for one in distributions()):
+    if any(dist.name == f"fulgurite-{name}" for dist in distributions()):
         raise ConfigurationError(
             f"fulgurite-{name} is installed and would be replaced: choose another name"
         )
-    values = {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
-    for source in (TEMPLATES / "common", TEMPLATES / kind):
-        for path in sorted(one for one in source.rglob("*") if one.is_file()):
-            # A template's own name ends in .txt, so that no tool takes it for what it will become.
-            relative = str(path.relative_to(source)).removesuffix(".txt").replace("MODULE", module)
-            target = folder / relative
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(
-                    Template(path.read_text(encoding="utf-8")).substitute(values), encoding="utf-8"
-                )
-            except OSError as error:
-                raise ConfigurationError(f"{target} cannot be written: {error}") from error
-    return folder
+
+
+def _write_from_template(template: Path, target: Path, values: dict[str, str]) -> None:
+    """Write a file from a template.
+
+    Args:
+        template: the template, with `$name` and the like.
+        target: the file to write.
+        values: what to put for each name.
+    """
+    text = Template(template.read_text(encoding="utf-8")).substitute(values)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written: {error}") from error

@@ -41,20 +41,26 @@ class Rng:
                     f"{stream!r}"
                 )
         names = [stream.name for stream in streams]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigurationError(f"Rng is given two streams called {twice[0]!r}")
+        duplicates = [name for name in names if names.count(name) > 1]
+        if duplicates:
+            raise ConfigurationError(f"Rng is given two streams called {duplicates[0]!r}")
         self._streams = {stream.name: stream for stream in (*DEFAULTS, *streams)}
 
     @fg.hookimpl
     def register_rng_streams(self) -> list[fg.RngStream]:
-        """The defaults and the streams that were given."""
+        """Return the defaults and the streams of this plugin."""
         return list(self._streams.values())
 
-    def streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
-        """The streams over a seed or root key, for use outside an engine:
-        `rng.streams(0).train_keys(step)`.
+    def make_streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
+        """Return the streams over a root key, for use outside an engine.
 
-        The keys are those of an engine with that seed. The step may be traced.
+        The keys are those of an engine with that seed; a step may be traced.
+
+        Example:
+            Rng().make_streams(0).train_keys(step)
+
+        Args:
+            seed: a seed, or the root key itself.
         """
         root = jax.random.key(seed) if isinstance(seed, int) else seed
         return fg.RngStreams(root, self._streams.values())
