@@ -57,7 +57,7 @@ class Rng:
         The keys are those of an engine with that seed; a step may be traced.
 
         Example:
-            Rng().make_streams(0).train_keys(step)
+            keys = Rng().make_streams(0).train_keys(7)
 
         Args:
             seed: a seed, or the root key itself.

@@ -27,7 +27,11 @@ class Sharding:
     The step is compiled once for all of them; GSPMD inserts the communication.
 
     Example:
-        Sharding({"data": -1, "model": 2}, rules=[("**.up.weight", P("model", None))])
+        from fulgurite_sharding import Sharding
+        from jax.sharding import PartitionSpec as P
+
+        rules = [("**.up.weight", P("model", None))]
+        plugin = Sharding({"data": -1, "model": 2}, rules=rules)
 
     Args:
         mesh: sizes by axis name, one of which may be -1 for "all devices that are left"; together
@@ -159,7 +163,9 @@ class DataParallel(Sharding):
     """Divides batches over all devices; each holds everything else whole.
 
     Example:
-        fg.Engine(steps=1_000, plugins=[DataParallel()])
+        from fulgurite_sharding import DataParallel
+
+        engine = fg.Engine(steps=1_000, plugins=[DataParallel()])
 
     Args:
         axis: the name of the axis of the mesh.
@@ -177,7 +183,11 @@ class FSDP(Sharding):
     used. With `rules` and a mesh of more axes this is fully sharded and tensor parallel at once.
 
     Example:
-        FSDP(mesh={"data": -1, "model": 2}, rules=[("**.attention.*.weight", P("model", None))])
+        from fulgurite_sharding import FSDP
+        from jax.sharding import PartitionSpec as P
+
+        rules = [("**.attention.*.weight", P("model", None))]
+        plugin = FSDP(mesh={"data": -1, "model": 2}, rules=rules)
 
     Args:
         axis: the name of the axis.
@@ -209,7 +219,10 @@ class TensorParallel(Sharding):
     """Divides parameters by rules over the axis "model", and batches over the axis "data".
 
     Example:
-        TensorParallel([("**.up.weight", P("model", None))], size=2)
+        from fulgurite_sharding import TensorParallel
+        from jax.sharding import PartitionSpec as P
+
+        plugin = TensorParallel([("**.up.weight", P("model", None))], size=2)
 
     Args:
         rules: see `Sharding`.

@@ -26,7 +26,9 @@ class ShardBySize:
     divides are left alone.
 
     Example:
-        Sharding(parameters=ShardBySize("data", min_size=2**16))
+        from fulgurite_sharding import ShardBySize, Sharding
+
+        plugin = Sharding(parameters=ShardBySize("data", min_size=2**16))
 
     Attributes:
         axis: the axis of the mesh.

@@ -58,7 +58,10 @@ class CoordinatedSync(fg.ProcessSync):
     any process can ask to stop.
 
     Example:
-        MeshStrategy(mesh, sync=CoordinatedSync(every=20))
+        from fulgurite_sharding import CoordinatedSync, MeshStrategy
+
+        mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        strategy = MeshStrategy(mesh, sync=CoordinatedSync(every=20))
 
     Args:
         every: steps between two exchanges.
