@@ -28,29 +28,6 @@ MODULES = [
 EXAMPLE = re.compile(r"^Example:\n((?:\n| +.*(?:\n|\Z))+)", re.MULTILINE)
 
 PENDING: set[str] = {
-<<<<<<< HEAD
-    "fulgurite_sharding.CoordinatedSync",
-    "fulgurite_sharding.DataParallel",
-    "fulgurite_sharding.FSDP",
-    "fulgurite_sharding.ShardBySize",
-    "fulgurite_sharding.Sharding",
-    "fulgurite_sharding.TensorParallel",
-=======
-    "fulgurite_checkpoint.Checkpointer",
-    "fulgurite_evaluators.EvaluationRecord",
-    "fulgurite_evaluators.EveryCheckpoint",
-    "fulgurite_evaluators.LastCheckpoint",
-    "fulgurite_optimizers.Constraint",
-    "fulgurite_optimizers.Freeze",
-    "fulgurite_optimizers.GradientAccumulation",
-    "fulgurite_optimizers.GradientClip",
-    "fulgurite_optimizers.MultiOptimizer",
-    "fulgurite_optimizers.NonNegative",
-    "fulgurite_optimizers.Phase",
-    "fulgurite_optimizers.ReduceOnPlateau",
-    "fulgurite_optimizers.UnitNorm",
-    "fulgurite_optimizers.WeightClip",
->>>>>>> 7b5e3a4 (Give the classes of fulgurite-sharding examples that run)
 }
 """The classes that have no example yet."""
 
