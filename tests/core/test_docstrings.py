@@ -27,7 +27,7 @@ MODULES = [
 ]
 EXAMPLE = re.compile(r"^Example:\n((?:\n| +.*(?:\n|\Z))+)", re.MULTILINE)
 
-PENDING: set[str] = {}
+PENDING: set[str] = set()
 """The classes that have no example yet."""
 
 
