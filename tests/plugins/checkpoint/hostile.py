@@ -14,7 +14,8 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite_checkpoint import Checkpointer, format
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.files import compute_checksum
 from trained import ZEROS, Counting, counting, engine
 
 base = Path(sys.argv[1])
@@ -39,7 +40,7 @@ def consistent(change: Any) -> None:
     change(path, hashes, commit)
     for name in ("manifest.json", "index.json", "host-0.json"):
         if name in hashes:
-            hashes[name] = list(format.compute_checksum(path / name))
+            hashes[name] = list(compute_checksum(path / name))
     raw = json.dumps(hashes).encode()
     (path / "hashes-0.json").write_bytes(raw)
     commit["hashes"] = [hashlib.sha256(raw).hexdigest()]

@@ -16,7 +16,8 @@ import fulgurite as fg
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_checkpoint.format import list_entries, resolve_root
+from fulgurite_checkpoint.files import resolve_root
+from fulgurite_checkpoint.format import list_entries
 from trained import ZEROS, Counting, Scores, counting, engine
 
 BUCKET = "gs://bucket/runs/a"

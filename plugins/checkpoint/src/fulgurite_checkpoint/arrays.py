@@ -12,7 +12,7 @@ import numpy as np
 from fulgurite.errors import CheckpointError
 from fulgurite.tree.paths import Path as TreePath, from_keys, parse
 
-from fulgurite_checkpoint.format import DamagedError
+from fulgurite_checkpoint.files import DamagedError
 
 Spec = tuple[tuple[int, ...], str]
 """Shape and dtype, as the index holds them."""

@@ -15,6 +15,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.files import resolve_root, write_durably
 from fulgurite_checkpoint.format import Commit
 from fulgurite_checkpoint.inspecting import as_wide_dtype, load_arrays, load_values, parse_dtype
 from fulgurite_checkpoint.restoring import SavedCheckpoint
@@ -43,7 +44,7 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     if out.exists():
         raise CheckpointError(f"{out} already exists: choose another path")
     arrays.check_writable(out)
-    root = format.resolve_root(run)
+    root = resolve_root(run)
     entries = format.list_entries(root)[-last:]
     if len(entries) < last:
         raise CheckpointError(
@@ -92,7 +93,7 @@ def _write(out: Path, newest: SavedCheckpoint, means: dict[str, Any]) -> None:
         "host-0.json": {"host_states": {}, "data_position": None},
     }
     for name, content in contents.items():
-        format.write_durably(path / name, dumps(content).encode())
+        write_durably(path / name, dumps(content).encode())
     commit = Commit(
         step=step,
         attempt=1,

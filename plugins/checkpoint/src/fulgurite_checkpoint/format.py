@@ -20,26 +20,30 @@ and no name that is read from a file is joined to a path: the files there are li
 by their names.
 """
 
-import hashlib
-import importlib.util
 import math
-import os
 import re
-import stat
-import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import get_folder, is_link
 from fulgurite_runs.json_codec import dumps, loads
 
+from fulgurite_checkpoint.files import (
+    DamagedError,
+    compute_checksum,
+    compute_sha256,
+    get_size,
+    iter_files,
+    parse_json,
+    read_bytes,
+    read_json,
+    sync,
+    write_durably,
+)
+
 FORMAT = 2
-MAX_JSON_SIZE = 64 * 2**20
-"""The most bytes that are read of a JSON file."""
-CHUNK_SIZE = 4 * 2**20
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 UNFINISHED_NAME = re.compile(r"(?:saving|trash)-step-(?:0|[1-9][0-9]{0,11})")
 SMALL_FILES = re.compile(r"(?:manifest|index|host-[0-9]+)\.json")
@@ -48,10 +52,6 @@ _PROCESS_FILES = re.compile(
 )
 
 Verify = Literal["full", "size", "none"]
-
-
-class DamagedError(CheckpointError):
-    """A checkpoint that is incomplete, or not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -106,34 +106,6 @@ class Entry:
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
             return None
         return float(value)
-
-
-def resolve_root(path: str | os.PathLike[str]) -> Path:
-    """Return a local path as a `pathlib.Path`, and one that begins with `gs://` as an
-    `etils.epath.Path`, which has the same methods.
-
-    Raises:
-        ConfigurationError: the path has another scheme.
-    """
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-    if not text:
-        raise ConfigurationError(f"{path!r} is no path of checkpoints: give one")
-    if "://" not in text:
-        return Path(path)
-    if not text.startswith("gs://"):
-        # Orbax writes to no other remote storage.
-        raise ConfigurationError(
-            f"checkpoints cannot be stored at {text}: only local folders and gs:// are supported. "
-            f"Mount it as a folder, and give that"
-        )
-    if importlib.util.find_spec("gcsfs") is None:
-        raise ConfigurationError(f"{text} needs gcsfs: pip install 'fulgurite-checkpoint[gcs]'")
-    from etils import epath
-    from etils.epath import backend
-
-    # The listings that gcsfs keeps of a folder miss what Orbax, or another process, writes there.
-    backend.fsspec_backend.fs(text).dircache.use_listings_cache = False
-    return epath.Path(text)  # type: ignore[return-value]
 
 
 def get_checkpoint_folder(root: Path) -> Path:
@@ -221,7 +193,7 @@ def read_commit(path: Path) -> Commit:
                 f"the version of fulgurite-checkpoint that wrote it"
             )
         sha256 = content.pop("sha256")
-        if sha256 != _compute_sha256(dumps(content).encode()):
+        if sha256 != compute_sha256(dumps(content).encode()):
             raise DamagedError(f"{file} is not as it was written")
         del content["format"]
         commit = _parse_commit(content)
@@ -254,7 +226,7 @@ def write_commit(path: Path, commit: Commit) -> None:
     """
     # What is read is what is hashed: a tuple is a list in JSON.
     content = loads(dumps({"format": FORMAT} | asdict(commit)))
-    sha256 = _compute_sha256(dumps(content).encode())
+    sha256 = compute_sha256(dumps(content).encode())
     write_durably(path / "COMMIT", dumps(content | {"sha256": sha256}).encode())
 
 
@@ -277,10 +249,10 @@ def verify_files(
         hashes_path = paths.get(f"hashes-{process}.json")
         if hashes_path is None:
             raise DamagedError(f"{path} lacks hashes-{process}.json")
-        raw = _read_bytes(hashes_path)
-        if _compute_sha256(raw) != sha256:
+        raw = read_bytes(hashes_path)
+        if compute_sha256(raw) != sha256:
             raise DamagedError(f"{hashes_path} is not as it was written")
-        for name, size_and_crc in _parse_json(raw, hashes_path).items():
+        for name, size_and_crc in parse_json(raw, hashes_path).items():
             if names is not None and not names.fullmatch(name):
                 continue
             if name not in paths:
@@ -313,103 +285,7 @@ def write_hashes(path: Path, process: int, num_processes: int) -> str:
             sync(file)
     raw = dumps(hashes).encode()
     write_durably(path / f"hashes-{process}.json", raw)
-    return _compute_sha256(raw)
-
-
-def iter_files(path: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the files below a directory by their names, with `/` between the parts.
-
-    Args:
-        path: the directory.
-        prefix: put before each name.
-
-    Raises:
-        DamagedError: there is a link; we make none.
-    """
-    for child in sorted(path.iterdir(), key=lambda child: child.name):
-        if is_link(child):
-            raise DamagedError(f"{child} is a link; a checkpoint holds none")
-        if child.is_dir():
-            yield from iter_files(child, f"{prefix}{child.name}/")
-        elif child.is_file():
-            yield f"{prefix}{child.name}", child
-
-
-def compute_checksum(path: Path) -> tuple[int, int]:
-    """Return size in bytes and CRC-32 of a file."""
-    size = 0
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_SIZE):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-    return size, crc
-
-
-def get_size(path: Path) -> int:
-    """Return the size of a file in bytes."""
-    status: Any = path.stat()
-    return status.st_size if isinstance(path, Path) else status.length
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file that `dumps` wrote.
-
-    Raises:
-        DamagedError: the file is missing, too large, or holds something else.
-    """
-    return _parse_json(_read_bytes(path), path)
-
-
-def write_durably(path: Path, raw: bytes) -> None:
-    """Write a file such that it is there with all of its content, durably, or not at all.
-
-    Args:
-        path: the file.
-        raw: its content.
-    """
-    if not isinstance(path, Path):
-        path.write_bytes(raw)  # a remote object appears whole
-        return
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(raw)
-    sync(temporary)
-    temporary.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Have the system write a local file or directory to the disk."""
-    if isinstance(path, Path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        # A pipe would block for ever.
-        if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise DamagedError(f"{path} is no regular file")
-        with path.open("rb") as file:
-            raw = file.read(MAX_JSON_SIZE + 1)
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error}") from error
-    if len(raw) > MAX_JSON_SIZE:
-        raise DamagedError(f"{path} is larger than {MAX_JSON_SIZE:,} bytes")
-    return raw
-
-
-def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        content = loads(raw)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{path} is not JSON of a checkpoint: {error}") from error
-    if not isinstance(content, dict):
-        raise DamagedError(f"{path} is not JSON of a checkpoint: it holds no object")
-    return content
+    return compute_sha256(raw)
 
 
 def _get_writer(name: str, num_processes: int) -> int:
@@ -422,7 +298,3 @@ def _get_writer(name: str, num_processes: int) -> int:
     if match is None or int(match[1]) >= num_processes:
         return 0
     return int(match[1])
-
-
-def _compute_sha256(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()

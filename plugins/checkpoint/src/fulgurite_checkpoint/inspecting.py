@@ -10,6 +10,7 @@ import numpy as np
 from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.listing import format_number, format_size, strip_control_characters
 from fulgurite_checkpoint.references import resolve_step_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
@@ -22,7 +23,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> SavedCheckpoint:
     """Return the checkpoint `RUN/checkpoints/step-N`, or the newest of `RUN` that is not damaged;
     its small files are verified."""
     reference = resolve_step_path(fg.CheckpointRef(path))
-    root = format.resolve_root(reference.path or "")
+    root = resolve_root(reference.path or "")
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if reference.step != "latest":

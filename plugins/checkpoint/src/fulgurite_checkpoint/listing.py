@@ -12,7 +12,8 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import DEAD
 
 from fulgurite_checkpoint import format
-from fulgurite_checkpoint.format import DamagedError, Entry, Verify
+from fulgurite_checkpoint.files import DamagedError, get_size, iter_files, resolve_root
+from fulgurite_checkpoint.format import Entry, Verify
 
 Columns = dict[str, Callable[[Any], str]]
 
@@ -78,7 +79,7 @@ def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
         run: its directory.
         verify: how files are compared with their hashes.
     """
-    root = format.resolve_root(run)
+    root = resolve_root(run)
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if not _is_run(root):
@@ -250,7 +251,7 @@ def _describe_checkpoint(entry: Entry, verify: Verify, marks: tuple[str, ...]) -
     damage = entry.damage
     size = 0
     try:
-        size = sum(format.get_size(file) for _, file in format.iter_files(entry.path))
+        size = sum(get_size(file) for _, file in iter_files(entry.path))
         if entry.commit is not None:
             format.verify_files(entry.path, entry.commit, verify)
     except (DamagedError, OSError) as error:

@@ -20,7 +20,8 @@ from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_checkpoint import arrays, format, restoring
-from fulgurite_checkpoint.format import Entry, Verify, resolve_root
+from fulgurite_checkpoint.files import resolve_root
+from fulgurite_checkpoint.format import Entry, Verify
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (

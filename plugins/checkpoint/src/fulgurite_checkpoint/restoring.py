@@ -18,7 +18,8 @@ from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
-from fulgurite_checkpoint.format import Commit, DamagedError, Entry, Verify
+from fulgurite_checkpoint.files import DamagedError, read_json
+from fulgurite_checkpoint.format import Commit, Entry, Verify
 
 T = TypeVar("T")
 _MAX_MODEL_LINES = 8
@@ -169,9 +170,9 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
             path, commit, "size" if verify == "none" else verify, format.SMALL_FILES
         )
         process = min(jax.process_index(), len(commit.hashes) - 1)
-        manifest = format.read_json(path / "manifest.json")
-        index = format.read_json(path / "index.json")
-        host = format.read_json(path / f"host-{process}.json")
+        manifest = read_json(path / "manifest.json")
+        index = read_json(path / "index.json")
+        host = read_json(path / f"host-{process}.json")
         for plugin in manifest["plugins"]:
             _check_strings(plugin["name"], plugin["distribution"], plugin["version"])
         _check_strings(*manifest["model"], *index["arrays"], *index["pending_actions"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import is_link, supersede
 
+from fulgurite_checkpoint.files import sync
 from fulgurite_checkpoint.format import (
     STEP_NAME,
     UNFINISHED_NAME,
@@ -15,7 +16,6 @@ from fulgurite_checkpoint.format import (
     get_checkpoint_folder,
     list_entries,
     read_replacing_commit,
-    sync,
 )
 
 
