@@ -148,7 +148,7 @@ from fulgurite_wandb import WandbLogger
 half = threading.Event()
 
 def showing(frame):
-    return any(one.f_code.co_name == "_image" for one, _ in traceback.walk_stack(frame))
+    return any(one.f_code.co_name == "_convert_image" for one, _ in traceback.walk_stack(frame))
 
 class Slow:  # Pillow is half imported until wandb wants it
     def find_spec(self, name, path=None, target=None):
@@ -243,7 +243,7 @@ def test_records_of_a_lost_network_can_be_sent_later(
     figure = media.Figure(
         lambda values: gate.wait(60), np.arange(3.0)
     )  # stands for wandb, which waits for a server
-    monkeypatch.setattr("fulgurite_wandb.plugin.PATIENCE", 5.0)
+    monkeypatch.setattr("fulgurite_wandb.plugin.EXTRA_TIMEOUT", 5.0)
     try:
         with (
             pytest.warns(UserWarning, match="waits for logger 'wandb'"),

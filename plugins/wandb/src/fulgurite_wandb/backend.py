@@ -1,30 +1,34 @@
-"""Hands records to wandb. All of it runs on the writer's thread."""
+"""Hand records to wandb. All of it runs on the writer's thread."""
 
 import json
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-import numpy as np
-from fulgurite_logging import media
 from fulgurite_runs.json_codec import dumps, loads
 
-from fulgurite_wandb.runfile import last_step
+from fulgurite_wandb.runfile import find_last_step
+from fulgurite_wandb.values import convert_value
 
-# A line of records.jsonl longer than this is none of ours.
+# A longer line of records.jsonl was not written by fulgurite-logging.
 _LONGEST_LINE = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """What a resumed run goes on from: its step, and the first `size` bytes of its records, if
-    there are any."""
+class ResumePoint:
+    """What a resumed run goes on from.
+
+    Attributes:
+        step: its step.
+        records: its `records.jsonl`, or None.
+        size: how many bytes of that file belong to it; the writer of the file may append to it at
+            any time.
+    """
 
     step: int
     records: Path | None
@@ -34,9 +38,15 @@ class Resumed:
 class Backend:
     """A run at Weights & Biases.
 
-    `wandb.init` gets `settings`. Which steps have arrived is looked up where they arrive, at the
-    server or in the run's
-    files: what was handed over before a kill is not all there.
+    Which steps have arrived is looked up where they arrive, at the server or in the run's files,
+    and not noted: a kill loses the last rows that were handed to wandb.
+
+    Args:
+        settings: arguments of `wandb.init`.
+        mode: `online` or `offline`.
+        folder: where wandb's files go.
+        timeout: seconds that a connection may take before the run continues offline.
+        resume_point: what a resumed run goes on from; None for a new run.
     """
 
     def __init__(
@@ -45,64 +55,76 @@ class Backend:
         mode: Any,
         folder: Path,
         timeout: float,
-        resumed: Resumed | None,
+        resume_point: ResumePoint | None,
     ) -> None:
-        self._settings, self._mode, self._folder, self._timeout = settings, mode, folder, timeout
-        self._resumed, self._run, self._arrived, self._step = resumed, None, -1, -1
-        self._values: dict[str, Any] = {}
-        self._refused = set[str]()
-
-    def write(self, record: fg.Record) -> None:
-        """Takes one record. Those of one step become one row, which is handed over with the next
-        step."""
-        run = self._run or self._begin()
-        if record.kind == "config":
-            self._configure(run, record)
-        elif record.step > self._arrived:
-            self._add(record)
-
-    def sync(self) -> None:
-        """wandb cannot be asked to make anything durable."""
-
-    def get_position(self) -> None:
-        """None: what wandb has got cannot be taken back."""
+        self._settings = settings
+        self._mode = mode
+        self._folder = folder
+        self._timeout = timeout
+        self._resume_point = resume_point
+        self._run: Any = None
+        self._last_arrived_step = -1
+        # The row of one step, which is handed over with the first record of the next step.
+        self._row: dict[str, Any] = {}
+        self._row_step = -1
+        self._refused_names: set[str] = set()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the run has begun, at the server or here."""
         return self._run is not None
 
     @property
-    def place(self) -> str:
+    def sync_dir(self) -> str:
         """Where wandb keeps the run until it is sent."""
         return str(self._folder / "wandb") if self._run is None else self._run.settings.sync_dir
 
+    def write(self, record: fg.Record) -> None:
+        """Take one record; those of one step become one row."""
+        if self._run is None:
+            self._start_run()
+        if record.kind == "config":
+            self._update_config(record)
+        elif record.step > self._last_arrived_step:
+            self._add_to_row(record)
+
+    def sync(self) -> None:
+        """Do nothing: wandb cannot be asked to make anything durable."""
+
+    def get_position(self) -> None:
+        """Return None: what wandb has received cannot be taken back."""
+
     def close(self) -> None:
-        """Hands over the last row and ends the run."""
+        """Hand over the last row and end the run."""
         if self._run is not None:
-            self._hand_over()
+            self._hand_over_row()
             self._run.finish()
 
-    def _begin(self) -> Any:
-        """Connects, and sends what is missing up to the checkpoint that is gone on from."""
-        # Else wandb measures itself for its makers, which takes a third of the time of each row.
+    def _start_run(self) -> None:
+        """Connect, and send what is missing up to the checkpoint that the run resumes from."""
+        # Otherwise wandb measures itself for its makers, which takes a third of the time of a row.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # wandb's own process that one of this program's parents had begun, and that may be gone.
+        # The address of wandb's own process, if a parent of this program had started one; it may
+        # be gone.
         os.environ.pop("WANDB_SERVICE", None)
-        with _thrifty():
-            return self._connect()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier_files: list[Path] = []
+        if self._resume_point is not None:
+            earlier_files = sorted(
+                self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb")
+            )
+        with _limit_processor_use():
+            self._connect()
+        if self._resume_point is not None:
+            self._last_arrived_step = self._find_last_arrived_step(earlier_files)
+            self._send_missing(self._resume_point)
 
-    def _connect(self) -> Any:
+    def _connect(self) -> None:
+        """Begin the run, offline if wandb cannot be reached."""
         import wandb
         from wandb.errors import CommError, UsageError
 
-        self._folder.mkdir(parents=True, exist_ok=True)
-        files = (
-            sorted(self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb"))
-            if self._resumed
-            else []
-        )
-        quiet = wandb.Settings(
+        quiet_settings = wandb.Settings(
             disable_git=True,
             save_code=False,
             console="off",
@@ -116,11 +138,11 @@ class Backend:
         arguments = {
             "dir": str(self._folder),
             "resume": "allow",
-            "settings": quiet,
+            "settings": quiet_settings,
             **self._settings,
         }
         try:
-            with _unasked(quiet):
+            with _never_prompt(quiet_settings):
                 mode: Any = self._mode
                 self._run = wandb.init(mode=mode, **arguments)
         except (CommError, UsageError) as error:
@@ -128,195 +150,122 @@ class Backend:
                 raise
             warnings.warn(
                 f"wandb cannot be reached and goes on offline: {error}. Later `wandb sync` sends "
-                f"what is in "
-                f"{self._folder / 'wandb'}",
+                f"what is in {self._folder / 'wandb'}",
                 stacklevel=2,
             )
-            wandb.teardown()  # else the id would still be in use
+            wandb.teardown()  # otherwise the id would still be in use
             self._mode = "offline"
             self._run = wandb.init(mode="offline", **arguments)
-        if self._resumed is not None:
-            # What an attempt that was online had here may be at the server or not, which that one
-            # knows.
-            known = [
-                one
-                for one in files
-                if self._mode == "offline" or one.parent.name.startswith("offline-")
-            ]
-            arrived = max(map(last_step, known), default=-1)
-            self._arrived = (
-                max(arrived, self._run.starting_step - 1) if self._mode == "online" else arrived
-            )
-            self._fill(self._resumed)
-        return self._run
 
-    def _fill(self, resumed: Resumed) -> None:
-        """Sends the records between the last step that arrived and the checkpoint."""
-        if resumed.records is None or not resumed.size:
-            if self._arrived < resumed.step:
+    def _find_last_arrived_step(self, earlier_files: list[Path]) -> int:
+        """Return the last step that has arrived; -1 if none has."""
+        # Online, only the server knows whether what an earlier online attempt has in its files
+        # here was sent; offline, those files will be synchronized as well.
+        files = [
+            file
+            for file in earlier_files
+            if self._mode == "offline" or file.parent.name.startswith("offline-")
+        ]
+        last_step = max(map(find_last_step, files), default=-1)
+        if self._mode == "online":
+            last_step = max(last_step, self._run.starting_step - 1)
+        return last_step
+
+    def _send_missing(self, resume_point: ResumePoint) -> None:
+        """Send the records between the last step that arrived and the checkpoint."""
+        if resume_point.records is None or resume_point.size == 0:
+            if self._last_arrived_step < resume_point.step:
                 warnings.warn(
-                    f"wandb has the steps up to {max(self._arrived, 0)} of {resumed.step} and "
-                    f"there is no "
-                    "records.jsonl with the rest: add the plugin 'jsonl' of fulgurite-logging",
+                    f"wandb has the steps up to {max(self._last_arrived_step, 0)} of "
+                    f"{resume_point.step} and there is no records.jsonl with the rest: add the "
+                    "plugin 'jsonl' of fulgurite-logging",
                     stacklevel=2,
                 )
             return
-        for record in _scalars(resumed):
-            if self._arrived < record.step <= resumed.step:
-                self._add(record)
+        for record in _iter_scalars(resume_point.records, resume_point.size):
+            if self._last_arrived_step < record.step <= resume_point.step:
+                self._add_to_row(record)
 
-    def _add(self, record: fg.Record) -> None:
-        if record.step != self._step:
-            self._hand_over()
-            self._step = record.step
+    def _add_to_row(self, record: fg.Record) -> None:
+        if record.step != self._row_step:
+            self._hand_over_row()
+            self._row_step = record.step
         for name, value in record.values.items():
-            where = f"{record.source}/{name}"
+            full_name = f"{record.source}/{name}"
             try:
-                self._values.update(_shown(where, value))
-            except (
-                Exception
-            ) as error:  # of a figure's own code, too: the rest of the row does not depend on it
-                if where not in self._refused:
-                    self._refused.add(where)
-                    why = f"{type(error).__name__}: {error}"
-                    warnings.warn(
-                        f"wandb leaves {where!r} out, of step {record.step} first: {why}",
-                        stacklevel=2,
-                    )
+                self._row.update(convert_value(full_name, value))
+            # Any exception, because a figure's code is the user's: the rest of the row is shown.
+            except Exception as error:
+                self._warn_refused(full_name, record.step, error)
 
-    def _hand_over(self) -> None:
-        if self._values and self._run is not None:
-            self._run.log(self._values, step=self._step)
-            self._values = {}
+    def _warn_refused(self, name: str, step: int, error: Exception) -> None:
+        """Warn, once for each name, that a value is not shown."""
+        if name in self._refused_names:
+            return
+        self._refused_names.add(name)
+        warnings.warn(
+            f"wandb leaves {name!r} out, of step {step} first: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
 
-    def _configure(self, run: Any, record: fg.Record) -> None:
+    def _hand_over_row(self) -> None:
+        if self._row and self._run is not None:
+            self._run.log(self._row, step=self._row_step)
+            self._row = {}
+
+    def _update_config(self, record: fg.Record) -> None:
         if record.source == "best":
-            run.summary.update({f"best/{name}": value for name, value in record.values.items()})
+            best = {f"best/{name}": value for name, value in record.values.items()}
+            self._run.summary.update(best)
             return
         values = json.loads(dumps(record.values))
         arguments = values.pop("configuration", None) or {}
-        run.config.update({**arguments, record.source: values}, allow_val_change=True)
+        self._run.config.update({**arguments, record.source: values}, allow_val_change=True)
 
 
 @contextmanager
-def _unasked(quiet: Any) -> Iterator[None]:
-    """Nobody is asked for a key, lest training wait for the answer. What `wandb.init` is given does
-    not see to that."""
+def _never_prompt(quiet_settings: Any) -> Iterator[None]:
+    """Keep wandb from asking for a key, lest training wait for the answer. The settings that
+    `wandb.init` gets do not see to that."""
     import wandb
 
-    everywhere = wandb.setup().settings
-    wandb.termsetup(quiet, None)
+    global_settings = wandb.setup().settings
+    wandb.termsetup(quiet_settings, None)
     try:
         yield
     finally:
-        wandb.termsetup(everywhere, None)
+        wandb.termsetup(global_settings, None)
 
 
 @contextmanager
-def _thrifty() -> Iterator[None]:
-    """wandb's own process, which is written in Go and starts within, leaves the processors to
-    training: a row costs it less with one thread at work and rarer collections of garbage.
+def _limit_processor_use() -> Iterator[None]:
+    """Leave the processors to training: wandb's own process, which is written in Go, starts within.
 
-    A small step keeps two cores busy, so every other program slows it down. A row takes 0.5 ms of
-    wandb's Python and 0.4 ms of its Go. A process of our own around wandb would move this work and
-    not save it.
+    A row costs it less with one thread at work and rarer collections of garbage. A small step keeps
+    two cores busy, so every other program slows it down. A row takes 0.5 ms of wandb's Python and
+    0.4 ms of its Go. A process of our own around wandb would move this work and not save it.
     """
-    added = {
+    variables = {
         name: value
         for name, value in {"GOMAXPROCS": "1", "GOGC": "400"}.items()
         if name not in os.environ
     }
-    os.environ.update(added)
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in added:
+        for name in variables:
             os.environ.pop(name, None)
 
 
-def _scalars(resumed: Resumed) -> Iterator[fg.Record]:
-    """The records of scalars that the checkpoint knows of."""
-    assert resumed.records is not None
-    left = resumed.size
-    with open(resumed.records, "rb") as file:
-        while left > 0 and (line := file.readline(min(left, _LONGEST_LINE))).endswith(b"\n"):
-            left -= len(line)
+def _iter_scalars(path: Path, size: int) -> Iterator[fg.Record]:
+    """Yield the records of scalars in the first `size` bytes of a file of JSON lines."""
+    with open(path, "rb") as file:
+        while size > 0:
+            line = file.readline(min(size, _LONGEST_LINE))
+            if not line.endswith(b"\n"):
+                return
+            size -= len(line)
             record = loads(line)
             if record["kind"] == "scalars":
                 yield fg.Record("scalars", record["source"], record["step"], record["values"])
-
-
-def _shown(name: str, value: Any) -> dict[str, Any]:
-    """What wandb is told of one value."""
-    if value is None or isinstance(value, int | float):
-        return {name: value}
-    if isinstance(value, fg.Media):
-        show = next((show for kind, show in _MEDIA.items() if isinstance(value, kind)), None)
-        if show is None:
-            raise TypeError(f"this logger cannot show fg.Media of type {type(value).__name__}")
-        return {name: show(value)}
-    if isinstance(value, str):
-        return {name: _text(media.Text(value))}
-    array = np.asarray(value)
-    if array.ndim == 2:
-        import wandb
-
-        columns: list[Any] = [str(column) for column in range(array.shape[1])]
-        return {name: wandb.Table(columns=columns, data=array.tolist())}
-    return {
-        "/".join([name, *map(str, index)]): array[index].item() for index in np.ndindex(array.shape)
-    }
-
-
-def _image(image: media.Image) -> Any:
-    # wandb takes Pillow as it finds it, were it half imported by the thread of another logger.
-    import PIL.Image  # noqa: F401
-    import wandb
-
-    pixels = np.asarray(image.pixels)
-    return wandb.Image(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-
-
-def _images(images: media.Images) -> Any:
-    return [_image(media.Image(one)) for one in np.asarray(images.pixels)]
-
-
-def _histogram(histogram: media.Histogram) -> Any:
-    import wandb
-
-    counts, edges = np.asarray(histogram.counts), np.asarray(histogram.edges)
-    # More bins than wandb takes are put together, so many each.
-    begins = np.arange(0, len(counts), -(-len(counts) // wandb.Histogram.MAX_LENGTH))
-    return wandb.Histogram(
-        np_histogram=(np.add.reduceat(counts, begins), np.append(edges[begins], edges[-1]))
-    )
-
-
-def _text(text: media.Text) -> Any:
-    import wandb
-
-    return wandb.Table(columns=["text"], data=[[text.text]])
-
-
-def _figure(figure: media.Figure) -> Any:
-    import PIL.Image  # noqa: F401
-    import wandb
-    from matplotlib.figure import Figure
-
-    drawn = figure.draw(figure.values)
-    if not isinstance(drawn, Figure):
-        raise TypeError(f"`draw` gave {type(drawn).__name__} and no matplotlib.figure.Figure")
-    try:
-        return wandb.Image(drawn)
-    finally:
-        if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
-            pyplot.close(drawn)  # which keeps each figure that it made
-
-
-_MEDIA: dict[type, Callable[[Any], Any]] = {
-    media.Image: _image,
-    media.Images: _images,
-    media.Histogram: _histogram,
-    media.Text: _text,
-    media.Figure: _figure,
-}

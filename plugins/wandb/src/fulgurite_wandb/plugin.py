@@ -1,4 +1,4 @@
-"""The plugin: which run it is, and what is written down of it."""
+"""The plugin: which run at Weights & Biases it is, and what is sent there."""
 
 import math
 import secrets
@@ -13,24 +13,23 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import RunPlugin
 
-from fulgurite_wandb.backend import Backend, Resumed
+from fulgurite_wandb.backend import Backend, ResumePoint
 
-PATIENCE = 30.0
-"""Seconds for which wandb may do nothing beyond what a connection may take."""
+EXTRA_TIMEOUT = 30.0
+"""Seconds for which wandb may do nothing, besides those that a connection may take."""
 
 Mode = Literal["online", "offline", "disabled"]
 
 
 @dataclass(eq=False)
 class WandbLogger(RunPlugin):
-    """Sends scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
+    """Send scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
 
     The step in wandb is the step of the run. A resumed run keeps its id, and so does a fit from the
-    state of the one
-    before: what is missing between the last step that arrived and the checkpoint is taken from
-    `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent again. A run
-    that starts from the checkpoint of another run gets its own id. Without a key or a network it
-    continues offline and says so; `wandb sync` sends the records later.
+    state of an earlier one: what is missing between the last step that arrived and the checkpoint
+    is taken from `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent
+    again. A run that starts from the checkpoint of another run gets its own id. Without a key or a
+    network it continues offline and says so; `wandb sync` sends the records later.
 
     Example:
         from fulgurite_wandb import WandbLogger
@@ -60,8 +59,9 @@ class WandbLogger(RunPlugin):
     after = ("jsonl",)  # its file is cut back to the checkpoint before it is read
     _id: str | None = field(default=None, init=False, repr=False)
     _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _restored: bool = field(default=False, init=False, repr=False)
-    _resumed: bool = field(default=False, init=False, repr=False)
+    # Whether a checkpoint gave the id, and whether it is one of this run and not of another.
+    _has_restored_id: bool = field(default=False, init=False, repr=False)
+    _is_resumed: bool = field(default=False, init=False, repr=False)
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
     _backend: Backend | None = field(default=None, init=False, repr=False)
 
@@ -71,58 +71,57 @@ class WandbLogger(RunPlugin):
                 f"WandbLogger: mode is {self.mode!r}; choose one of {', '.join(get_args(Mode))}"
             )
         if not isinstance(self.best, Mapping):
-            example = 'WandbLogger(best={"test/accuracy": "max"})'
             raise ConfigurationError(
-                f"WandbLogger: best is {self.best!r}; give 'min' or 'max' by name: {example}"
+                f"WandbLogger: best is {self.best!r}; give 'min' or 'max' by name: "
+                'WandbLogger(best={"test/accuracy": "max"})'
             )
+        for name, direction in self.best.items():
+            if direction not in ("min", "max"):
+                raise ConfigurationError(
+                    f"WandbLogger: best[{name!r}] is {direction!r}; it is 'min' or 'max'"
+                )
         if not (type(self.timeout) in (int, float) and 0 < self.timeout < math.inf):
             raise ConfigurationError(
                 f"WandbLogger: timeout is {self.timeout!r}; give a positive number of seconds"
             )
-        if bad := [name for name, how in self.best.items() if how not in ("min", "max")]:
-            raise ConfigurationError(
-                f"WandbLogger: best[{bad[0]!r}] is {self.best[bad[0]]!r}; it is 'min' or 'max'"
-            )
-        if ours := sorted(
-            {"project", "mode", "dir", "id", "resume", "config"} & self.settings.keys()
-        ):
-            raise ConfigurationError(
-                f"WandbLogger sets {ours[0]!r} by itself: leave it out of settings"
-            )
+        for name in ("config", "dir", "id", "mode", "project", "resume"):
+            if name in self.settings:
+                raise ConfigurationError(
+                    f"WandbLogger sets {name!r} by itself: leave it out of settings"
+                )
 
     @property
     def id(self) -> str | None:
-        """Of the run at Weights & Biases; None before the first fit."""
+        """The id of the run at Weights & Biases; None before the first fit."""
         return self._id
 
     @fg.hookimpl
     def open_logger(self, run: fg.Run) -> None:
-        """Begins the run, or goes on with it."""
+        """Begin the run, or go on with it."""
         self._writer = None
         if self.mode == "disabled":
             return
-        # It goes on where its checkpoint was, or from the state that its former fit left.
-        from_state = (
-            run.step == run.step_range.start > 0 and self._id is not None and not self._restored
-        )
-        goes_on = self._resumed or from_state
-        if not goes_on:
-            self._id, self._best = secrets.token_hex(4), {}
-        place = run.run_dir.path if run.run_dir is not None else Path()
-        folder = Path(self.directory) if self.directory is not None else place
-        records = place / "records.jsonl" if goes_on and run.run_dir is not None else None
-        resumed = Resumed(
-            run.step, records, records.stat().st_size if records and records.is_file() else 0
-        )
+        is_new_fit_of_state = run.step == run.step_range.start > 0
+        continues_state = is_new_fit_of_state and self._id is not None and not self._has_restored_id
+        resume_point = None
+        if self._is_resumed or continues_state:
+            resume_point = _find_resume_point(run)
+        else:
+            self._id = secrets.token_hex(4)
+            self._best = {}
+        folder = run.run_dir.path if run.run_dir is not None else Path()
+        if self.directory is not None:
+            folder = Path(self.directory)
         settings = {"project": self.project, "id": self._id, **self.settings}
-        backend = Backend(settings, self.mode, folder, self.timeout, resumed if goes_on else None)
-        self._writer, self._backend = BackgroundWriter(self.plugin_name, backend), backend
-        self._writer.timeout = self.timeout + PATIENCE
-        self._resumed = self._restored = False
+        self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point)
+        self._writer = BackgroundWriter(self.plugin_name, self._backend)
+        self._writer.timeout = self.timeout + EXTRA_TIMEOUT
+        self._is_resumed = False
+        self._has_restored_id = False
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        """Has the record sent, and the best value so far with it."""
+        """Send the record, and the best value so far with it."""
         if self._writer is None:
             return
         self._writer.put(record)
@@ -134,65 +133,81 @@ class WandbLogger(RunPlugin):
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
-        """Has the record sent."""
+        """Send the record."""
         self._put(record)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        """Has the record sent."""
+        """Send the record."""
         self._put(record)
 
     @fg.hookimpl
     def log_config(self, record: fg.Record) -> None:
-        """Has the record sent."""
+        """Send the record."""
         self._put(record)
 
     @fg.hookimpl
     def close_logger(self) -> None:
-        """Waits until everything is handed over."""
+        """Wait until everything is handed over."""
         if self._writer is None or self._backend is None:
             return
-        if self._backend.connected:
-            self._writer.timeout = PATIENCE
+        if self._backend.is_connected:
+            self._writer.timeout = EXTRA_TIMEOUT
         try:
             self._writer.close()
         except TimeoutError as error:
-            place = self._backend.place
-            error.add_note(f"what wandb was given is in {place}, and `wandb sync {place}` sends it")
+            sync_dir = self._backend.sync_dir
+            error.add_note(
+                f"what wandb has received is in {sync_dir}, and `wandb sync {sync_dir}` sends it"
+            )
             raise
 
     @fg.hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":
-        """The run's id. wandb cannot be asked to make anything durable, and is not waited for."""
+        """Return the run's id. wandb cannot be asked to make anything durable, and is not waited
+        for."""
         future: Future[Any] = Future()
         future.set_result(self._id)
         return future
 
     @fg.hookimpl
     def rewind_logger(self, position: Any) -> None:
-        """The checkpoint is one of this run, whose id and best values are gone on with; another run
-        has its own."""
-        self._resumed = self._restored and self._id is not None
+        """Note that the checkpoint is one of this run, which keeps its id and best values.
+
+        It is not called for a run that starts from the checkpoint of another one.
+        """
+        self._is_resumed = self._has_restored_id and self._id is not None
 
     @fg.hookimpl
     def get_host_state(self) -> Any:
-        """The run's id and the best values."""
+        """Return the run's id and the best values."""
         return {"id": self._id, "best": dict(self._best)}
 
     @fg.hookimpl
     def set_host_state(self, state: Any, version: int) -> None:
-        """Takes them back."""
+        """Restore the run's id and the best values."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
             raise ConfigurationError(
-                f"the checkpoint's id of the wandb run is none: {str(identity)[:100]!r}"
+                f"the checkpoint holds an invalid id of the wandb run: {str(identity)[:100]!r}"
             )
-        self._id, self._best, self._restored = identity, dict(state.get("best", {})), True
+        self._id = identity
+        self._best = dict(state.get("best", {}))
+        self._has_restored_id = True
 
     def _put(self, record: fg.Record) -> None:
         if self._writer is not None:
             self._writer.put(record)
 
     def _is_better(self, key: str, value: float) -> bool:
-        best = self._best.get(key, -math.inf if self.best[key] == "max" else math.inf)
-        return value > best if self.best[key] == "max" else value < best
+        if self.best[key] == "max":
+            return value > self._best.get(key, -math.inf)
+        return value < self._best.get(key, math.inf)
+
+
+def _find_resume_point(run: fg.Run) -> ResumePoint:
+    if run.run_dir is None:
+        return ResumePoint(run.step, None, 0)
+    records = run.run_dir.path / "records.jsonl"
+    size = records.stat().st_size if records.is_file() else 0
+    return ResumePoint(run.step, records, size)
