@@ -25,7 +25,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
-from fulgurite_progress.display import activity, intervals
+from fulgurite_progress.display import describe_activity, iter_intervals
 from fulgurite_progress.line import Line
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -164,7 +164,7 @@ def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.Capt
 
 
 def test_plain_lines_come_at_growing_intervals():
-    assert list(islice(intervals(), 9)) == [2, 4, 8, 16, 32, 64, 120, 120, 120]
+    assert list(islice(iter_intervals(), 9)) == [2, 4, 8, 16, 32, 64, 120, 120, 120]
 
 
 def test_only_the_first_process_shows_anything(
@@ -254,9 +254,9 @@ class Watching:
     ends: list[int | None] = field(default_factory=list)
 
     def note(self) -> None:
-        if self.progress._shown:
-            line = self.progress._shown[0].line()
-            self.observed.append(line.doing)
+        if self.progress._displays:
+            line = self.progress._displays[0].build_line()
+            self.observed.append(line.activity)
             self.ends.append(line.end)
 
     def __iter__(self) -> Iterator[Any]:
@@ -297,8 +297,8 @@ def test_activity_may_end_while_the_line_is_drawn():
             self.clear()
             return value
 
-    assert activity(Fleeting(["evaluate.test"])) == "evaluating test"
-    assert activity(["wait"]) == "", "which is for steps"
+    assert describe_activity(Fleeting(["evaluate.test"])) == "evaluating test"
+    assert describe_activity(["wait"]) == "", "which is for steps"
 
 
 def test_end_of_a_run_in_epochs_is_the_current_estimate():
@@ -452,9 +452,9 @@ def test_deep_model_is_summarized_to_the_available_rows():
             self.many = [eqx.nn.MLP(2, 2, 2, 2, key=key) for _ in range(3)]
 
     state = engine(steps=1).init_state(Deep, fg.DataSource(BATCHES))
-    rows = render_text(model_summary(state, rows=30)).splitlines()
+    rows = render_text(model_summary(state, max_rows=30)).splitlines()
     assert any(row.startswith("many[2].layers[1]") for row in rows)
-    rows = render_text(model_summary(state, rows=4)).splitlines()
+    rows = render_text(model_summary(state, max_rows=4)).splitlines()
     assert [row.split()[0] for row in rows[1:4]] == ["first", "second", "many"] and rows[3].split()[
         1
     ] == "54"

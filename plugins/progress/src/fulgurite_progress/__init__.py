@@ -1,5 +1,4 @@
-"""Shows in the terminal what a run is doing: `Engine(plugins=["progress"])`, or active once it is
-installed."""
+"""Show in the terminal what a run is doing; active once it is installed."""
 
 from fulgurite_progress.plugin import ProgressBar as ProgressBar
 from fulgurite_progress.summary import (

@@ -1,5 +1,4 @@
-"""The line of a run and who renews it: a terminal's by the clock, or plain lines at growing
-intervals."""
+"""Keep the line of a run up to date: in a terminal by the clock, elsewhere at growing intervals."""
 
 import sys
 import threading
@@ -15,33 +14,40 @@ from fulgurite_progress.line import Line
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 2.0, 120.0
 # The rate is that of the last seconds, so that a pause shows and is forgotten.
-RATE_OVER = 15.0
+RATE_WINDOW = 15.0
 
 
 class Display:
-    """Shows one run on `console` until it is stopped."""
+    """Show one run on a console until it is stopped.
+
+    Args:
+        run: the run.
+        console: where its line goes.
+        refresh: how often per second the line in a terminal is updated.
+    """
 
     def __init__(self, run: fg.Run, console: Console, refresh: float) -> None:
-        self.console, self._run = console, run
+        self.console = console
+        self._run = run
         self._metrics: dict[str, float] = {}
-        self._seen: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
-        self._how: str | None = None
+        # Times without compilation, and the steps at these times.
+        self._progress: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
+        self._ending: str | None = None
         self._ended = threading.Event()
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
         if console.is_interactive:
-            # What is printed goes above the line, through rich, unless it goes somewhere else, such
-            # as into a file.
-            above, line = sys.stdout.isatty(), self.line
+            # rich prints what the program prints above the line, unless it goes somewhere else,
+            # such as into a file.
             self._live = Live(
-                get_renderable=line,
+                get_renderable=self.build_line,
                 console=console,
                 refresh_per_second=refresh,
-                redirect_stdout=above,
+                redirect_stdout=sys.stdout.isatty(),
             )
 
     def start(self) -> None:
-        """Begins to show the run."""
+        """Begin to show the run."""
         if self._live is not None:
             self._live.start(refresh=True)
             # A second signal ends the process on the spot, and the cursor would stay hidden.
@@ -52,18 +58,18 @@ class Display:
             )
             self._thread.start()
 
-    def stop(self, how: str) -> None:
-        """Shows the line for the last time; `how` the run ended."""
-        self._how = how
+    def stop(self, ending: str) -> None:
+        """Show the line for the last time, with the text `ending`, which says how the run ended."""
+        self._ending = ending
         self._ended.set()
         if self._live is not None:
             self._live.stop()
         elif self._thread is not None:
             self._thread.join()
-            self._print()
+            self._print_line()
 
     def log(self, record: fg.Record) -> None:
-        """Takes the numbers of an exact record into the line."""
+        """Take the numbers of an exact record into the line."""
         if record.stream != "exact":
             return
         prefix = "" if record.source == "train" else f"{record.source}/"
@@ -71,46 +77,65 @@ class Display:
             if isinstance(value, int | float):
                 self._metrics[prefix + name] = value
 
-    def line(self) -> Line:
-        """What is known at this moment; nothing is read from the device."""
-        step, end, accounts = self._run.step, self._run.step_range.stop, self._run.timings
-        if "compile" not in accounts.active_names:
-            now = monotonic() - accounts.seconds.get(
-                "compile", 0.0
-            )  # how fast steps are tells nothing of it
-            self._seen.append((now, step))
-            while len(self._seen) > 2 and now - self._seen[0][0] > RATE_OVER:
-                self._seen.popleft()
-        (begun, first), (last, newest) = self._seen[0], self._seen[-1]
-        rate = (newest - first) / (last - begun) if newest > first and last > begun else None
-        doing = self._how or activity(accounts.active_names)
-        return Line(step, end, rate, dict(self._metrics), doing, ended=self._how is not None)
+    def build_line(self) -> Line:
+        """Return what is known at this moment; nothing is read from the device."""
+        step = self._run.step
+        timings = self._run.timings
+        return Line(
+            step,
+            self._run.step_range.stop,
+            self._measure_rate(step),
+            dict(self._metrics),
+            self._ending or describe_activity(timings.active_names),
+            ended=self._ending is not None,
+        )
+
+    def _measure_rate(self, step: int) -> float | None:
+        """Return steps a second over the last seconds, without the time of compilation; None where
+        no step was made."""
+        timings = self._run.timings
+        if "compile" not in timings.active_names:
+            now = monotonic() - timings.seconds.get("compile", 0.0)
+            self._progress.append((now, step))
+            while len(self._progress) > 2 and now - self._progress[0][0] > RATE_WINDOW:
+                self._progress.popleft()
+        first_time, first_step = self._progress[0]
+        last_time, last_step = self._progress[-1]
+        if last_step > first_step and last_time > first_time:
+            return (last_step - first_step) / (last_time - first_time)
+        return None
 
     def _print_at_times(self) -> None:
-        for interval in intervals():
+        for interval in iter_intervals():
             if self._ended.wait(interval):
                 break
-            self._print()
+            self._print_line()
 
-    def _print(self) -> None:
-        self.console.print(self.line().text())
+    def _print_line(self) -> None:
+        self.console.print(self.build_line().text())
 
 
-def intervals() -> Iterator[float]:
-    """The seconds before each plain line."""
+def iter_intervals() -> Iterator[float]:
+    """Yield the seconds before each plain line."""
     interval = FIRST_INTERVAL
     while True:
         yield interval
         interval = min(2 * interval, LONGEST_INTERVAL)
 
 
-def activity(accounts: list[str]) -> str:
-    """What is going on besides steps, of the accounts that are open; another thread may change them
-    meanwhile."""
-    accounts = list(accounts)
-    name = next(iter(accounts), "")
-    if name in ("compile", "wait"):  # for steps is waited
-        return "compiling" if name == "compile" else ""
+def describe_activity(timed_names: list[str]) -> str:
+    """Return what is going on besides steps.
+
+    Args:
+        timed_names: the names, from the outermost, of what is being timed; another thread may
+            change the list meanwhile.
+    """
+    names = list(timed_names)
+    name = names[0] if names else ""
+    if name == "compile":
+        return "compiling"
+    if name == "wait":  # for steps
+        return ""
     if name.startswith("evaluate.") or ".evaluate" in name:
-        return f"evaluating {accounts[-1].rpartition('.')[2]}"
+        return f"evaluating {names[-1].rpartition('.')[2]}"
     return "saving" if name.endswith(".save_checkpoint") else name

@@ -1,4 +1,4 @@
-"""The plugin: a summary at the start, one live line while training runs, the times at the end."""
+"""The plugin: a summary at the start, a line while training runs, the times at the end."""
 
 import sys
 from dataclasses import dataclass, field
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ProgressBar:
-    """Shows a run on standard error: in a terminal as one line that is kept up to date, elsewhere
-    as plain lines at growing intervals. It never waits for the device and takes part in no step.
+    """Show a run on standard error: in a terminal as one line that is kept up to date, elsewhere
+    as plain lines at growing intervals.
+
+    It never waits for the device and takes part in no step.
     Only the first process shows anything.
 
     Example:
@@ -32,19 +34,19 @@ class ProgressBar:
     refresh: float = 5.0
     summary: bool = True
     times: bool = True
-    _shown: list["Display"] = field(default_factory=list, init=False, repr=False)
+    _displays: list["Display"] = field(default_factory=list, init=False, repr=False)
 
     plugin_name = "progress"
 
     def __post_init__(self) -> None:
         if not isinstance(self.refresh, int | float) or not 0 < self.refresh <= 60:
             raise ConfigurationError(
-                f"Progress: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second"
+                f"ProgressBar: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second"
             )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Prints the summary and begins the line."""
+        """Print the summary and begin the line."""
         if jax.process_index() > 0 or sys.stderr is None:
             return
         from fulgurite_progress.display import Display
@@ -54,43 +56,48 @@ class ProgressBar:
         console = Screen(file=sys.stderr)
         if self.summary:
             console.print(
-                model_summary(run.state, rule=run.update_rule.for_step(run.step, run.step_range))
+                model_summary(
+                    run.state, update_rule=run.update_rule.for_step(run.step, run.step_range)
+                )
             )
         display = Display(run, console, self.refresh)
-        self._shown.append(display)
+        self._displays.append(display)
         display.start()
 
     @fg.hookimpl
     def on_compile(self, run: fg.Run | None, name: str, compiled: Any) -> None:
-        """Prints what the executable takes."""
-        from fulgurite_progress.summary import costs
+        """Print what the executable takes."""
+        from fulgurite_progress.summary import format_cost
 
-        if run is not None and self.summary and self._shown:
-            self._shown[0].console.print(costs(name, compiled, run.timings.seconds["compile"]))
+        if run is not None and self.summary and self._displays:
+            self._displays[0].console.print(
+                format_cost(name, compiled, run.timings.seconds["compile"])
+            )
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        """Keeps the newest metrics for the line."""
-        if self._shown:
-            self._shown[0].log(record)
+        """Keep the newest metrics for the line."""
+        if self._displays:
+            self._displays[0].log(record)
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        """Leaves the terminal as it was."""
-        self._end(f"ended by {type(exception).__name__}")
+        """Leave the terminal as it was."""
+        self._stop_display(f"ended by {type(exception).__name__}")
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        """Ends the line and prints the times."""
+        """End the line and print the times."""
         from fulgurite_progress.times import timing_table
 
-        if display := self._end(f"stopped: {result.stop_reason}" if result.stop_reason else "done"):
-            if self.times:
-                display.console.print(timing_table(result.timings))
+        ending = f"stopped: {result.stop_reason}" if result.stop_reason else "done"
+        display = self._stop_display(ending)
+        if display is not None and self.times:
+            display.console.print(timing_table(result.timings))
 
-    def _end(self, how: str) -> "Display | None":
-        if not self._shown:
+    def _stop_display(self, ending: str) -> "Display | None":
+        if not self._displays:
             return None
-        display = self._shown.pop()
-        display.stop(how)
+        display = self._displays.pop()
+        display.stop(ending)
         return display

@@ -1,4 +1,4 @@
-"""What the tables and the line are written to."""
+"""Write the tables and the line to the terminal."""
 
 from typing import Any
 
@@ -7,17 +7,19 @@ from rich.text import Text
 
 
 class Screen(Console):
-    """A console that prints texts as they are, and whose end is not that of the run: once it cannot
-    be written to, such as a pipe that nobody reads any more, nothing more is shown."""
+    """A console that prints texts as they are, and whose failure does not end the run.
+
+    Once it cannot be written to, such as a pipe that nobody reads any more, nothing more is shown.
+    """
 
     def __init__(self, **options: Any) -> None:
         # What the program prints while there is a line goes through here as well.
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Leaves it to the terminal to break the lines of texts."""
-        plain = all(isinstance(one, str | Text) for one in objects)
-        super().print(*objects, **{"soft_wrap": plain, **options})
+        """Print, and leave it to the terminal to break the lines of texts."""
+        is_text = all(isinstance(item, str | Text) for item in objects)
+        super().print(*objects, **{"soft_wrap": is_text, **options})
 
     def __exit__(self, *details: Any) -> None:
         self.quiet = self.quiet or self.file.closed
@@ -27,5 +29,5 @@ class Screen(Console):
             self.quiet = True
 
     def on_broken_pipe(self) -> None:
-        """Without the end of the process that is rich's own."""
+        """Show nothing more; rich itself would end the process."""
         self.quiet = True

@@ -1,4 +1,4 @@
-"""What is trained and what a compiled step takes, as tables."""
+"""Show what is trained and what a compiled step takes, as tables."""
 
 from typing import Any
 
@@ -10,154 +10,186 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-ROWS = 24
+MAX_ROWS = 24
 
 
 def model_summary(
-    state: fg.TrainState, rows: int = ROWS, rule: fg.UpdateRule | None = None
+    state: fg.TrainState, max_rows: int = MAX_ROWS, update_rule: fg.UpdateRule | None = None
 ) -> RenderableType:
-    """A table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the
-    optimizer, and whether they are frozen (never updated by `rule`), with totals below. Modules are
-    listed as deep as fits into `rows` rows. Only shapes are read."""
-    arrays, kept = _arrays(state.module), _arrays(state.opt_state)
-    groups = _group_rows(arrays, rows)
-    sharded = any(_spec(leaf) != "-" for _, leaf in arrays)
-    frozen = set() if rule is None else _frozen(state.module, rule)
-    owned = _optimizer_bytes(kept, {path for path, _ in arrays})
-    columns = [
-        "parameters",
-        "bytes",
-        "optimizer",
-        "dtype",
-        *["sharding"] * sharded,
-        *["frozen"] * bool(frozen),
-    ]
+    """Return a table of the modules of a state: parameters, bytes, dtypes, shardings, bytes of the
+    optimizer, and whether they are frozen, with totals below. Only shapes are read.
+
+    Args:
+        state: the state, or a tree of its shapes.
+        max_rows: modules are listed as deep as fits into so many rows.
+        update_rule: what it never updates is frozen.
+    """
+    arrays = _list_arrays(state.module)
+    frozen: set[str] = set() if update_rule is None else _find_frozen(state.module, update_rule)
+    optimizer_sizes = _measure_optimizer(state.opt_state, {path for path, _ in arrays})
+    has_sharding = any(_format_sharding(leaf) != "-" for _, leaf in arrays)
     table = Table("module", box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(
-            name, justify="right" if name in ("parameters", "bytes", "optimizer") else "left"
-        )
-    for name, members in groups.items():
-        leaves, optimizer = [leaf for _, leaf in members], sum(owned[path] for path, _ in members)
+    for name in ("parameters", "bytes", "optimizer"):
+        table.add_column(name, justify="right")
+    table.add_column("dtype")
+    if has_sharding:
+        table.add_column("sharding")
+    if frozen:
+        table.add_column("frozen")
+    for name, members in _group_by_module(arrays, max_rows).items():
+        leaves = [leaf for _, leaf in members]
         cells = [
             name,
             f"{sum(leaf.size for leaf in leaves):,}",
-            _size(sum(map(_bytes, leaves))),
-            _size(optimizer),
+            _format_bytes(sum(map(_count_bytes, leaves))),
+            _format_bytes(sum(optimizer_sizes[path] for path, _ in members)),
+            _join_unique(str(leaf.dtype) for leaf in leaves),
         ]
-        cells.append(_join_names(str(leaf.dtype) for leaf in leaves))
-        cells += [_join_names(map(_spec, leaves))] * sharded
-        still = [path in frozen for path, _ in members]
-        table.add_row(
-            *cells, *["yes" if all(still) else "partly" if any(still) else ""] * bool(frozen)
-        )
-    parameters, size = sum(leaf.size for _, leaf in arrays), sum(_bytes(leaf) for _, leaf in arrays)
-    optimizer = sum(_bytes(leaf) for _, leaf in kept)
-    plugins = sum(_bytes(leaf) for leaf in jax.tree.leaves(state.plugin_states) if _is_array(leaf))
-    total = (
-        f"{type(state.module).__name__}: {parameters:,} parameters, {_size(size)}; optimizer "
-        f"{_size(optimizer)}"
+        if has_sharding:
+            cells.append(_join_unique(map(_format_sharding, leaves)))
+        if frozen:
+            cells.append(_describe_frozen([path in frozen for path, _ in members]))
+        table.add_row(*cells)
+    return Group(table, Text(_format_totals(state, frozen), "bold"))
+
+
+def _format_totals(state: fg.TrainState, frozen: set[str]) -> str:
+    arrays = _list_arrays(state.module)
+    num_parameters = sum(leaf.size for _, leaf in arrays)
+    optimizer_size = sum(_count_bytes(leaf) for _, leaf in _list_arrays(state.opt_state))
+    plugins_size = sum(_count_bytes(leaf) for _, leaf in _list_arrays(state.plugin_states))
+    text = (
+        f"{type(state.module).__name__}: {num_parameters:,} parameters, "
+        f"{_format_bytes(sum(_count_bytes(leaf) for _, leaf in arrays))}; "
+        f"optimizer {_format_bytes(optimizer_size)}"
     )
     if frozen:
-        total += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
-    if plugins:
-        total += f"; plugins {_size(plugins)}"
-    return Group(table, Text(total, "bold"))
+        text += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
+    if plugins_size:
+        text += f"; plugins {_format_bytes(plugins_size)}"
+    return text
+
+
+def _describe_frozen(is_frozen: list[bool]) -> str:
+    if all(is_frozen):
+        return "yes"
+    return "partly" if any(is_frozen) else ""
 
 
 def parameter_table(module: Any) -> Table:
-    """A table of the arrays of a module, or of another tree: path, shape, dtype, sharding,
+    """Return a table of the arrays of a module, or of another tree: path, shape, dtype, sharding,
     parameters, bytes."""
     table = Table("path", "shape", "dtype", "sharding", box=None, pad_edge=False)
     for name in ("parameters", "bytes"):
         table.add_column(name, justify="right")
-    for path, leaf in _arrays(module):
+    for path, leaf in _list_arrays(module):
         shape = "×".join(map(str, leaf.shape))
         table.add_row(
-            path, shape, str(leaf.dtype), _spec(leaf), f"{leaf.size:,}", _size(_bytes(leaf))
+            path,
+            shape,
+            str(leaf.dtype),
+            _format_sharding(leaf),
+            f"{leaf.size:,}",
+            _format_bytes(_count_bytes(leaf)),
         )
     return table
 
 
-def costs(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
-    """A line about an executable: FLOPs of one run, memory besides its arguments, and seconds of
-    compilation so far."""
-    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    cost = cost[0] if isinstance(cost, list) else cost
+def format_cost(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
+    """Return a line about an executable: FLOPs of one run, memory of its arguments and besides
+    them, and seconds.
+
+    Args:
+        name: what it is called.
+        compiled: the executable.
+        seconds: how long compilations took so far.
+    """
+    cost = compiled.cost_analysis()
+    if isinstance(cost, list):
+        cost = cost[0]
+    memory = compiled.memory_analysis()
     parts = [f"compiled {name}"]
     if cost and cost.get("flops", 0) > 0:
-        parts.append(f"{_count(cost['flops'])}FLOP")
+        parts.append(f"{_format_count(cost['flops'])}FLOP")
     if memory is not None:
         parts.append(
-            f"{_size(memory.argument_size_in_bytes)} in, {_size(memory.temp_size_in_bytes)} besides"
+            f"{_format_bytes(memory.argument_size_in_bytes)} in, "
+            f"{_format_bytes(memory.temp_size_in_bytes)} besides"
         )
     return Text(", ".join([*parts, f"{seconds:.2f} s"]), "dim")
 
 
-def _group_rows(arrays: list[tuple[str, Any]], rows: int) -> dict[str, list[tuple[str, Any]]]:
-    """Arrays by the path of the module that holds them, as deep as gives at most `rows` groups."""
+def _group_by_module(
+    arrays: list[tuple[str, Any]], max_rows: int
+) -> dict[str, list[tuple[str, Any]]]:
+    """Return arrays by the path of the module that holds them, as deep as gives at most `max_rows`
+    groups."""
     paths = {path: parse(path) for path, _ in arrays}
     for depth in range(max((len(path) - 1 for path in paths.values()), default=0), 0, -1):
         groups: dict[str, list[tuple[str, Any]]] = {}
         for path, leaf in arrays:
             keys = paths[path]
-            groups.setdefault(
-                str(type(keys)(keys[: min(depth, len(keys) - 1)])) or path, []
-            ).append((path, leaf))
-        if len(groups) <= rows or depth == 1:
+            module_keys = type(keys)(keys[: min(depth, len(keys) - 1)])
+            groups.setdefault(str(module_keys) or path, []).append((path, leaf))
+        if len(groups) <= max_rows or depth == 1:
             return groups
     return {path: [(path, leaf)] for path, leaf in arrays}
 
 
-def _arrays(tree: Any) -> list[tuple[str, Any]]:
+def _list_arrays(tree: Any) -> list[tuple[str, Any]]:
     return [(path, leaf) for path, leaf in leaves_with_paths(tree) if _is_array(leaf)]
 
 
-def _frozen(module: Any, rule: fg.UpdateRule) -> set[str]:
-    """The paths of the floating-point arrays that a rule leaves alone."""
+def _find_frozen(module: Any, update_rule: fg.UpdateRule) -> set[str]:
+    """Return the paths of the floating-point arrays that a rule never updates."""
     floating = {
         path
-        for path, leaf in _arrays(module)
+        for path, leaf in _list_arrays(module)
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
     }
-    return floating - {path for path, yes in leaves_with_paths(rule.trainable_mask(module)) if yes}
+    mask = leaves_with_paths(update_rule.trainable_mask(module))
+    return floating - {path for path, is_trainable in mask if is_trainable}
 
 
-def _optimizer_bytes(kept: list[tuple[str, Any]], paths: set[str]) -> dict[str, int]:
-    """The bytes that an optimizer keeps for the array at each of `paths`, which is the longest one
-    that ends a path."""
-    owned = dict.fromkeys(paths, 0)
-    for path, leaf in kept:
-        ends = [path, *(path[place + 1 :] for place, letter in enumerate(path) if letter == ".")]
-        if owner := next((end for end in ends if end in paths), None):
-            owned[owner] += _bytes(leaf)
-    return owned
+def _measure_optimizer(opt_state: Any, paths: set[str]) -> dict[str, int]:
+    """Return the bytes that an optimizer keeps for the array at each of `paths`.
+
+    A path in the optimizer's state ends in that of the array; the longest such end counts.
+    """
+    sizes = dict.fromkeys(paths, 0)
+    for path, leaf in _list_arrays(opt_state):
+        dots = [index for index, letter in enumerate(path) if letter == "."]
+        for end in (path, *(path[index + 1 :] for index in dots)):
+            if end in paths:
+                sizes[end] += _count_bytes(leaf)
+                break
+    return sizes
 
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _bytes(leaf: Any) -> int:
+def _count_bytes(leaf: Any) -> int:
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return int(jax.random.key_data(leaf).nbytes)
     return int(np.prod(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _spec(leaf: Any) -> str:
+def _format_sharding(leaf: Any) -> str:
     spec = getattr(getattr(leaf, "sharding", None), "spec", None)
     return str(tuple(spec)) if spec is not None and any(spec) else "-"
 
 
-def _join_names(names: Any) -> str:
+def _join_unique(names: Any) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _size(count: float) -> str:
-    return f"{_count(count)}B"
+def _format_bytes(count: float) -> str:
+    return f"{_format_count(count)}B"
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
     for unit in ("", "k", "M", "G", "T"):
         if number < 1000:
             return f"{number:.0f} {unit}" if not unit or number >= 100 else f"{number:.3g} {unit}"

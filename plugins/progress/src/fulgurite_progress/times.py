@@ -1,4 +1,4 @@
-"""Where the wall time of a run went."""
+"""Show where the wall time of a run went."""
 
 from collections import defaultdict
 
@@ -14,15 +14,15 @@ _NAMES = {
 }
 
 
-def timing_table(accounts: fg.Timings) -> Table:
-    """A table of seconds and shares by part: steps, waiting for data, compiling, evaluations,
-    saving, each plugin."""
+def timing_table(timings: fg.Timings) -> Table:
+    """Return a table of seconds and shares by part: steps, waiting for data, compiling,
+    evaluations, saving, each plugin."""
     seconds: dict[str, float] = defaultdict(float)
-    for name, spent in accounts.seconds.items():
-        seconds[_part(name)] += spent
-    total = accounts.total
+    for name, spent in timings.seconds.items():
+        seconds[_get_part(name)] += spent
+    total = timings.total
     seconds["everything else"] = max(total - sum(seconds.values()), 0.0)
-    table = Table("part", *(), box=None, pad_edge=False, title="time", title_justify="left")
+    table = Table("part", box=None, pad_edge=False, title="time", title_justify="left")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     for name, spent in sorted(seconds.items(), key=lambda row: -row[1]):
@@ -32,7 +32,7 @@ def timing_table(accounts: fg.Timings) -> Table:
     return table
 
 
-def _part(name: str) -> str:
+def _get_part(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     if name.startswith("evaluate."):
