@@ -145,3 +145,17 @@ def test_checkpoint_deleted_during_restore_is_a_checkpoint_error(
     shutil.rmtree(run / "checkpoints" / "step-2" / "arrays" / "state")
     with pytest.raises(CheckpointError, match="can be read"):
         restore(run)
+
+
+def test_reference_to_the_path_of_a_checkpoint_reads_that_one(saved: Path, restore: Any) -> None:
+    assert restore(saved / "checkpoints" / "step-1") == -1
+
+
+def test_checkpoint_of_another_format_is_an_error_naming_both(
+    saved: Path, restore: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "run")
+    commit = tmp_path / "run" / "checkpoints" / "step-2" / "COMMIT"
+    commit.write_text(commit.read_text().replace('"format":2', '"format":1'))
+    with pytest.raises(CheckpointError, match="has format 1, and this version reads 2"):
+        restore(tmp_path / "run")
