@@ -1,4 +1,4 @@
-"""Runs the command `fulgurite` as `python -m fulgurite_cli`."""
+"""Run the command `fulgurite` as `python -m fulgurite_cli`."""
 
 from fulgurite_cli.command import main
 

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = find_commands()
     parser = argparse.ArgumentParser(
-        "fulgurite", description="Trains Equinox models on JAX, with plugins."
+        "fulgurite", description="Train Equinox models on JAX, with plugins."
     )
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
     parser.add_argument(

@@ -26,7 +26,7 @@ _MAX_STEPS = 6
 def run_explain(arguments: list[str]) -> int:
     """Print what the engine of a program will do: `fulgurite explain PROGRAM [name=value ...]`."""
     parser = argparse.ArgumentParser(
-        "fulgurite explain", description="Shows what the engine of a program will do, and why."
+        "fulgurite explain", description="Show what the engine of a program will do, and why."
     )
     parser.add_argument(
         "program", metavar="PROGRAM", help="a Python file that defines `experiment`"

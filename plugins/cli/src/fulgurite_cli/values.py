@@ -136,12 +136,12 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
 
 
 def is_enum(annotation: Any) -> bool:
-    """Whether a type is an Enum."""
+    """Return whether a type is an Enum."""
     return isinstance(annotation, type) and issubclass(annotation, Enum)
 
 
 def is_path(annotation: Any) -> bool:
-    """Whether a type is a path of `pathlib`."""
+    """Return whether a type is a path of `pathlib`."""
     return isinstance(annotation, type) and issubclass(annotation, PurePath)
 
 

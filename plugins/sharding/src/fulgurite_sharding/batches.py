@@ -115,7 +115,7 @@ class BatchSharding:
             lambda spec, sharding: spec.update(sharding=sharding), shape_spec(batch), self.shardings
         )
 
-    def fingerprint(self, batch: PyTree) -> dict[str, Any]:
+    def get_fingerprint(self, batch: PyTree) -> dict[str, Any]:
         """Return what processes must have in common: the shapes of the whole batch, and a digest of
         the rows that several of them hold, such as two that share a model."""
         if self.shardings is None:

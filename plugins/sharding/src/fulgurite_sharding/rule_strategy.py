@@ -61,7 +61,7 @@ class RuleStrategy(MeshStrategy):
         """Divide every array of a batch along its first dimension."""
         spec = PartitionSpec(self._batch) if self._batch else PartitionSpec()
         return jax.tree.map(
-            lambda leaf: self._on_mesh(spec if leaf.ndim else PartitionSpec()), batch
+            lambda leaf: self._make_sharding(spec if leaf.ndim else PartitionSpec()), batch
         )
 
     def get_state_shardings(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:
@@ -75,12 +75,12 @@ class RuleStrategy(MeshStrategy):
             part, *rest = from_keys(keys)
             path = Path(rest)
             if part == "module":
-                return self._on_mesh(params[path].stored)
+                return self._make_sharding(params[path].stored)
             if part == "opt_state":
-                return self._on_mesh(self._get_optimizer_spec(path, leaf.shape, params))
+                return self._make_sharding(self._get_optimizer_spec(path, leaf.shape, params))
             if part == "plugin_states":
-                return self._on_mesh(self._get_following_spec(path, leaf.shape, params))
-            return self._on_mesh(PartitionSpec())
+                return self._make_sharding(self._get_following_spec(path, leaf.shape, params))
+            return self._make_sharding(PartitionSpec())
 
         shardings = jax.tree_util.tree_map_with_path(get_sharding, state)
         self._optimizer_rules.check_used(_get_array_paths(state.opt_state))
@@ -100,7 +100,7 @@ class RuleStrategy(MeshStrategy):
             param = params.get(from_keys(keys))
             if param is None or param.stored == param.used:
                 return None
-            return self._on_mesh(param.used)
+            return self._make_sharding(param.used)
 
         return jax.tree_util.tree_map_with_path(get_sharding, module)
 
@@ -116,7 +116,7 @@ class RuleStrategy(MeshStrategy):
             if not hasattr(leaf, "shape"):
                 return None
             spec = rules.get_spec(from_keys(keys), leaf.shape, self.mesh)
-            return None if spec is None else self._on_mesh(spec)
+            return None if spec is None else self._make_sharding(spec)
 
         return jax.tree_util.tree_map_with_path(get_sharding, output)
 
@@ -160,7 +160,7 @@ class RuleStrategy(MeshStrategy):
             return PartitionSpec()
         return self._parameters.extend(PartitionSpec(), shape, self.mesh)
 
-    def _on_mesh(self, spec: PartitionSpec) -> NamedSharding:
+    def _make_sharding(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.mesh, spec)
 
 

@@ -149,7 +149,7 @@ class MeshStrategy(fg.ShardingStrategy):
 
     def check_same(self, name: str, get_facts: Callable[[], dict[str, Any]], batch: PyTree) -> None:
         if jax.process_count() > 1:
-            facts = {**get_facts(), **self._get_batch_sharding(batch).fingerprint(batch)}
+            facts = {**get_facts(), **self._get_batch_sharding(batch).get_fingerprint(batch)}
             assert_equal_across_processes(self.sync, name, facts)
 
     def raise_on_any_process(self, failure: Exception | None) -> None:
