@@ -40,7 +40,7 @@ def link(path: Path) -> None:
 
 DAMAGES = (cut, empty, flip, remove, link)
 # Of the files that Orbax writes, some have names that differ from save to save.
-FILES = ("COMMIT", "hashes-0.json", "manifest.json", "index.json", "host-0.json")
+FILES = ("COMMIT", "hashes-0.json", "manifest.json", "index.json", "history.json", "host-0.json")
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ def _write(out: Path, newest: SavedCheckpoint, means: dict[str, Any]) -> None:
     contents = {
         "manifest.json": newest.manifest,
         "index.json": newest.index | {"arrays": specs, "pending_actions": []},
+        "history.json": {"records": []},
         "host-0.json": {"host_states": {}, "data_position": None},
     }
     for name, content in contents.items():

@@ -8,6 +8,7 @@ RUN/checkpoints/
         manifest.json   what the run is made of (`fulgurite_runs.manifest`)
         index.json      shape and dtype of the arrays by path; the step range, pending actions and
                         newest metrics of the run
+        history.json    source, step and values of the newest exact scalars
         host-P.json     of process P: the position in its data, the host states of its plugins
         arrays/         an Orbax checkpoint of a flat dictionary: path -> array
     saving-step-N/      one that is being written, or was when its process ended
@@ -46,7 +47,7 @@ from fulgurite_checkpoint.files import (
 FORMAT = 2
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 UNFINISHED_NAME = re.compile(r"(?:saving|trash)-step-(?:0|[1-9][0-9]{0,11})")
-SMALL_FILES = re.compile(r"(?:manifest|index|host-[0-9]+)\.json")
+SMALL_FILES = re.compile(r"(?:manifest|index|history|host-[0-9]+)\.json")
 _PROCESS_FILES = re.compile(
     r"(?:^host-|/ocdbt\.process_|/array_metadatas/process_)([0-9]+)(?:\.json$|/|$)"
 )

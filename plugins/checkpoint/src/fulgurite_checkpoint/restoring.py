@@ -20,6 +20,7 @@ from fulgurite_runs.manifest import describe_plugins
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Verify
+from fulgurite_checkpoint.history import decode_history
 
 T = TypeVar("T")
 _MAX_MODEL_LINES = 8
@@ -173,6 +174,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         manifest = read_json(path / "manifest.json")
         index = read_json(path / "index.json")
         host = read_json(path / f"host-{process}.json")
+        history = read_json(path / "history.json")
         for plugin in manifest["plugins"]:
             _check_strings(plugin["name"], plugin["distribution"], plugin["version"])
         _check_strings(*manifest["model"], *index["arrays"], *index["pending_actions"])
@@ -184,6 +186,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
             host_states=dict(host["host_states"]),
             metrics=dict(index["metrics"]),
             requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
+            history=decode_history(history),
         )
         specs = {
             name: (tuple(map(int, shape)), str(dtype))

@@ -15,6 +15,7 @@ from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import RetentionPolicy, clear
 from fulgurite_checkpoint.writing import PendingCheckpoint, flush_loggers
@@ -89,6 +90,7 @@ class Saver:
         self._saved: _Content | None = None
         self._num_failures = 0
         self._has_warned_of_monitor = False
+        self._history_encoder = HistoryEncoder()
 
     def note_metrics(self, record: fg.Record) -> None:
         """Note metrics with the step at which they were measured."""
@@ -158,6 +160,7 @@ class Saver:
         if process == 0:
             texts["manifest.json"] = dumps(self._make_manifest(run))
             texts["index.json"] = dumps(_make_index(snapshot, arrays_by_path))
+            texts["history.json"] = self._history_encoder.encode(snapshot.history)
         policy = self.policy
         commit = Commit(
             step=step,
