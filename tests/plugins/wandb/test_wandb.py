@@ -447,7 +447,9 @@ def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}]
 )
-def test_missing_key_or_network_means_offline_and_no_secret_is_written(variables: Any, tmp_path: Path):
+def test_missing_key_or_network_means_offline_and_no_secret_is_written(
+    variables: Any, tmp_path: Path
+):
     status, said = run_program("online", tmp_path / "run", **variables)
     assert status == 0 and "trained" in said, said
     assert "goes on offline" in said and "Enter your choice" not in said
