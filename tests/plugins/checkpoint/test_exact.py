@@ -75,7 +75,7 @@ def test_fused_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Sink:
+class Logger:
     """Keeps the steps of exact records; can be rewound."""
 
     instance: str = "kept"
@@ -113,7 +113,7 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
 def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
     tmp_path: Path, answer: Any
 ) -> None:
-    class Careless(Sink):
+    class Careless(Logger):
         positions: ClassVar[list[Any]] = []
         required: ClassVar[bool] = False
 
@@ -156,14 +156,14 @@ def test_host_state_that_is_not_json_is_an_error_naming_the_plugin(tmp_path: Pat
 def test_loggers_are_rewound_only_for_a_checkpoint_of_the_same_run(
     tmp_path: Path,
 ) -> None:
-    sink, say = Sink(), Act(1, lambda run: run.log_text("act", {"at": str(run.step)}))
+    logger, say = Logger(), Act(1, lambda run: run.log_text("act", {"at": str(run.step)}))
     with pytest.raises(Killed):
-        counting(tmp_path / "a", sink, say, Act(fg.At(4), kill), every=2, on_exception=False)
-    assert sink.steps == [1, 2, 3, 4] or sink.steps == [1, 2, 3]
-    counting(tmp_path / "a", sink, say, every=2, resume="auto")
-    assert sink.steps == [1, 2, 3, 4, 5]
-    counting(tmp_path / "b", sink, say, resume=tmp_path / "a" / "checkpoints" / "step-2")
-    assert sink.steps == [1, 2, 3, 4, 5, 3, 4, 5]
+        counting(tmp_path / "a", logger, say, Act(fg.At(4), kill), every=2, on_exception=False)
+    assert logger.steps == [1, 2, 3, 4] or logger.steps == [1, 2, 3]
+    counting(tmp_path / "a", logger, say, every=2, resume="auto")
+    assert logger.steps == [1, 2, 3, 4, 5]
+    counting(tmp_path / "b", logger, say, resume=tmp_path / "a" / "checkpoints" / "step-2")
+    assert logger.steps == [1, 2, 3, 4, 5, 3, 4, 5]
 
 
 @pytest.mark.filterwarnings("default:.*scores. scores was")

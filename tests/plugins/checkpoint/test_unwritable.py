@@ -191,7 +191,7 @@ def read_only(path: Path) -> None:
     attempt("elsewhere", closed, lambda: counting(path / "other", directory=closed))
 
     class Spoiling:
-        """A sink that spoils the place of the checkpoint of step 3, between its making and Orbax's
+        """A logger that spoils the place of the checkpoint of step 3, between its making and Orbax's
         first folder."""
 
         @fg.hookimpl
