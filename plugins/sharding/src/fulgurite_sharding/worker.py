@@ -19,7 +19,7 @@ def main() -> None:
     launcher = os.dup(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_kill_at_end_of, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_kill_when_gone, args=(launcher,), daemon=True).start()
     try:
         initialize_distributed()
     except FulguriteError as error:
@@ -36,7 +36,7 @@ def main() -> None:
         exit_process(end.code if isinstance(end.code, int) else 1)
 
 
-def _kill_at_end_of(launcher: int) -> None:
+def _kill_when_gone(launcher: int) -> None:
     """End this process and what it started once the launcher is gone, however it ended."""
     while os.read(launcher, 1):
         pass
