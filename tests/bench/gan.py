@@ -7,11 +7,9 @@ phases, as in PyTorch's DCGAN tutorial. In one program XLA makes the images from
 make them twice.
 
     b          two jit calls a step, one for the discriminator and one for the generator, over the
-    partitioned Equinox
-               trees, donated
-    fit        `engine.fit` with Phases and the noise: health on, losses and gradient norms in the
-    window, logged every
-               50 steps
+               partitioned Equinox trees, donated
+    fit        `engine.fit` with MultiOptimizer and the noise: everything checked to be finite,
+               losses and gradient norms in the metric window, logged every 50 steps
     fused      the same with steps_per_execution=8
 
 The ratios are `fit` and `fused` over b. Without --model there are two models: `mlp`, perceptrons on

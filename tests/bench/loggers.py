@@ -1,13 +1,14 @@
 """What loggers cost training: the same small fit with each logger, logging every 10 steps, against one
 with none.
 
-    none       the default Engine, autoload off
-    jsonl, csv, console, ...    the same with one logger; console lines go to /dev/null, the progress
-    line is drawn all        with all of them
+    none                        the default Engine, autoload off
+    jsonl, csv, console, ...    the same with one logger; console lines go to /dev/null, the
+                                progress line is drawn
+    all                         with all of them
 
 Timed are the steps from `OPENED` on until the last one is done and all that was logged is written,
-as `durable` of a writer tells. What loggers do once a run, however long it is, is left out of the
-ratios: opening files, `wandb.init`, the tables of the progress display, closing. It is told apart,
+as the future of `flush` of a writer tells. What loggers do once a run is left out of the ratios:
+opening files, `wandb.init`, the tables of the progress display, closing. It is measured apart,
 as the seconds by which a whole fit takes longer than one without loggers, its timed steps not
 counted. What else a machine does only adds to a time, often by more than is looked for here, so the
 fastest fit of each arm is compared as well.

@@ -7,7 +7,8 @@ engine at its log steps.
     b          jax.jit over the partitioned Equinox tree, donated; returns the loss
     a          the same with eqx.filter_jit, not donated
     e          the same over a flat list of leaves, donated
-    fit        the default Engine: health on, loss and accuracy in the window, logged every 50 steps
+    fit        the default Engine: everything checked to be finite, loss and accuracy in the metric
+               window, logged every 50 steps
     fused      the same with steps_per_execution=16
     ondevice   `fit` on arrays that stay on the device, where batches are gathered by index
 

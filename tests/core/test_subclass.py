@@ -111,9 +111,9 @@ def test_overriding_step_alone_is_an_error() -> None:
     assert float(Both(steps=1).fit(Counting, numbers([0])).module.weight) == -0.5
 
 
-def test_init_evaluate_and_predict_may_be_overridden() -> None:
+def test_init_state_evaluate_and_predict_may_be_overridden() -> None:
     class Changed(fg.Engine):
-        def init(self, model: Any, data: Any) -> fg.TrainState:
+        def init_state(self, model: Any, data: Any) -> fg.TrainState:
             state = super().init_state(model, data)
             return state.replace(module=jax.tree.map(lambda leaf: leaf + 10, state.module))
 
@@ -124,7 +124,7 @@ def test_init_evaluate_and_predict_may_be_overridden() -> None:
             return super().predict(*arguments, **options) + 1
 
     engine = Changed(steps=2)
-    state = engine.init(Counting, numbers([0]))
+    state = engine.init_state(Counting, numbers([0]))
     result = engine.fit(data=numbers([0]), state=state)
     assert float(result.module.weight) == 8
     assert engine.evaluate(result, numbers([0])) == {"updates": -8, "more": 1}
