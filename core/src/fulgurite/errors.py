@@ -71,8 +71,7 @@ class NonFiniteError(FulguriteError, FloatingPointError):
         super().__init__(
             f"step {step}: {term} is not finite. Nothing of this step is saved. Look at the "
             "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave "
-            "such "
-            "updates out."
+            "such updates out."
         )
         self.step = step
         self.term = term
