@@ -151,9 +151,9 @@ def test_remainder_is_an_ordinary_update() -> None:
     )
     assert float(result.module.place) == pytest.approx(0.1 + 0.05)
     assert observed == pytest.approx([0, 0, 0.1, 0.1, 0.15])
-    held = engine(GradientAccumulation(3, "steps"), WeightClip("place", limit=0.15), steps=5).fit(
-        start, ONE
-    )
+    held = engine(
+        GradientAccumulation(3, "steps"), WeightClip("place", max_value=0.15), steps=5
+    ).fit(start, ONE)
     assert float(held.module.place) == pytest.approx(0.15)
 
 

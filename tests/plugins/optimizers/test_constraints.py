@@ -92,20 +92,20 @@ def test_constraints_hold_after_every_update() -> None:
     )
     assert constrained(UnitNorm("rows"))[1] == other
     assert constrained(NonNegative("other")) == (rows, [0, 2])
-    assert constrained(WeightClip("rows", limit=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
-    in_order = [NonNegative("rows"), WeightClip("**", limit=1.0)]
+    assert constrained(WeightClip("rows", max_value=2.5)) == ([[2.5, 2.5], [0, 0], [-2, 0]], other)
+    in_order = [NonNegative("rows"), WeightClip("**", max_value=1.0)]
     assert constrained(*in_order) == ([[1, 1], [0, 0], [0, 0]], [-0.5, 1])
     counted = Counted(jnp.ones((3, 2)), jnp.ones(2), jnp.arange(-1, 2), jax.random.key(0))
     module = (
-        engine(NonNegative("**"), WeightClip("**", limit=0.5), steps=1).fit(counted, ONE).module
+        engine(NonNegative("**"), WeightClip("**", max_value=0.5), steps=1).fit(counted, ONE).module
     )
     assert module.count.tolist() == [-1, 0, 1], "only numbers that are trained are constrained"
     with pytest.raises(ConfigurationError, match=r"UnitNorm: an array \[2\] has no axis 1"):
         constrained(UnitNorm("**", axis=1))
-    with pytest.raises(ConfigurationError, match="limit is '1'"):
-        WeightClip("rows", limit=cast(Any, "1"))
-    with pytest.raises(ConfigurationError, match="limit is 0"):
-        WeightClip("rows", limit=0)
+    with pytest.raises(ConfigurationError, match="max_value is '1'"):
+        WeightClip("rows", max_value=cast(Any, "1"))
+    with pytest.raises(ConfigurationError, match="max_value is 0"):
+        WeightClip("rows", max_value=0)
 
 
 @pytest.mark.full
@@ -199,7 +199,7 @@ def test_updates_become_smaller_on_a_plateau() -> None:
         assert result.history["reduce_on_plateau/scale"].tolist() == [1, 1, 0.5, 0.5, 0.25, 0.25]
         assert float(result.module.x) == -(6 * 1 + 4 * 0.5 + 2 * 0.25)
     with pytest.raises(
-        ConfigurationError, match="nothing is called 'test/some' at step 2.*'test/same'"
+        ConfigurationError, match="there is no metric 'test/some' at step 2.*'test/same'"
     ):
         engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
     bad: Any = "most"
@@ -232,7 +232,9 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     history = engine(Test(), *several, steps=2).fit(start, ONE).history
     for name in ("same", "less"):
         assert history[f"reduce_on_plateau/test/{name}/scale"].tolist() == [1, 0.5]
-    with pytest.raises(ConfigurationError, match=r"'test/each' is an array \(3,\); take a number"):
+    with pytest.raises(
+        ConfigurationError, match=r"'test/each' is an array \(3,\); choose a metric"
+    ):
         engine(Test(), ReduceOnPlateau("test/each", 1), steps=1).fit(start, ONE)
 
 
@@ -244,7 +246,7 @@ def test_a_gan_trains_with_all_of_it_fused() -> None:
     plugins = [
         MultiOptimizer(**phases),
         GradientClip(max_norm=1.0),
-        WeightClip("discriminator", limit=0.05),
+        WeightClip("discriminator", max_value=0.05),
     ]
     result = engine(*plugins, steps=8, steps_per_execution=4).fit(Pair, points())
     weights = jax.tree.leaves(eqx.filter(result.module.discriminator, eqx.is_array))

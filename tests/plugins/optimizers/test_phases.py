@@ -371,7 +371,7 @@ def test_invalid_phases_are_errors() -> None:
         Phase(bad)
     bad = 4
     with pytest.raises(
-        ConfigurationError, match=r"Phase: accumulate is 4; give GradientAccumulation\(4\)"
+        ConfigurationError, match=r"Phase: accumulate is 4; pass GradientAccumulation\(4\)"
     ):
         Phase(sgd, accumulate=bad)
     bad = "both"

@@ -23,11 +23,6 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
     computes the update of the wrapped optimizer at every step and selects, where this runs the
     optimizer in a branch of `lax.cond` only when it is time.
 
-    Example:
-        from fulgurite_optimizers import GradientAccumulation
-
-        engine = fg.Engine(steps=1000, plugins=[GradientAccumulation(4)])
-
     Attributes:
         n: the number of microbatches or steps.
         mode: with `microbatch`, a step splits its batch into `n` parts and processes them one after
@@ -37,6 +32,12 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
             averaged; the output has no `preds`, and the media of the first. With `steps`, only
             every `n`-th step changes the parameters. A remainder at the end of training is applied
             and constrained there; this is not a step, so no other plugin's `after_update` sees it.
+
+    Example:
+
+        from fulgurite_optimizers import GradientAccumulation
+
+        fg.Engine(steps=1000, plugins=[GradientAccumulation(4)])
     """
 
     @fg.hookimpl

@@ -1,4 +1,4 @@
-"""Plugins that keep weights where they must be, after every update."""
+"""Plugins that keep weights within a set, after every update."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,20 +17,21 @@ from jaxtyping import Array, Float
 @dataclass(frozen=True)
 class Constraint:
     """The base class: changes the floating-point arrays that `where` selects, after every update.
-    Several constraints are applied in order.
 
-    If a phase repeats its update in a step, the constraint applies after the last one.
+    Several constraints are applied in order. If a phase repeats its update in a step, the
+    constraint applies after the last one.
+
+    Attributes:
+        where: the arrays: a pattern, a function of the module, or a selection by `fg.select` and
+            `fg.exclude`.
 
     Example:
+
         from fulgurite_optimizers import Constraint
 
-
-        class ZeroMean(Constraint):
+        class AtMostOne(Constraint):
             def __call__(self, weight):
-                return weight - weight.mean()
-
-
-        engine = fg.Engine(steps=100, plugins=[ZeroMean("linear.weight")])
+                return jnp.minimum(weight, 1)
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -41,28 +42,32 @@ class Constraint:
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
-        """The module with weights as they must be."""
+        """Return the module with the constraint applied."""
         assert isinstance(self.where, Selector)
 
-        def changed(leaf: Any, yes: bool) -> Any:
-            return self(leaf) if yes and eqx.is_inexact_array(leaf) else leaf
+        def constrain(leaf: Any, is_selected: bool) -> Any:
+            return self(leaf) if is_selected and eqx.is_inexact_array(leaf) else leaf
 
-        return jax.tree.map(changed, module, self.where(module)), plugin_state
+        return jax.tree.map(constrain, module, self.where(module)), plugin_state
 
     @abstractmethod
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The allowed weight that replaces `weight`."""
+        """Return the allowed weight that replaces `weight`."""
 
 
 @dataclass(frozen=True)
 class UnitNorm(Constraint):
-    """Scales vectors along `axis` to Euclidean length 1; zero vectors stay zero. By default these
-    are the rows of an `eqx.nn.Linear`, the weights of one output.
+    """Scales vectors along an axis to Euclidean length 1; zero vectors stay zero.
+
+    Attributes:
+        axis: the axis or axes of each vector. By default the vectors are the rows of an
+            `eqx.nn.Linear`, the weights of one output.
 
     Example:
+
         from fulgurite_optimizers import UnitNorm
 
-        engine = fg.Engine(steps=100, plugins=[UnitNorm("linear.weight")])
+        UnitNorm("linear.weight")
     """
 
     axis: int | tuple[int, ...] = -1
@@ -71,8 +76,10 @@ class UnitNorm(Constraint):
         try:
             norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
         except (TypeError, ValueError) as error:
-            gap = f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}"
-            raise ConfigurationError(f"{gap}: choose another, or other arrays") from error
+            raise ConfigurationError(
+                f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}: choose "
+                "another axis, or select other arrays"
+            ) from error
         return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
 
 
@@ -81,9 +88,10 @@ class NonNegative(Constraint):
     """Sets negative numbers to zero.
 
     Example:
+
         from fulgurite_optimizers import NonNegative
 
-        engine = fg.Engine(steps=100, plugins=[NonNegative("linear.weight")])
+        NonNegative("scale")
     """
 
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -92,21 +100,27 @@ class NonNegative(Constraint):
 
 @dataclass(frozen=True)
 class WeightClip(Constraint):
-    """Clips every number to -limit ... limit, as for the critic of a Wasserstein GAN (Arjovsky et
-    al., 2017).
+    """Clips every number to -max_value ... max_value, as for the critic of a Wasserstein GAN
+    (Arjovsky et al., 2017).
+
+    Attributes:
+        max_value: the largest absolute value.
 
     Example:
+
         from fulgurite_optimizers import WeightClip
 
-        engine = fg.Engine(steps=100, plugins=[WeightClip("critic", limit=0.01)])
+        WeightClip("critic", max_value=0.01)
     """
 
-    limit: float = 0.01
+    max_value: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.limit, int | float) or not self.limit > 0:
-            raise ConfigurationError(f"WeightClip: limit is {self.limit!r}; it must be positive")
+        if not isinstance(self.max_value, int | float) or not self.max_value > 0:
+            raise ConfigurationError(
+                f"WeightClip: max_value is {self.max_value!r}; it must be positive"
+            )
 
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        return jnp.clip(weight, -self.limit, self.limit)
+        return jnp.clip(weight, -self.max_value, self.max_value)

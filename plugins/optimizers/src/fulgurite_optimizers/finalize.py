@@ -1,5 +1,6 @@
-"""What is left to do when training ends."""
+"""The rest of the work of an update rule when training ends."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,12 +16,11 @@ from fulgurite_optimizers.steps import StepsState
 
 
 class FinalizeMixin:
-    """The base of plugins whose update rule may have something left to do at the end of
-    training."""
+    """The base of plugins whose update rule may have gradients left at the end of training."""
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """At the end, before it is evaluated."""
+        """Finalize at the end, before the evaluation there."""
         return [
             fg.ScheduledAction(
                 "finish", fg.AtEnd(), finalize_updates, "evaluate", before=("evaluate",)
@@ -29,39 +29,52 @@ class FinalizeMixin:
 
 
 def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
-    """Puts `run.update_rule.finish` of the state in the place of the state, with weights as
-    constraints will have them, if any phase holds gradients of steps. What is not finite is an
-    error as it is in a step, or is left out."""
-    nodes = jax.tree.leaves(run.state.opt_state, is_leaf=lambda node: isinstance(node, StepsState))
-    if not any(isinstance(node, StepsState) for node in nodes):
+    """Replace the state by `run.update_rule.finalize(state)`, with constraints applied, if any
+    phase holds gradients of steps.
+
+    A result that is not finite is treated as in a step, by `Engine(on_nonfinite=)`.
+    """
+    nodes = jax.tree.leaves(run.state.opt_state, is_leaf=_is_steps_state)
+    if not any(_is_steps_state(node) for node in nodes):
         return None
     arrays, static = eqx.partition(run.state, eqx.is_array)
-    changing = [hook.plugin.plugin for hook in run.engine.plugins.implementations("after_update")]
-
-    def finished(arrays: Any) -> Any:
-        state = run.update_rule.finalize(eqx.combine(arrays, static))
-        module = state.module
-        for constraint in [plugin for plugin in changing if isinstance(plugin, Constraint)]:
-            module, _ = constraint.after_update(module, None)
-        whole = eqx.combine(arrays, static).module
-        return eqx.filter(state.replace(module=module), eqx.is_array), _finite(module) | ~_finite(
-            whole
-        )
-
-    places = jax.tree.map(lambda array: array.sharding, arrays)
-    made, fine = jax.jit(finished, out_shardings=(places, run.engine.sharding.replicated))(arrays)
-    if run.engine.on_nonfinite != "ignore" and not fine.all():
+    shardings = jax.tree.map(lambda array: array.sharding, arrays)
+    new_arrays, is_fine = jax.jit(
+        partial(_finalize_arrays, run, static),
+        out_shardings=(shardings, run.engine.sharding.replicated),
+    )(arrays)
+    if run.engine.on_nonfinite != "ignore" and not is_fine.all():
         if run.engine.on_nonfinite == "skip":
             return None
-        path, _ = _floating(run.state.module)[fine.argmin()]
+        path, _ = _list_floating(run.state.module)[is_fine.argmin()]
         raise NonFiniteError(run.step, f"the update of {path}, of the gradients that were left,")
-    return fg.ReplaceState(eqx.combine(made, static))
+    return fg.ReplaceState(eqx.combine(new_arrays, static))
 
 
-def _finite(module: PyTree) -> Bool[Array, " arrays"]:
-    """Which arrays are finite."""
-    return jnp.array([jnp.isfinite(leaf).all() for _, leaf in _floating(module)], bool)
+def _finalize_arrays(
+    run: fg.Run, static: PyTree, arrays: PyTree
+) -> tuple[PyTree, Bool[Array, " arrays"]]:
+    """Return the arrays of the new state, and which arrays of the module are finite or were not
+    before either. Traced."""
+    before = eqx.combine(arrays, static)
+    state = run.update_rule.finalize(before)
+    module = state.module
+    for hook in run.engine.plugins.implementations("after_update"):
+        constraint = hook.plugin.plugin
+        if isinstance(constraint, Constraint):
+            module, _ = constraint.after_update(module, None)
+    is_fine = _check_finite(module) | ~_check_finite(before.module)
+    return eqx.filter(state.replace(module=module), eqx.is_array), is_fine
 
 
-def _floating(module: PyTree) -> list[tuple[str, Any]]:
+def _is_steps_state(node: Any) -> bool:
+    return isinstance(node, StepsState)
+
+
+def _check_finite(module: PyTree) -> Bool[Array, " arrays"]:
+    """Return, for each floating-point array, whether it is finite."""
+    return jnp.array([jnp.isfinite(leaf).all() for _, leaf in _list_floating(module)], bool)
+
+
+def _list_floating(module: PyTree) -> list[tuple[str, Any]]:
     return list(leaves_with_paths(eqx.filter(module, eqx.is_inexact_array)))

@@ -1,4 +1,4 @@
-"""The plugin: parts of the module that are not trained, for good or for a while."""
+"""The plugin that excludes parts of the module from training, always or until a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,17 +27,18 @@ class Freeze:
     With `until`, that state exists from the beginning and is left alone until then, so checkpoints
     from before and after have the same structure.
 
-    Example:
-        from fulgurite_optimizers import Freeze
-
-        engine = fg.Engine(steps=1000, plugins=[Freeze("encoder", until=500)])
-
     Attributes:
         where: what to freeze: a pattern, a function of the module, or a selection by `fg.select`
             and `fg.exclude`.
         until: when its training begins: a step, or the first time of a trigger. The step is then
             compiled again. A trigger by epochs counts those of the fit; a loop of `engine.step` has
             none. None for never.
+
+    Example:
+
+        from fulgurite_optimizers import Freeze
+
+        fg.Engine(steps=1000, plugins=[Freeze("encoder", until=500)])
     """
 
     where: Selector | str | Callable[[Any], Any]
@@ -48,81 +49,91 @@ class Freeze:
             object.__setattr__(self, "where", fg.select(self.where))
         if isinstance(self.until, int):
             object.__setattr__(self, "until", fg.At(self.until))
-        timed = (
-            isinstance(self.until, fg.Trigger)
-            and self.until.exact
-            and not isinstance(self.until, fg.AtStart)
-        )
-        if self.until is not None and not timed:
+        if self.until is not None and not _is_exact_time(self.until):
             raise ConfigurationError(
-                f"Freeze: until is {self.until!r}; give a step or a trigger that goes by steps or "
-                f"epochs, and not by "
-                "the clock, so that a resumed run does the same"
+                f"Freeze: until is {self.until!r}; pass a step, or a trigger that counts steps or "
+                "epochs, not seconds, so that a resumed run does the same"
             )
 
     @fg.hookimpl
     def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
-        """Hides what is frozen from the rule."""
+        """Hide the frozen arrays from the rule."""
         assert isinstance(self.where, Selector)
         self.where(module)
         return FrozenUpdate(rule, self) if self.until is None else UnfreezingUpdate(rule, self)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """The time at which the rule changes."""
-        return [] if self.until is None else [fg.ScheduledAction("thaw", self.until, self.announce)]
+        """Announce the step at which the rule changes."""
+        if self.until is None:
+            return []
+        return [fg.ScheduledAction("thaw", self.until, self.announce)]
 
     def announce(self, run: fg.Run) -> None:
-        """Says that the step is about to be compiled again."""
-        if self.unfreeze_step(run.step_range) == run.step:
-            notice = f"{self._text} is trained from step {run.step} on: the step is compiled again"
-            run.log_text("freeze", {"message": notice}, stream="telemetry")
+        """Log that the step is about to be compiled again."""
+        if self.find_unfreeze_step(run.step_range) == run.step:
+            message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
+            run.log_text("freeze", {"message": message}, stream="telemetry")
 
-    def unfreeze_step(self, span: fg.StepRange) -> int | None:
-        """The step after which everything is trained, as far as it is known."""
+    def find_unfreeze_step(self, span: fg.StepRange) -> int | None:
+        """Return the step after which everything is trained; None for never, as far as is known."""
         assert isinstance(self.until, fg.Trigger)
         parts = self.until.parts if isinstance(self.until, Or) else (self.until,)
-        if isinstance(span, UnboundedRange) and any(
+        needs_end = any(
             isinstance(part, fg.EveryEpoch | fg.EvenlySpaced | fg.AtEnd) for part in parts
-        ):
+        )
+        if needs_end and isinstance(span, UnboundedRange):
             raise ConfigurationError(
                 f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs "
-                f"and no end: give a "
-                "step, or train with engine.fit"
+                "and no end: pass a step, or train with engine.fit"
             )
         return self.until.next(0, replace(span, start=0))
 
     def split_frozen(self, module: PyTree) -> tuple[PyTree, PyTree]:
-        """The module with `HIDDEN` in the place of the arrays that are frozen, and those arrays,
+        """Return the module with `HIDDEN` in the place of the frozen arrays, and those arrays, with
         None elsewhere."""
         assert isinstance(self.where, Selector)
-        chosen = self.where(module)
-        trained = jax.tree.map(lambda leaf, yes: HIDDEN if yes else leaf, module, chosen)
-        return trained, eqx.filter(module, chosen)
+        is_frozen = self.where(module)
+        trained = jax.tree.map(
+            lambda leaf, is_hidden: HIDDEN if is_hidden else leaf, module, is_frozen
+        )
+        return trained, eqx.filter(module, is_frozen)
 
     @property
     def _text(self) -> str:
         return self.where.text if isinstance(self.where, Selector) else ""
 
 
-def freeze(*what: str | Callable[[Any], Any]) -> Freeze:
-    """Freezes permanently what `fg.select` selects with the same arguments."""
-    return Freeze(fg.select(*what))
+def freeze(*where: str | Callable[[Any], Any]) -> Freeze:
+    """Return a plugin that freezes permanently what `fg.select` selects with the same arguments."""
+    return Freeze(fg.select(*where))
+
+
+def _is_exact_time(until: Any) -> bool:
+    is_exact = isinstance(until, fg.Trigger) and until.exact
+    return is_exact and not isinstance(until, fg.AtStart)
 
 
 class _Hidden:
-    """Stands for an array that is not trained: selectors find it at its path, but it holds no
-    numbers."""
+    """Stands for an array that is not trained. It has a shape and a dtype, so selectors find it at
+    its path, but it holds no numbers."""
 
-    shape, dtype = (), np.dtype(object)
+    shape = ()
+    dtype = np.dtype(object)
 
 
 HIDDEN = _Hidden()
 
 
 class FrozenUpdate(UpdateRuleWrapper):
-    """A rule for a module of which a part is frozen for good: it never sees that part, but in the
-    forward pass."""
+    """A rule for a module of which a part is always frozen.
+
+    The rule within sees that part in the forward pass only.
+
+    Args:
+        rule: the rule within.
+        freeze: says what is frozen.
+    """
 
     def __init__(self, rule: fg.UpdateRule, freeze: Freeze) -> None:
         super().__init__(rule)
@@ -139,10 +150,12 @@ class FrozenUpdate(UpdateRuleWrapper):
     ) -> tuple[fg.TrainState, fg.Output]:
         _, frozen = self.freeze.split_frozen(state.module)
 
-        def whole(module: Any, *arguments: Any) -> fg.Output:
-            return forward(eqx.combine(frozen, module), *arguments)
+        def forward_whole(module: Any, *args: Any) -> fg.Output:
+            return forward(eqx.combine(frozen, module), *args)
 
-        return self.update_trainable(state, lambda state: self.rule(whole, state, batch, ctx))
+        return self.update_trainable(
+            state, lambda state: self.rule(forward_whole, state, batch, ctx)
+        )
 
     def apply_gradients(
         self, state: fg.TrainState, grads: PyTree, output: fg.Output
@@ -152,12 +165,19 @@ class FrozenUpdate(UpdateRuleWrapper):
         )
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
-        return self.update_trainable(state, lambda state: (self.rule.finalize(state), None))[0]
+        state, _ = self.update_trainable(state, lambda state: (self.rule.finalize(state), None))
+        return state
 
     def update_trainable(
         self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
     ) -> tuple[fg.TrainState, Any]:
-        """What `update` makes of the state as the rule within sees it, and what else it gives."""
+        """Return the state after `update`, and its output.
+
+        Args:
+            state: of the whole module.
+            update: called with the state that the rule within sees, without the frozen part;
+                returns the new one and an output.
+        """
         trained, frozen = self.freeze.split_frozen(state.module)
         state, output = update(state.replace(module=trained))
         return state.replace(module=eqx.combine(frozen, state.module)), output
@@ -170,41 +190,46 @@ class UnfreezingUpdate(FrozenUpdate):
     """A rule for a module of which a part is frozen until a step; from there on it is the rule
     within.
 
-    The optimizer state is always that of the whole module. While a part is frozen, the rule is
-    handed the leaves that it would have for the rest, found by their paths.
+    The optimizer state is always that of the whole module. While a part is frozen, the rule within
+    gets the leaves of the rest, which are found by their paths.
     """
 
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
     def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
-        thaws = self.freeze.unfreeze_step(span)
-        return (
-            super().for_step(step, span)
-            if thaws is None or int(step) < thaws
-            else self.rule.for_step(step, span)
-        )
+        unfreeze_step = self.freeze.find_unfreeze_step(span)
+        if unfreeze_step is None or int(step) < unfreeze_step:
+            return super().for_step(step, span)
+        return self.rule.for_step(step, span)
 
     def update_trainable(
         self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
     ) -> tuple[fg.TrainState, Any]:
-        like = eqx.filter_eval_shape(self.rule.init, self.freeze.split_frozen(state.module)[0])
+        trained, _ = self.freeze.split_frozen(state.module)
+        spec = eqx.filter_eval_shape(self.rule.init, trained)
         new, output = super().update_trainable(
-            state.replace(opt_state=fill_missing(like, state.opt_state)), update
+            state.replace(opt_state=fill_leaves(spec, state.opt_state)), update
         )
-        return new.replace(opt_state=fill_missing(state.opt_state, new.opt_state)), output
+        return new.replace(opt_state=fill_leaves(state.opt_state, new.opt_state)), output
 
 
-def fill_missing(tree: PyTree, source: PyTree) -> PyTree:
-    """The tree with the leaves of `source` at the same paths."""
-    there = dict(leaves_with_paths(source))
-    leaves = [there.get(path, leaf) for path, leaf in leaves_with_paths(tree)]
-    for (path, leaf), found in zip(leaves_with_paths(tree), leaves, strict=True):
-        if jnp.shape(leaf) != jnp.shape(found):
+def fill_leaves(tree: PyTree, source: PyTree) -> PyTree:
+    """Return a tree with the leaves of another one at the same paths.
+
+    Args:
+        tree: an optimizer state; its leaves stay where `source` has none.
+        source: an optimizer state of more or fewer arrays.
+    """
+    source_leaves = dict(leaves_with_paths(source))
+    leaves = []
+    for path, leaf in leaves_with_paths(tree):
+        new_leaf = source_leaves.get(path, leaf)
+        if jnp.shape(leaf) != jnp.shape(new_leaf):
             raise ConfigurationError(
                 f"Freeze(until=...): {path} of the optimizer's state is one array for all "
-                f"parameters, as optax.flatten "
-                "makes it, of which no part can be left alone: take an optimizer that keeps arrays "
-                "for each"
+                "parameters, as optax.flatten makes it, of which no part can be left alone: use an "
+                "optimizer that keeps an array for each parameter"
             )
+        leaves.append(new_leaf)
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -1,7 +1,9 @@
-"""The gradient of each of several losses, apart or from one forward pass."""
+"""The gradient of each of several losses, from a forward pass for each or from one for all."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,212 +15,350 @@ from fulgurite.model.module import get_loss_fns, prefix_output
 from fulgurite.training.forward import count_examples
 from fulgurite.training.update import Forward
 from fulgurite.tree.paths import leaves_with_paths
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_optimizers.metrics import Metrics, as_metrics
-from fulgurite_optimizers.microbatches import run_microbatches
+from fulgurite_optimizers.microbatches import MicrobatchResult, run_microbatches
 from fulgurite_optimizers.phase import Phase
 
-Terms = dict[str, Float[Array, ""]]
+LossTerms = dict[str, Float[Array, ""]]
+"""The terms of a loss by name."""
+
+NUM_LISTED = 6
+"""The number of paths that a warning lists."""
+
+COPYING_PRIMITIVES = ("broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy")
 
 
 class PhaseGradients(NamedTuple):
-    """What a phase needs of one forward and backward pass; `terms` are those of its loss, `media`
-    the arrays of what it shows, for `Gradients.media`."""
+    """What a forward and backward pass gives one phase.
+
+    Attributes:
+        grads: the gradient of its loss, a tree like the module with None for what the phase does
+            not update.
+        terms: the terms of its loss by name.
+        metrics: by name.
+        model_state: the new model state.
+        preds: the predictions, None with microbatches.
+        media: the arrays of its media, for `Gradients.unflatten_media`.
+    """
 
     grads: PyTree
-    terms: Terms
+    terms: LossTerms
     metrics: Metrics
     model_state: Any
     preds: PyTree
     media: list[Array]
 
 
-Gradient = Callable[[str, Any, Any, fg.Context], PhaseGradients]
-"""`gradient(phase, module, batch, ctx)`: of the loss of that phase, for what it updates; None
-elsewhere."""
+ComputeGradient = Callable[[str, Any, Any, fg.Context], PhaseGradients]
+"""`compute_gradient(phase_name, module, batch, ctx)` returns the gradient of the loss of a phase by
+what it updates."""
 
 
 class Gradients:
-    """Makes the gradients of the losses of `phases`. A term of a loss is called as the phase, or
-    begins with its name and a slash. `functions` is whether a module may give its losses as
-    functions."""
+    """Computes the gradients of the losses of phases.
+
+    A term of a loss is called like its phase, or begins with the name of the phase and a slash.
+
+    Args:
+        phases: by the name of their loss.
+        use_loss_functions: whether a method `losses` of the module gives the losses as functions.
+    """
 
     def __init__(self, phases: dict[str, Phase], *, use_loss_functions: bool) -> None:
         self._phases = phases
         self._use_loss_functions = use_loss_functions
         # It runs in every step, so the metrics and media of `training_step` are from its forward
         # pass.
-        self._metrics_of = next(name for name, phase in phases.items() if phase.every == 1)
+        self._metrics_phase = next(name for name, phase in phases.items() if phase.every == 1)
         self._unchecked = set(phases)
-        self._shown: dict[str, Any] = {}
+        # By phase, the structure of its media, known once its forward pass is traced: only arrays
+        # pass through `lax.cond` and `jax.linearize`.
+        self._media_structures: dict[str, Any] = {}
 
-    def compute_separately(self, forward: Forward) -> Gradient:
-        """One forward pass for each phase, by microbatches if it says so."""
-
-        def gradient(name: str, module: Any, batch: Any, ctx: fg.Context) -> PhaseGradients:
-            params, rest = eqx.partition(module, self._phases[name].param_mask(module))
-
-            def compute(batch: Any, ctx: fg.Context) -> tuple[Any, Metrics, Any, list[Array], Any]:
-                def loss(params: Any) -> Any:
-                    part = self._forward(forward, name, eqx.combine(params, rest), batch, ctx)
-                    return total(part.terms), part
-
-                self._warn(name, jax.grad(loss, has_aux=True), params)
-                grads, part = jax.grad(loss, has_aux=True)(params)
-                return (grads, part.terms), part.metrics, part.model_state, part.media, part.preds
-
-            accumulate = self._phases[name].accumulate
-            if accumulate is not None and accumulate.mode == "microbatch":
-                (grads, terms), metrics, model_state, media = run_microbatches(
-                    lambda batch, ctx: compute(batch, ctx)[:4], batch, ctx, accumulate.n
-                )
-                return PhaseGradients(grads, terms, metrics, model_state, None, media)
-            (grads, terms), metrics, model_state, media, preds = compute(batch, ctx)
-            return PhaseGradients(grads, terms, metrics, model_state, preds, media)
-
-        return gradient
+    def compute_separately(self, forward: Forward) -> ComputeGradient:
+        """Return a function that runs one forward pass for each phase, by microbatches if the phase
+        says so."""
+        return partial(self._compute_one, forward)
 
     def compute_shared(
         self, forward: Forward, module: Any, batch: Any, ctx: fg.Context
-    ) -> Gradient:
-        """One forward pass for all phases, with a pullback for each."""
-        chosen = {name: phase.param_mask(module) for name, phase in self._phases.items()}
-        params, rest = eqx.partition(module, jax.tree.map(lambda *yes: any(yes), *chosen.values()))
+    ) -> ComputeGradient:
+        """Run one forward pass for all phases, and return a function that runs a pullback for each.
 
-        def losses(params: Any) -> Any:
-            output = forward(eqx.combine(params, rest), batch, ctx)
-            parts = {name: self._part(name, output, batch, ctx) for name in chosen}
-            return {name: total(part.terms) for name, part in parts.items()}, parts
+        Args:
+            forward: the engine's forward pass.
+            module: the model.
+            batch: the batch.
+            ctx: the context of the step.
+        """
+        masks = {name: phase.param_mask(module) for name, phase in self._phases.items()}
+        any_mask = jax.tree.map(lambda *flags: any(flags), *masks.values())
+        params, static = eqx.partition(module, any_mask)
 
-        values, linear, parts = jax.linearize(losses, params, has_aux=True)
+        def compute_losses(params: Any) -> Any:
+            output = forward(eqx.combine(params, static), batch, ctx)
+            parts = {name: self._select_part(name, output, batch, ctx) for name in masks}
+            return {name: sum_terms(part.terms) for name, part in parts.items()}, parts
 
-        def gradient(name: str, *_: Any) -> PhaseGradients:
-            def pullback(like: Any) -> Any:
-                # Of this loss alone: what only the others depend on is never transposed.
-                grads = jax.linear_transpose(lambda tangents: linear(tangents)[name], params)(like)[
-                    0
-                ]
-                return eqx.filter(grads, chosen[name]), None
+        losses, linear, parts = jax.linearize(compute_losses, params, has_aux=True)
+        pullbacks = {
+            name: SharedPullback(name, linear, params, mask) for name, mask in masks.items()
+        }
 
-            self._warn(name, lambda _: pullback(jnp.ones_like(values[name])), params)
-            return parts[name]._replace(grads=pullback(jnp.ones_like(values[name]))[0])
+        def compute_gradient(name: str, *_: Any) -> PhaseGradients:
+            pullback = pullbacks[name]
+            self._warn_zero_gradients(
+                name, lambda _: (pullback(jnp.ones_like(losses[name])), None), params
+            )
+            return parts[name]._replace(grads=pullback(jnp.ones_like(losses[name])))
 
-        return gradient
+        return compute_gradient
 
-    def media(self, shown: dict[str, list[Array]]) -> dict[str, Any]:
-        """The media of the phases, of their arrays by phase."""
-        made = [jax.tree.unflatten(self._shown[name], arrays) for name, arrays in shown.items()]
-        return {key: one for media in made for key, one in media.items()}
+    def unflatten_media(self, arrays: dict[str, list[Array]]) -> dict[str, Any]:
+        """Return the media of the phases by name, from their arrays by phase."""
+        media: dict[str, Any] = {}
+        for name, leaves in arrays.items():
+            media |= jax.tree.unflatten(self._media_structures[name], leaves)
+        return media
 
-    def is_disjoint(self, module: Any) -> bool:
-        """Whether a module gives its losses as functions."""
+    def has_loss_functions(self, module: Any) -> bool:
+        """Return whether a module gives its losses as functions."""
         return self._use_loss_functions and callable(getattr(module, "losses", None))
 
-    def _forward(
+    def compute_part(
         self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context
     ) -> PhaseGradients:
-        if not self.is_disjoint(module):
-            return self._part(name, forward(module, batch, ctx), batch, ctx)
+        """Run the forward pass of one phase, and return what is its own, without gradients.
 
-        def losses(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        Args:
+            forward: the engine's forward pass.
+            name: of the phase.
+            module: the model.
+            batch: the batch.
+            ctx: the context of the step.
+        """
+        if not self.has_loss_functions(module):
+            return self._select_part(name, forward(module, batch, ctx), batch, ctx)
+
+        def call_loss_function(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
             functions = get_loss_fns(module, batch, ctx)
-            self._check(functions)
+            self._check_losses(functions)
             return prefix_output(name, functions[name]())
 
-        output = forward(module, batch, ctx, losses)
+        output = forward(module, batch, ctx, call_loss_function)
         # The loss terms of plugins are there for all phases.
-        owners = self._owners(output.losses)
-        self._check_owned(owners.values())
-        own = {key: value for key, value in output.losses.items() if owners[key] == name}
-        return self._collect_metrics(name, own, output, batch, ctx)
+        owners = self._find_owners(output.losses)
+        self._check_has_optimizer(owners.values())
+        terms = {term: value for term, value in output.losses.items() if owners[term] == name}
+        return self._build_part(name, terms, output, batch, ctx)
 
-    def _part(self, name: str, output: fg.Output, batch: Any, ctx: fg.Context) -> PhaseGradients:
-        owners = self._owners(output.losses)
-        self._check(dict.fromkeys(owners.values()))
-        own = {key: value for key, value in output.losses.items() if owners[key] == name}
-        if name != self._metrics_of:
+    def _compute_one(
+        self, forward: Forward, name: str, module: Any, batch: Any, ctx: fg.Context
+    ) -> PhaseGradients:
+        phase = self._phases[name]
+        params, static = eqx.partition(module, phase.param_mask(module))
+        loss = PhaseLoss(self, forward, name, static)
+        # A trace of its own, once in the life of the rule. The step is not built from it: its first
+        # executable would then come from another trace than the ones after it.
+        check = partial(self._warn_zero_gradients, name)
+        if phase.accumulate is None or phase.accumulate.mode != "microbatch":
+            return loss.differentiate(params, batch, ctx, check)
+
+        def compute_microbatch(batch: Any, ctx: fg.Context) -> MicrobatchResult:
+            part = loss.differentiate(params, batch, ctx, check)
+            return MicrobatchResult(
+                (part.grads, part.terms), part.metrics, part.model_state, part.media
+            )
+
+        result = run_microbatches(compute_microbatch, batch, ctx, phase.accumulate.n)
+        grads, terms = result.means
+        return PhaseGradients(grads, terms, result.metrics, result.model_state, None, result.media)
+
+    def _select_part(
+        self, name: str, output: fg.Output, batch: Any, ctx: fg.Context
+    ) -> PhaseGradients:
+        owners = self._find_owners(output.losses)
+        self._check_losses(dict.fromkeys(owners.values()))
+        terms = {term: value for term, value in output.losses.items() if owners[term] == name}
+        if name != self._metrics_phase:
             output = output.replace(metrics={}, media={})
-        return self._collect_metrics(name, own, output, batch, ctx)
+        return self._build_part(name, terms, output, batch, ctx)
 
-    def _collect_metrics(
-        self, name: str, terms: Terms, output: fg.Output, batch: Any, ctx: fg.Context
+    def _build_part(
+        self, name: str, terms: LossTerms, output: fg.Output, batch: Any, ctx: fg.Context
     ) -> PhaseGradients:
         if not terms:
             raise ModelError(f"the phase {name!r} got no loss: return one from its function")
         metrics = as_metrics(output.metrics, count_examples(batch, ctx.mask))
-        media, self._shown[name] = jax.tree.flatten(output.media)
+        media, self._media_structures[name] = jax.tree.flatten(output.media)
         return PhaseGradients(None, terms, metrics, output.model_state, output.preds, media)
 
-    def _owners(self, terms: Terms) -> dict[str, str]:
-        """The phase of each term. A single one has them all, unless the losses have names, of which
-        its own is one."""
+    def _find_owners(self, terms: LossTerms) -> dict[str, str]:
+        """Return the phase of each term. A single phase owns all terms, unless the losses have
+        names of which one is that of the phase."""
         owners = {term: term.partition("/")[0] for term in terms}
         name, *others = self._phases
-        alone = not others and not (
-            self._use_loss_functions and name != "loss" and name in owners.values()
-        )
-        return dict.fromkeys(terms, name) if alone else owners
+        has_named_losses = self._use_loss_functions and name != "loss" and name in owners.values()
+        if others or has_named_losses:
+            return owners
+        return dict.fromkeys(terms, name)
 
-    def _check(self, losses: Any) -> None:
-        """Every loss has an optimizer, and every optimizer a loss."""
-        self._check_owned(losses)
-        if without := [name for name in self._phases if name not in losses]:
-            raise ModelError(
-                f"the optimizer {without[0]!r} has no loss; the module gives {', '.join(losses)}. "
-                f"Call the phase like "
-                "the loss, or leave it out"
-            )
+    def _check_losses(self, losses: Iterable[str]) -> None:
+        """Check that every loss has an optimizer, and every optimizer a loss."""
+        self._check_has_optimizer(losses)
+        for name in self._phases:
+            if name not in losses:
+                raise ModelError(
+                    f"the optimizer {name!r} has no loss; the module gives {', '.join(losses)}. "
+                    "Give the phase the name of its loss, or leave it out"
+                )
 
-    def _check_owned(self, losses: Any) -> None:
-        if without := [name for name in losses if name not in self._phases]:
-            raise ModelError(
-                f"the loss {without[0]!r} has no optimizer; there are phases for "
-                f"{', '.join(self._phases)}. Give it "
-                f"one, MultiOptimizer({without[0]}=Phase(...)), or call it by the phase whose loss "
-                f"it is part of, such as "
-                f"'{next(iter(self._phases))}/{without[0]}'"
-            )
+    def _check_has_optimizer(self, losses: Iterable[str]) -> None:
+        for loss in losses:
+            if loss not in self._phases:
+                raise ModelError(
+                    f"the loss {loss!r} has no optimizer; there are phases for "
+                    f"{', '.join(self._phases)}. Add one, MultiOptimizer({loss}=Phase(...)), or "
+                    "begin its name with that of the phase whose loss it is part of, such as "
+                    f"'{next(iter(self._phases))}/{loss}'"
+                )
 
-    def _warn(self, name: str, gradient: Callable[[Any], Any], params: Any) -> None:
-        """Warns once of parameters whose gradient is zero whatever the batch."""
+    def _warn_zero_gradients(
+        self, name: str, compute_grads: Callable[[Any], Any], params: Any
+    ) -> None:
+        """Warn once of parameters whose gradient is zero whatever the batch.
+
+        Args:
+            name: of the phase.
+            compute_grads: returns the gradient by the parameters, and anything else.
+            params: its argument.
+        """
         if name not in self._unchecked:
             return
         self._unchecked.remove(name)
-        jaxpr, shapes = jax.make_jaxpr(gradient, return_shape=True)(params)
-        made = {out: equation for equation in jaxpr.jaxpr.eqns for out in equation.outvars}
-        paths = [path for path, _ in leaves_with_paths(shapes[0])]
-        zero = [
-            path
-            for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=False)
-            if _is_zero(out, made)
-        ]
+        jaxpr, (grads, _) = jax.make_jaxpr(compute_grads, return_shape=True)(params)
+        paths = [path for path, _ in leaves_with_paths(grads)]
+        zero = _find_zero_outputs(jaxpr.jaxpr, paths)
         if zero:
+            shown = ", ".join(zero[:NUM_LISTED])
+            if len(zero) > NUM_LISTED:
+                shown += ", ..."
             warnings.warn(
-                f"the loss of the phase {name!r} does not depend on {', '.join(zero[:6])}"
-                f"{', ...' if len(zero) > 6 else ''}, which it is to update: their gradient is "
-                f"zero whatever the "
-                "batch. Select other arrays",
+                f"the loss of the phase {name!r} does not depend on {shown}, which the phase "
+                "updates: their gradient is zero whatever the batch. Select other arrays",
                 stacklevel=2,
             )
 
 
-def total(terms: Terms) -> Float[Array, ""]:
-    """The sum of the terms of a loss."""
+@dataclass(frozen=True, eq=False)
+class PhaseLoss:
+    """The loss of one phase as a function of what the phase updates.
+
+    Attributes:
+        gradients: computes the terms.
+        forward: the engine's forward pass.
+        name: of the phase.
+        static: the module without what the phase updates.
+    """
+
+    gradients: Gradients
+    forward: Forward
+    name: str
+    static: PyTree
+
+    def compute(
+        self, params: PyTree, batch: Any, ctx: fg.Context
+    ) -> tuple[Float[Array, ""], PhaseGradients]:
+        """Return the loss, and what the forward pass gives the phase, without gradients.
+
+        Args:
+            params: what the phase updates, a tree like the module with None elsewhere.
+            batch: the batch or microbatch.
+            ctx: its context.
+        """
+        module = eqx.combine(params, self.static)
+        part = self.gradients.compute_part(self.forward, self.name, module, batch, ctx)
+        return sum_terms(part.terms), part
+
+    def differentiate(
+        self,
+        params: PyTree,
+        batch: Any,
+        ctx: fg.Context,
+        check: Callable[[Callable[[Any], Any], Any], None],
+    ) -> PhaseGradients:
+        """Return what the forward pass gives the phase, with gradients.
+
+        Args:
+            params: what the phase updates, a tree like the module with None elsewhere.
+            batch: the batch or microbatch.
+            ctx: its context.
+            check: called with the function that computes the gradients, and with `params`.
+        """
+        compute_grads = jax.grad(partial(self.compute, batch=batch, ctx=ctx), has_aux=True)
+        check(compute_grads, params)
+        grads, part = compute_grads(params)
+        return part._replace(grads=grads)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPullback:
+    """The gradient of one loss, from a forward pass that several losses share.
+
+    Attributes:
+        name: of the phase.
+        linear: from tangents of the parameters to those of all losses by name.
+        params: what all phases update.
+        mask: True for what this phase updates.
+    """
+
+    name: str
+    linear: Callable[[PyTree], dict[str, Array]]
+    params: PyTree
+    mask: PyTree[bool]
+
+    def __call__(self, cotangent: Float[Array, ""]) -> PyTree:
+        """Return the gradient, None for what the phase does not update."""
+        # Transposed for this loss alone: what only the others depend on is left out.
+        (grads,) = jax.linear_transpose(self._compute_tangent, self.params)(cotangent)
+        return eqx.filter(grads, self.mask)
+
+    def _compute_tangent(self, tangents: PyTree) -> Float[Array, ""]:
+        return self.linear(tangents)[self.name]
+
+
+def sum_terms(terms: LossTerms) -> Float[Array, ""]:
+    """Return the sum of the terms of a loss."""
     first, *others = terms.values()
     return sum(others, start=first)
 
 
-def _is_zero(out: Any, made: dict[Any, Any]) -> bool:
-    """Whether a value of a jaxpr is zero as it is written there, as gradients are that nothing
-    contributes to."""
-    if isinstance(out, Literal):
-        return not out.val.any() if hasattr(out.val, "any") else out.val == 0
-    equation = made.get(out)
-    copies = ("broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy")
-    return (
-        equation is not None
-        and equation.primitive.name in copies
-        and _is_zero(equation.invars[0], made)
-    )
+def _find_zero_outputs(jaxpr: Jaxpr, names: list[str]) -> list[str]:
+    """Return the names of the outputs that the program sets to zero, whatever its inputs."""
+    equations = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    # The outputs after these are not gradients.
+    return [
+        name
+        for name, output in zip(names, jaxpr.outvars, strict=False)
+        if _is_zero(output, equations)
+    ]
+
+
+def _is_zero(variable: Any, equations: dict[Any, Any]) -> bool:
+    """Return whether a value of a program is a zero or a copy of one, as JAX writes gradients that
+    nothing contributes to.
+
+    Args:
+        variable: of the program.
+        equations: by the variables that they set.
+    """
+    if isinstance(variable, Literal):
+        is_array = hasattr(variable.val, "any")
+        return not variable.val.any() if is_array else variable.val == 0
+    equation = equations.get(variable)
+    if equation is None or equation.primitive.name not in COPYING_PRIMITIVES:
+        return False
+    return _is_zero(equation.invars[0], equations)

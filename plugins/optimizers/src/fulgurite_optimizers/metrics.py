@@ -15,7 +15,12 @@ Metrics = dict[str, Any]
 
 
 def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
-    """A bare scalar becomes a mean over the examples of its batch, so it weighs `weight`."""
+    """Return metrics, of which a bare scalar becomes a mean over the examples of its batch.
+
+    Args:
+        values: metrics or scalars, by name.
+        weight: the number of examples that a scalar counts for.
+    """
     return {
         name: value
         if isinstance(value, fg.metrics.RunningMetric)
@@ -24,14 +29,20 @@ def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
     }
 
 
-def merge_disjoint(given: Metrics, own: Metrics) -> Metrics:
-    """The metrics of the module and those of its phases, which have names of their own."""
-    if twice := sorted(given.keys() & own.keys()):
+def merge_disjoint(module_metrics: Metrics, phase_metrics: Metrics) -> Metrics:
+    """Return the metrics of the module and those that every phase records.
+
+    Args:
+        module_metrics: by name.
+        phase_metrics: by other names; a name that is in both is an error.
+    """
+    shared = sorted(module_metrics.keys() & phase_metrics.keys())
+    if shared:
         raise ModelError(
-            f"{twice[0]!r} is recorded of every phase, so no loss term or metric may be called so; "
-            f"rename it"
+            f"{shared[0]!r} is recorded of every phase, so no loss term or metric may have that "
+            "name: rename it"
         )
-    return given | own
+    return module_metrics | phase_metrics
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
@@ -46,19 +57,23 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     return {**merged.metrics, **merged.running}
 
 
-def empty_metrics(metrics: Metrics, phase: str) -> Metrics:
-    """The metrics, made from specs, over no examples."""
-    if running := [
-        name for name, one in metrics.items() if isinstance(one, fg.metrics.RunningMetric)
-    ]:
-        raise ModelError(
-            f"the metric {running[0]!r} is carried from step to step, but the phase {phase!r} does "
-            f"not run at every "
-            "step: give a scalar or an fg.metrics.Metric, such as Mean.from_values(value)"
-        )
-    return {name: jax.tree.map(zeros_like_spec, one).empty() for name, one in metrics.items()}
+def empty_metrics(specs: Metrics, phase_name: str) -> Metrics:
+    """Return metrics over no examples.
+
+    Args:
+        specs: metrics whose leaves are shapes and dtypes, by name.
+        phase_name: the phase that records them, for errors.
+    """
+    for name, metric in specs.items():
+        if isinstance(metric, fg.metrics.RunningMetric):
+            raise ModelError(
+                f"the metric {name!r} is carried from step to step, but the phase {phase_name!r} "
+                "does not run at every step: give a scalar or an fg.metrics.Metric, such as "
+                "Mean.from_values(value)"
+            )
+    return {name: jax.tree.map(zeros_like_spec, metric).empty() for name, metric in specs.items()}
 
 
 def zeros_like_spec(spec: jax.ShapeDtypeStruct) -> Array:
-    """Zeros of that shape and dtype."""
+    """Return zeros of that shape and dtype."""
     return jnp.zeros(spec.shape, spec.dtype)

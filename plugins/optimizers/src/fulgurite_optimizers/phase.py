@@ -5,12 +5,14 @@ from typing import Any, Literal
 
 import fulgurite as fg
 import optax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_one_of, check_positive_int
 
 
 @dataclass(frozen=True)
 class AccumulationSettings:
-    """The fields of `GradientAccumulation`, without the plugin: what a `Phase` has to know.
+    """The fields of `GradientAccumulation`, without the plugin: what a `Phase` reads of it.
+
+    They stand here because the plugin imports the phase: the files must not form a circle.
 
     Attributes:
         n: the number of microbatches or steps.
@@ -21,26 +23,13 @@ class AccumulationSettings:
     mode: Literal["microbatch", "steps"] = "microbatch"
 
     def __post_init__(self) -> None:
-        if type(self.n) is not int or self.n < 1:
-            raise ConfigurationError(
-                f"GradientAccumulation: n is {self.n!r}; it must be a positive integer"
-            )
-        if self.mode not in ("microbatch", "steps"):
-            raise ConfigurationError(
-                f"GradientAccumulation: mode is {self.mode!r}; choose 'microbatch' or 'steps'"
-            )
+        check_positive_int(self.n, "GradientAccumulation: n")
+        check_one_of(self.mode, ("microbatch", "steps"), "GradientAccumulation: mode")
 
 
 @dataclass(frozen=True)
 class Phase(fg.OptimizerSpec):
     """An optimizer for one of several losses.
-
-    Example:
-        from fulgurite_optimizers import MultiOptimizer, Phase
-
-        critic = Phase(optax.adam(1e-4), params="critic", repeat=5)
-        generator = Phase(optax.adam(1e-4), params="generator", every=2)
-        phases = MultiOptimizer(critic=critic, generator=generator)
 
     Attributes:
         optimizer: an `optax.GradientTransformation`. It counts its own updates, and its schedules
@@ -52,6 +41,12 @@ class Phase(fg.OptimizerSpec):
         split: whether each repetition gets a share of the batch instead of all of it.
         accumulate: a `GradientAccumulation`, for one update by the mean gradient of several
             microbatches or steps.
+
+    Example:
+
+        from fulgurite_optimizers import Phase
+
+        Phase(optax.adam(1e-4), "generator", every=5)
     """
 
     every: int = field(default=1, kw_only=True)
@@ -64,13 +59,10 @@ class Phase(fg.OptimizerSpec):
         if self.accumulate is not None and not isinstance(self.accumulate, AccumulationSettings):
             raise ConfigurationError(
                 f"Phase: accumulate is {self.accumulate!r}; pass GradientAccumulation(4), or "
-                f"GradientAccumulation(4, 'steps')"
+                "GradientAccumulation(4, 'steps')"
             )
-        for name, value in (("every", self.every), ("repeat", self.repeat)):
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(
-                    f"Phase: {name} is {value!r}; it must be a positive integer"
-                )
+        check_positive_int(self.every, "Phase: every")
+        check_positive_int(self.repeat, "Phase: repeat")
         if self.split and self.repeat == 1:
             raise ConfigurationError(
                 "Phase: split=True divides the batch between repetitions, but repeat is 1; set "
@@ -99,6 +91,8 @@ def optimize_only(
             and `fg.exclude` return.
 
     Example:
+
+        from fulgurite_optimizers import optimize_only
 
         def configure_optimizers(self):
             return optimize_only(optax.adam(1e-3), "head")

@@ -1,4 +1,4 @@
-"""The base of rules that do something around another one."""
+"""The base of update rules that wrap another one."""
 
 from typing import Self
 
@@ -7,11 +7,16 @@ from jaxtyping import PyTree
 
 
 class UpdateRuleWrapper(fg.UpdateRule):
-    """Does what `rule` does."""
+    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap`.
+
+    Args:
+        rule: the rule within.
+    """
 
     def __init__(self, rule: fg.UpdateRule) -> None:
         self.rule = rule
-        self._later: dict[int, Self] = {}
+        # By the identity of the rule within: another object would be another executable.
+        self._rewrapped: dict[int, Self] = {}
 
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
@@ -28,11 +33,11 @@ class UpdateRuleWrapper(fg.UpdateRule):
         rule = self.rule.for_step(step, span)
         if rule is self.rule:
             return self
-        return self._later.setdefault(id(rule), self.rewrap(rule))
+        return self._rewrapped.setdefault(id(rule), self.rewrap(rule))
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
         return self.rule.finalize(state)
 
     def rewrap(self, rule: fg.UpdateRule) -> Self:
-        """The same around another rule."""
+        """Return a wrapper like this one around another rule."""
         raise NotImplementedError
