@@ -21,28 +21,7 @@ SOURCES = (
 )
 PAGES = ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md")
 FILES = sorted(path for pattern in (*SOURCES, *PAGES) for path in ROOT.glob(pattern))
-PENDING = {
-    "plugins/optimizers/src/fulgurite_optimizers/clip.py",
-    "plugins/optimizers/src/fulgurite_optimizers/constraints.py",
-    "plugins/optimizers/src/fulgurite_optimizers/finalize.py",
-    "plugins/optimizers/src/fulgurite_optimizers/freeze.py",
-    "plugins/optimizers/src/fulgurite_optimizers/gradients.py",
-    "plugins/optimizers/src/fulgurite_optimizers/metrics.py",
-    "plugins/optimizers/src/fulgurite_optimizers/microbatches.py",
-    "plugins/optimizers/src/fulgurite_optimizers/multi_optimizer.py",
-    "plugins/optimizers/src/fulgurite_optimizers/plateau.py",
-    "plugins/optimizers/src/fulgurite_optimizers/update.py",
-    "plugins/testing/src/fulgurite_testing/bits.py",
-    "plugins/testing/src/fulgurite_testing/check.py",
-    "plugins/testing/src/fulgurite_testing/host.py",
-    "plugins/testing/src/fulgurite_testing/memory.py",
-    "plugins/testing/src/fulgurite_testing/processes.py",
-    "plugins/testing/src/fulgurite_testing/runs.py",
-    "plugins/testing/src/fulgurite_testing/subject.py",
-    "plugins/testing/src/fulgurite_testing/together.py",
-    "plugins/testing/src/fulgurite_testing/traces.py",
-    "plugins/testing/src/fulgurite_testing/watched.py",
-}
+PENDING: set[str] = set()
 """Files that still have such names; the list only shrinks."""
 
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, PathError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_testing import arrays
+from fulgurite_testing import get_arrays
 from trained import NET, ZEROS, Act, Average, Counting, Net, counting, engine, regression, steps_in
 
 
@@ -301,17 +301,17 @@ def test_case_30_part_of_another_model_is_restored(old: Any) -> None:
     path, result = old
     fresh = beginning(fg.CheckpointRef(path, map={"module.weight": "module.weight"}))
     state = beginning(fg.CheckpointRef(path, map={"module.decoder.layers[1]": "module.encoder"}))
-    expected = arrays(fresh.module) | {
+    expected = get_arrays(fresh.module) | {
         ".weight": np.zeros((), np.float32),
         ".decoder.layers[1].weight": np.asarray(result.module.encoder.weight),
         ".decoder.layers[1].bias": np.asarray(result.module.encoder.bias),
     }
-    got = arrays(state.module)
+    got = get_arrays(state.module)
     assert got.keys() == expected.keys()
     for name, array in expected.items():
         assert np.array_equal(got[name], array), name
     assert not np.array_equal(
-        got[".decoder.layers[1].weight"], arrays(fresh.module)[".decoder.layers[1].weight"]
+        got[".decoder.layers[1].weight"], get_arrays(fresh.module)[".decoder.layers[1].weight"]
     )
 
 
@@ -381,7 +381,7 @@ def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
     look = Act(
         fg.AtStart(),
         lambda run: observed.append(
-            arrays((run.state.module, run.state.opt_state, run.state.step))
+            get_arrays((run.state.module, run.state.opt_state, run.state.step))
         ),
     )
     names = ("module", "model_state", "opt_state")
@@ -389,7 +389,7 @@ def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
     engine(None, Reader(), Average(), look, steps=1, seed=9).fit(
         NET, regression(), init_from=init_from
     )
-    expected = arrays((result.module, result.state.opt_state, jnp.int32(0)))
+    expected = get_arrays((result.module, result.state.opt_state, jnp.int32(0)))
     assert {name: array.tobytes() for name, array in observed[0].items()} == {
         name: array.tobytes() for name, array in expected.items()
     }

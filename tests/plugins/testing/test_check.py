@@ -24,7 +24,7 @@ BROKEN = [
     (
         "arguments",
         broken.Unchecked,
-        "Unchecked(every=-1) is taken: check arguments where the plugin is made",
+        "Unchecked(every=-1) is accepted: check arguments where the plugin is built",
     ),
     ("same_trace", broken.CountsTraces, "the step is not the same program"),
     ("same_trace", broken.KeepsTracer, "keeps a tracer in self.tracer"),
@@ -40,22 +40,22 @@ BROKEN = [
         broken.NeverBeginsAnew,
         "the second fit with one instance is not like the first",
     ),
-    ("resume", broken.Forgets, "is not the one that went through"),
+    ("resume", broken.Forgets, "is not the one that was not interrupted"),
     (
         "resume",
         broken.WritesOn,
-        "losses.txt in the run's directory is not the same after a run was resumed",
+        "losses.txt in the run directory is not the same after a run was resumed",
     ),
     (
         "resume",
         broken.TellsAnOldPlace,
-        "losses.txt in the run's directory is not the same after a run was resumed from step 5",
+        "losses.txt in the run directory is not the same after a run was resumed from step 5",
     ),
-    ("host_state", broken.NoJson, "get_host_state gives what is no JSON"),
+    ("host_state", broken.NoJson, "get_host_state returned something that is not JSON"),
     (
         "host_state",
         broken.RestoresNothing,
-        "get_host_state gave 1; after set_host_state into a new instance it gives",
+        "get_host_state returned 1; after set_host_state on a new instance it returns",
     ),
     (
         "fuse",
@@ -119,8 +119,8 @@ def test_compared_part_of_a_file_may_be_specified() -> None:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        ("rng", "'rng' is a name: give the class"),
-        (broken.Locked(), "cannot be copied: give its class"),
+        ("rng", "'rng' is a name: pass the class"),
+        (broken.Locked(), "cannot be copied: pass its class"),
     ],
 )
 def test_invalid_plugin_arguments_are_reported(plugin: Any, message: str) -> None:

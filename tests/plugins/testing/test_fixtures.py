@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fulgurite_testing import Memory
+from fulgurite_testing import InMemoryCheckpointer
 
 LIGHT = """
 import sys
@@ -45,23 +45,24 @@ def test_run_with_returns_the_result_and_messages(run_with: Any, record_events: 
     other.__dict__["instance"] = "other"
     result, events = run_with(other, steps=4)
     assert int(result.state.step) == 4
-    assert events.hooks() == other.hooks() == ["on_fit_start", "on_fit_end"]
-    assert [(record.source, record.step) for record in events.exact()] == [
+    assert events.list_hooks() == other.list_hooks() == ["on_fit_start", "on_fit_end"]
+    assert [(record.source, record.step) for record in events.list_exact_records()] == [
         ("train", 2),
         ("train", 4),
     ]
     assert events.events[-1].step == 4 and events.events[-1].arguments == {"result": result}
     np.testing.assert_array_equal(
-        result.history["train/loss"], [record.values["loss"] for record in events.exact()]
+        result.history["train/loss"],
+        [record.values["loss"] for record in events.list_exact_records()],
     )
 
 
 def test_run_with_resumes_a_run(run_with: Any, tmp_path: Path) -> None:
-    memory = Memory()
+    memory = InMemoryCheckpointer()
     run_with(memory, steps=4)
-    result, events = run_with(Memory(memory.kept), resume="latest")
+    result, events = run_with(InMemoryCheckpointer(memory.checkpoints), resume="latest")
     assert int(result.state.step) == 8
-    assert [record.step for record in events.exact()] == [6, 8]
+    assert [record.step for record in events.list_exact_records()] == [6, 8]
 
 
 def test_the_tiny_engine_takes_settings(tiny_engine: Any) -> None:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The public names come with the first one that is used: pytest imports this package in every
-    run, of tests that have nothing to do with jax as well."""
+    """Import the public names when the first one is used: pytest imports this package in every run,
+    also of tests that have nothing to do with jax."""
     if not name.startswith("__") and name != "api":
         globals().update({**vars(import_module("fulgurite_testing.api")), **globals()})
         if name in globals():

@@ -1,17 +1,17 @@
 """The public names."""
 
-from fulgurite_testing.bits import (
-    arrays as arrays,
-    assert_same_bits as assert_same_bits,
-    same_bits as same_bits,
-)
 from fulgurite_testing.check import (
     CHECKS as CHECKS,
     PluginFailure as PluginFailure,
     check_plugin as check_plugin,
 )
-from fulgurite_testing.events import Event as Event, Events as Events
-from fulgurite_testing.memory import Memory as Memory
+from fulgurite_testing.compare import (
+    assert_same_bits as assert_same_bits,
+    find_difference as find_difference,
+    get_arrays as get_arrays,
+)
+from fulgurite_testing.events import Event as Event, EventRecorder as EventRecorder
+from fulgurite_testing.memory import InMemoryCheckpointer as InMemoryCheckpointer
 from fulgurite_testing.tiny import (
     TinyModel as TinyModel,
     tiny_data as tiny_data,

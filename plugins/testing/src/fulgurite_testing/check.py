@@ -5,42 +5,46 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulgurite_testing.host import closes, no_sync
-from fulgurite_testing.processes import processes
-from fulgurite_testing.programs import compiled_once
-from fulgurite_testing.runs import (
-    arguments,
-    deterministic,
-    fuse,
-    hooks,
-    host_state,
-    results,
-    resume,
-    streams,
-    trains,
+from fulgurite_testing.compilation_cache import share_compiled_programs
+from fulgurite_testing.host_checks import check_closes, check_no_sync
+from fulgurite_testing.process_check import check_processes
+from fulgurite_testing.run_checks import (
+    check_arguments,
+    check_deterministic,
+    check_fuse,
+    check_hooks,
+    check_host_state,
+    check_results,
+    check_resume,
+    check_streams,
+    check_trains,
 )
-from fulgurite_testing.subject import Broken, Subject, said
+from fulgurite_testing.subject import CheckError, Subject, format_error
 from fulgurite_testing.tiny import TinyModel, tiny_data
-from fulgurite_testing.traces import no_captured_arrays, no_effects, same_trace
+from fulgurite_testing.trace_checks import (
+    check_no_captured_arrays,
+    check_no_effects,
+    check_same_trace,
+)
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
-    check.__name__: check
+    check.__name__.removeprefix("check_"): check
     for check in (
-        hooks,
-        arguments,
-        same_trace,
-        no_effects,
-        no_captured_arrays,
-        trains,
-        streams,
-        results,
-        deterministic,
-        resume,
-        host_state,
-        fuse,
-        no_sync,
-        closes,
-        processes,
+        check_hooks,
+        check_arguments,
+        check_same_trace,
+        check_no_effects,
+        check_no_captured_arrays,
+        check_trains,
+        check_streams,
+        check_results,
+        check_deterministic,
+        check_resume,
+        check_host_state,
+        check_fuse,
+        check_no_sync,
+        check_closes,
+        check_processes,
     )
 }
 """By name, in the order in which they run; the docstring of each says what it promises."""
@@ -50,16 +54,13 @@ class PluginFailure(AssertionError):
     """A plugin that breaks promises.
 
     Attributes:
-        failures: what was found, by the name of the check.
+        failures: the problems, by the name of the check.
     """
 
     def __init__(self, plugin: Any, failures: dict[str, str]) -> None:
         name = getattr(plugin, "__name__", type(plugin).__name__)
-        super().__init__(
-            "\n".join(
-                [f"{name} does not pass:", *(f"  {one}: {why}" for one, why in failures.items())]
-            )
-        )
+        problems = [f"  {check}: {problem}" for check, problem in failures.items()]
+        super().__init__("\n".join([f"{name} does not pass:", *problems]))
         self.failures = failures
 
 
@@ -76,15 +77,14 @@ def check_plugin(
     distributed: bool = False,
     timeout: float = 10.0,
 ) -> None:
-    """Trains tiny models with a plugin in every way that matters, and raises if it breaks a
-    promise.
+    """Train tiny models with a plugin in every way that matters, and raise if it breaks a promise.
 
     Args:
-        plugin: a class, or a function without arguments that makes one; or an instance, of which
-            each run gets a copy.
+        plugin: a class, or a function without arguments that builds the plugin; or an instance, of
+            which each run gets a copy.
         bad_arguments: sets of keyword arguments that its class must reject, each with a
             `FulguriteError` that names one.
-        beside: a function that makes the other plugins it needs.
+        beside: a function that builds the other plugins it needs.
         model, data: what to train; `data` is called for each run.
         skip, only: names of `CHECKS` to leave out, or to run alone.
         content: returns what to compare of a file that it writes, such as the rows of a database,
@@ -97,27 +97,29 @@ def check_plugin(
         PluginFailure: lists all problems found. After `hooks` or `trains` has failed, nothing else
             is tried.
     """
-    if unknown := {*skip, *(only or ())} - CHECKS.keys():
-        raise ValueError(f"there is no check {sorted(unknown)[0]!r}; there are {', '.join(CHECKS)}")
-    left_out = (
-        {*skip, *(() if distributed else ("processes",))}
-        if only is None
-        else CHECKS.keys() - {*only}
-    )
+    unknown = {*skip, *(only or ())} - CHECKS.keys()
+    if unknown:
+        raise ValueError(f"there is no check {min(unknown)!r}; there are {', '.join(CHECKS)}")
+    selected = CHECKS.keys() - {*skip} if only is None else {*only}
+    if only is None and not distributed:
+        selected -= {"processes"}
     failures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder, compiled_once():
+    with (
+        tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder,
+        share_compiled_programs(),
+    ):
         subject = Subject(
             plugin, beside, model, data, bad_arguments, timeout, Path(folder), content
         )
         for name, check in CHECKS.items():
-            if name in left_out:
+            if name not in selected:
                 continue
             try:
                 check(subject)
-            except Broken as found:
-                failures[name] = str(found)
+            except CheckError as error:
+                failures[name] = str(error)
             except Exception as error:
-                failures[name] = said(error)
+                failures[name] = format_error(error)
             if name in failures and name in ("hooks", "trains"):
                 break
     if failures:

@@ -1,4 +1,4 @@
-"""What a run told its plugins."""
+"""A plugin that records the calls of its hooks."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,17 +10,16 @@ import fulgurite as fg
 class Event:
     """A hook that was called.
 
-    Example:
-        from fulgurite_testing import Events, TinyModel, tiny_data, tiny_engine
-
-        recorded = Events()
-        tiny_engine(recorded).fit(TinyModel, tiny_data())
-        ends = [event.step for event in recorded.events if event.hook == "on_epoch_end"]
-
     Attributes:
         hook: its name.
         step: of the run.
-        arguments: the others that it was called with.
+        arguments: its other arguments by name.
+
+    Example:
+
+        from fulgurite_testing import Event
+
+        Event("on_epoch_end", step=5, arguments={"epoch": 0})
     """
 
     hook: str
@@ -29,83 +28,88 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class Events:
+class EventRecorder:
     """A plugin that keeps every event and every record.
 
-    Example:
-        from fulgurite_testing import Events, tiny_engine
+    Attributes:
+        events: in order.
+        records: in order.
 
-        recorded = Events()
-        engine = tiny_engine(recorded)
-        recorded.hooks()  # [], until the engine fits
+    Example:
+
+        from fulgurite_testing import EventRecorder, TinyModel, tiny_data, tiny_engine
+
+        recorder = EventRecorder()
+        tiny_engine(recorder).fit(TinyModel, tiny_data())
+        assert recorder.list_hooks()[-1] == "on_fit_end"
     """
 
     events: list[Event] = field(default_factory=list)
     records: list[fg.Record] = field(default_factory=list)
     plugin_name = "recorded_events"
 
-    def exact(self) -> list[fg.Record]:
-        """The records of the exact stream."""
+    def list_exact_records(self) -> list[fg.Record]:
+        """Return the records of the exact stream."""
         return [record for record in self.records if record.stream == "exact"]
 
-    def hooks(self) -> list[str]:
-        """The names of the events, in order."""
+    def list_hooks(self) -> list[str]:
+        """Return the names of the hooks that were called, in order."""
         return [event.hook for event in self.events]
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Keeps the event."""
-        self._note("on_fit_start", run)
+        """Record the event."""
+        self._record_event("on_fit_start", run)
 
     @fg.hookimpl
     def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
-        """Keeps the event."""
-        self._note("on_epoch_end", run, epoch=epoch)
+        """Record the event."""
+        self._record_event("on_epoch_end", run, epoch=epoch)
 
     @fg.hookimpl
     def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        """Keeps the event."""
-        self._note("on_evaluate_end", run, name=name, metrics=metrics)
+        """Record the event."""
+        self._record_event("on_evaluate_end", run, name=name, metrics=metrics)
 
     @fg.hookimpl
     def on_save(self, run: fg.Run, step: int) -> None:
-        """Keeps the event."""
-        self._note("on_save", run)
+        """Record the event."""
+        self._record_event("on_save", run)
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        """Keeps the event."""
-        self._note("on_restore", run)
+        """Record the event."""
+        self._record_event("on_restore", run)
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        """Keeps the event."""
-        self._note("on_exception", run, exception=exception)
+        """Record the event."""
+        self._record_event("on_exception", run, exception=exception)
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        """Keeps the event."""
-        self._note("on_fit_end", run, result=result)
+        """Record the event."""
+        self._record_event("on_fit_end", run, result=result)
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
-        """Keeps the record."""
+        """Keep the record."""
         self.records.append(record)
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
-        """Keeps the record."""
+        """Keep the record."""
         self.records.append(record)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
-        """Keeps the record."""
+        """Keep the record."""
         self.records.append(record)
 
     @fg.hookimpl
     def log_config(self, record: fg.Record) -> None:
-        """Keeps the record."""
+        """Keep the record."""
         self.records.append(record)
 
-    def _note(self, hook: str, run: fg.Run, **arguments: Any) -> None:
+    def _record_event(self, hook: str, run: fg.Run, **arguments: Any) -> None:
         self.events.append(Event(hook, run.step, arguments))

@@ -1,5 +1,4 @@
-"""A checkpointer that keeps snapshots in memory, as arrays and a JSON text: nothing else
-survives."""
+"""A checkpointer that keeps snapshots in memory, as arrays and JSON text: nothing else survives."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,54 +11,57 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import StateError
 
+from fulgurite_testing.compare import as_plain_array
+
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class InMemoryCheckpointer:
     """Saves at the end of a run and wherever a plugin asks for it, each step once.
 
-    Two instances with the same `kept` stand for two starts of one run.
+    Two instances with the same `checkpoints` stand for two starts of one run.
+
+    Attributes:
+        checkpoints: the arrays of the state by path, and the rest as JSON text, by step.
 
     Example:
-        from fulgurite_testing import Memory, TinyModel, tiny_data, tiny_engine
 
-        memory = Memory()
-        tiny_engine(memory, steps=4).fit(TinyModel, tiny_data())
-        tiny_engine(Memory(memory.kept)).fit(TinyModel, tiny_data(), resume="latest")
+        from fulgurite_testing import InMemoryCheckpointer, TinyModel, tiny_data, tiny_engine
+
+        first = InMemoryCheckpointer()
+        tiny_engine(first, steps=4).fit(TinyModel, tiny_data())
+        second = InMemoryCheckpointer(first.checkpoints)
+        tiny_engine(second, steps=8).fit(TinyModel, tiny_data(), resume="latest")
     """
 
-    kept: dict[int, tuple[dict[str, np.ndarray], str]] = field(default_factory=dict)
+    checkpoints: dict[int, tuple[dict[str, np.ndarray], str]] = field(default_factory=dict)
     plugin_name = "memory_checkpoints"
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
-        """Keeps the snapshot."""
-        if run.step in self.kept:
+        """Keep the snapshot."""
+        if run.step in self.checkpoints:
             return
-        plugins, snapshot = run.engine.plugins, run.snapshot()
+        plugins = run.engine.plugins
+        snapshot = run.snapshot()
         plugins.call("on_save", run.step, run=run, step=run.step)
-        for name, host in snapshot.host_states.items():
-            try:
-                json.dumps(host, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise StateError(
-                    f"plugin {name!r}, hook get_host_state gives what is no JSON ({error}): "
-                    f"numbers, texts, lists and "
-                    "dicts alone"
-                ) from error
+        for name, host_state in snapshot.host_states.items():
+            _check_json(name, host_state)
         futures = plugins.call("flush_logger", run.step, step=run.step)
         rest = {
-            "span": snapshot.step_range.to_json(),
-            "position": snapshot.data_position,
-            "pending": list(snapshot.pending_actions),
-            "host": snapshot.host_states,
+            "step_range": snapshot.step_range.to_json(),
+            "data_position": snapshot.data_position,
+            "pending_actions": list(snapshot.pending_actions),
+            "host_states": snapshot.host_states,
             "metrics": jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, snapshot.metrics)),
-            "asked": run.requested_length,
-            "positions": {plugin.name: future.result() for plugin, future in futures},
+            "requested_length": run.requested_length,
+            "logger_positions": {plugin.name: future.result() for plugin, future in futures},
         }
-        paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
-        # Copied: what JAX hands out on the CPU is its own memory, which the next step reuses.
-        held = {jax.tree_util.keystr(path): np.array(_plain(leaf)) for path, leaf in paths}
-        self.kept[run.step] = held, json.dumps(rest)
+        leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
+        # Copied: on the CPU JAX returns a view of its own memory, which the next step reuses.
+        arrays = {
+            jax.tree_util.keystr(path): np.array(as_plain_array(leaf)) for path, leaf in leaves
+        }
+        self.checkpoints[run.step] = (arrays, json.dumps(rest))
 
     @fg.hookimpl
     def restore_checkpoint(
@@ -71,40 +73,51 @@ class Memory:
             resume: a step, "latest", "auto", or a reference; its path is not looked at.
             template: a state of shapes.
         """
-        if not self.kept:
+        if not self.checkpoints:
             return None
         step = resume.step if isinstance(resume, fg.CheckpointRef) else resume
-        held, text = self.kept[step if isinstance(step, int) else max(self.kept)]
+        arrays, text = self.checkpoints[step if isinstance(step, int) else max(self.checkpoints)]
         rest = json.loads(text)
         state = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: _placed(held, path, leaf), template
+            lambda path, spec: _restore_leaf(arrays, path, spec), template
         )
         return fg.Snapshot(
             state,
-            fg.StepRange.from_json(rest["span"]),
-            data_position=rest["position"],
-            pending_actions=tuple(rest["pending"]),
-            host_states=rest["host"],
+            fg.StepRange.from_json(rest["step_range"]),
+            data_position=rest["data_position"],
+            pending_actions=tuple(rest["pending_actions"]),
+            host_states=rest["host_states"],
             metrics=rest["metrics"],
-            requested_length=tuple(rest["asked"]),
+            requested_length=tuple(rest["requested_length"]),
         )
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        """Has the loggers drop what came later."""
-        positions = json.loads(self.kept[step][1])["positions"]
-        for rewind in run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=positions[rewind.plugin.name])
+        """Have the loggers drop what came later.
+
+        Args:
+            run: the run.
+            step: of the checkpoint.
+        """
+        positions = json.loads(self.checkpoints[step][1])["logger_positions"]
+        for hook in run.engine.plugins.implementations("rewind_logger"):
+            hook(step, position=positions[hook.plugin.name])
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+def _check_json(plugin_name: str, host_state: Any) -> None:
+    try:
+        json.dumps(host_state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"plugin {plugin_name!r}: get_host_state returned something that is not JSON "
+            f"({error}): return numbers, strings, lists and dicts only"
+        ) from error
 
 
-def _placed(held: dict[str, np.ndarray], path: Any, like: Any) -> Any:
-    if not isinstance(like, jax.ShapeDtypeStruct):
-        return like
-    array = jnp.array(held[jax.tree_util.keystr(path)])
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+def _restore_leaf(arrays: dict[str, np.ndarray], path: Any, spec: Any) -> Any:
+    if not isinstance(spec, jax.ShapeDtypeStruct):
+        return spec
+    array = jnp.array(arrays[jax.tree_util.keystr(path)])
+    if jnp.issubdtype(spec.dtype, jax.dtypes.prng_key):
         array = jax.random.wrap_key_data(array)
-    return array if like.sharding is None else jax.device_put(array, like.sharding)
+    return array if spec.sharding is None else jax.device_put(array, spec.sharding)

@@ -1,4 +1,4 @@
-"""The plugin that is checked, and the runs of it that several checks look at."""
+"""The plugin that is checked, and its runs that several checks need."""
 
 import copy
 import functools
@@ -14,12 +14,12 @@ from typing import Any
 import fulgurite as fg
 from fulgurite.errors import FulguriteError
 
-from fulgurite_testing.events import Events
-from fulgurite_testing.memory import Memory
+from fulgurite_testing.events import EventRecorder
+from fulgurite_testing.memory import InMemoryCheckpointer
 from fulgurite_testing.tiny import STEPS, TinyModel, tiny_data, tiny_engine
-from fulgurite_testing.watched import watch
+from fulgurite_testing.watch import watch
 
-CLOSING = ("close_logger", "on_fit_end", "on_exception")
+CLOSING_HOOKS = ("close_logger", "on_fit_end", "on_exception")
 
 CHANGES_BY_NATURE = {
     "after_update",
@@ -31,53 +31,53 @@ CHANGES_BY_NATURE = {
     "make_update_rule",
     "wrap_update_rule",
 }
-"""Hooks that are there to change the numbers of a run."""
-
+"""Hooks whose purpose is to change the numbers of a run."""
 
 HALF = STEPS // 2
 
-HOST = ("event", "logger", "persistence")
+HOST_KINDS = ("event", "logger", "persistence")
 """Kinds of hooks that are called on the host."""
 
 
-class Broken(AssertionError):
-    """What one check has found."""
+class CheckError(AssertionError):
+    """A promise that a plugin breaks."""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A fit that came to its end.
+class FitRecord:
+    """A fit that is over.
 
     Attributes:
-        result: what it returned.
-        events: what its plugins were told.
-        plugin: the instance that took part, None where none did.
-        run: the run's directory.
-        memory: what was saved, unless the plugin itself is the checkpointer.
+        result: its result.
+        events: the recorder that took part.
+        plugin: the instance that took part, None for a fit without the plugin.
+        run_dir: the run directory.
+        memory: the checkpointer, unless the plugin itself is one.
     """
 
     result: fg.FitResult
-    events: Events
+    events: EventRecorder
     plugin: Any
-    run: Path
-    memory: Memory
+    run_dir: Path
+    memory: InMemoryCheckpointer
 
 
 @dataclass(eq=False)
 class Subject:
-    """What is checked, and where it trains.
+    """The plugin that is checked, and what it is trained with.
 
     Attributes:
-        given: a callable that makes the plugin, or a plugin, of which each run gets a copy.
-        beside: makes the other plugins that it needs.
-        model, data: what is trained, the latter made anew for each run.
-        bad_arguments: keyword arguments that its class must refuse.
+        plugin: a callable that builds the plugin, or a plugin, of which each run gets a copy.
+        beside: builds the other plugins that it needs.
+        model: the model, or a function of a key that builds it.
+        data: builds the data of each run.
+        bad_arguments: keyword arguments that its class must reject.
         timeout: seconds that it may take to close.
         folder: for run directories.
-        content: what counts of a file that it writes.
+        content: returns what to compare of a file that it writes.
     """
 
-    given: Any
+    plugin: Any
     beside: Callable[[], Sequence[Any]]
     model: Any
     data: Callable[[], Any]
@@ -88,73 +88,77 @@ class Subject:
     _runs: int = field(default=0, init=False)
 
     def make(self) -> Any:
-        """A new plugin."""
-        if callable(self.given):
-            return self.given()
+        """Return a new plugin."""
+        if callable(self.plugin):
+            return self.plugin()
         try:
-            return copy.deepcopy(self.given)
+            return copy.deepcopy(self.plugin)
         except TypeError as error:
-            raise Broken(
-                f"{self.given!r} cannot be copied: give its class, or a function that makes one"
+            raise CheckError(
+                f"{self.plugin!r} cannot be copied: pass its class, or a function that builds it"
             ) from error
 
     @functools.cached_property
     def hooks(self) -> set[str]:
-        """The names of the hooks that it implements."""
+        """Return the names of the hooks that it implements."""
         plugin = self.make()
         if isinstance(plugin, str | dict):
-            raise Broken(
-                f"{plugin!r} is a name: give the class of the plugin, or a function that makes one"
+            raise CheckError(
+                f"{plugin!r} is a name: pass the class of the plugin, or a function that builds it"
             )
         engine = tiny_engine(plugin, *self.beside())
-        registered = next(one for one in engine.plugins.plugins.values() if one.plugin is plugin)
+        (registered,) = (
+            entry for entry in engine.plugins.plugins.values() if entry.plugin is plugin
+        )
         return engine.plugins.get_hooks_of(registered)
 
     @functools.cached_property
-    def traced(self) -> bool:
-        """Whether anything of it is part of the compiled step."""
-        return not self.hooks <= {name for name, kind in _kinds().items() if kind in HOST} | {
-            "register_actions"
-        }
+    def is_traced(self) -> bool:
+        """Return whether any of its hooks is part of the compiled step."""
+        host_hooks = {name for name, kind in _get_hook_kinds().items() if kind in HOST_KINDS}
+        return not self.hooks <= host_hooks | {"register_actions"}
 
     @property
     def changes_results(self) -> bool:
-        """Whether it says that it changes the numbers of a run."""
+        """Return whether it says that it changes the numbers of a run."""
         return bool(self.hooks & CHANGES_BY_NATURE) or getattr(
             self.make(), "changes_results", False
         )
 
     @functools.cached_property
-    def ran(self) -> Ran:
-        """A fit of 8 steps with it."""
+    def first_fit(self) -> FitRecord:
+        """Return a fit of 8 steps with it."""
         return self.fit(self.make())
 
     @functools.cached_property
-    def again(self) -> "Again":
-        """The same fit once more, by another instance, watched as it closes."""
-        late: list[str] = []
+    def watched_fit(self) -> "WatchedFit":
+        """Return the same fit once more, with another instance, watched as it closes."""
+        late_hooks: list[str] = []
 
-        def around(name: str, call: Callable[[], Any]) -> Any:
-            task = _Limited(call)
-            if not task.done_within(self.timeout):
-                late.append(name)
-            return task.answer()
+        def call_with_timeout(name: str, call: Callable[[], Any]) -> Any:
+            task = _CallOnThread(call)
+            if not task.wait(self.timeout):
+                late_hooks.append(name)
+            return task.get_result()
 
         before = set(threading.enumerate())
-        ran = self.fit(watch(self.make(), CLOSING, around))
-        left = [one for one in threading.enumerate() if one not in before and not one.daemon]
-        for one in left:
-            one.join(self.timeout)
-        return Again(ran, late, [one.name for one in left if one.is_alive()])
+        fit_record = self.fit(watch(self.make(), CLOSING_HOOKS, call_with_timeout))
+        threads = [
+            thread for thread in threading.enumerate() if thread not in before and not thread.daemon
+        ]
+        for thread in threads:
+            thread.join(self.timeout)
+        running = [thread.name for thread in threads if thread.is_alive()]
+        return WatchedFit(fit_record, late_hooks, running)
 
     @functools.cached_property
-    def without(self) -> Ran:
-        """The same fit without it."""
-        alone = self.beside is list and (self.model, self.data) == (TinyModel, tiny_data)
-        return _tiny_alone() if alone else self.fit(None)
+    def fit_without_plugin(self) -> FitRecord:
+        """Return the same fit without it."""
+        is_default = self.beside is list and (self.model, self.data) == (TinyModel, tiny_data)
+        return _fit_tiny_model() if is_default else self.fit(None)
 
-    def directory(self) -> Path:
-        """A run directory of its own."""
+    def create_run_dir(self) -> Path:
+        """Return a new path for a run directory."""
         self._runs += 1
         return self.folder / f"run-{self._runs}"
 
@@ -162,51 +166,68 @@ class Subject:
         self,
         plugin: Any,
         *,
-        run: Path | None = None,
-        memory: Memory | None = None,
+        run_dir: Path | None = None,
+        memory: InMemoryCheckpointer | None = None,
         resume: Any = None,
         others: Sequence[Any] = (),
         **settings: Any,
-    ) -> Ran:
-        """Trains with a plugin, or without any, in `run` or a directory of its own. It is saved
-        after half of the steps."""
-        run = self.directory() if run is None else run
-        events, memory = Events(), memory or Memory()
-        keeps = not self.hooks & {"save_checkpoint", "restore_checkpoint"}
-        companions = [*self.beside(), *others, Saving(HALF), events, *([memory] if keeps else [])]
-        engine = tiny_engine(
-            *([] if plugin is None else [plugin]), *companions, run_dir=run, **settings
-        )
+    ) -> FitRecord:
+        """Return a fit that is saved after half of the steps.
+
+        Args:
+            plugin: the instance that takes part; None for a fit without the plugin.
+            run_dir: the run directory; a new one by default.
+            memory: the checkpointer; a new one by default.
+            resume: as in `engine.fit`.
+            others: further plugins.
+            settings: of the engine.
+        """
+        if run_dir is None:
+            run_dir = self.create_run_dir()
+        events = EventRecorder()
+        memory = memory or InMemoryCheckpointer()
+        plugins = [] if plugin is None else [plugin]
+        plugins += [*self.beside(), *others, SaveAt(HALF), events]
+        if not self.hooks & {"save_checkpoint", "restore_checkpoint"}:
+            plugins.append(memory)
+        engine = tiny_engine(*plugins, run_dir=run_dir, **settings)
         with warnings.catch_warnings():
-            # A logger that fails warns; `result.failures` says so as well, and that is looked at.
+            # A logger that fails warns, and is in `result.failures`, which the checks read.
             warnings.filterwarnings("ignore", category=UserWarning)
             result = engine.fit(self.model, self.data(), resume=resume)
-        return Ran(result, events, plugin, run, memory)
+        return FitRecord(result, events, plugin, run_dir, memory)
 
 
 @dataclass(frozen=True)
-class Again:
-    """A fit that was watched: hooks that did not come back in time, and threads that were left."""
+class WatchedFit:
+    """A fit that was watched as it closed.
 
-    ran: Ran
-    late: list[str]
-    left: list[str]
+    Attributes:
+        fit_record: the fit.
+        late_hooks: the hooks that did not return in time.
+        running_threads: the threads that were left.
+    """
+
+    fit_record: FitRecord
+    late_hooks: list[str]
+    running_threads: list[str]
 
 
-class _Limited:
-    """A call on a thread of its own, which is given up after a while."""
+class _CallOnThread:
+    """A call on its own thread, which is abandoned after a timeout."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._future: Future[Any] = Future()
         self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
         self._thread.start()
 
-    def done_within(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
+        """Wait for the call, and return whether it is done."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def answer(self) -> Any:
-        """What the call gave, or None if it was given up; raises what it raised."""
+    def get_result(self) -> Any:
+        """Return the result of the call, or None if it is not done; raise what it raised."""
         return self._future.result() if self._future.done() else None
 
     def _run(self, call: Callable[[], Any]) -> None:
@@ -217,34 +238,38 @@ class _Limited:
 
 
 @functools.cache
-def _kinds() -> dict[str, str]:
+def _get_hook_kinds() -> dict[str, str]:
     hooks = tiny_engine().plugins.hooks
     return {name: metadata.kind for name, metadata in hooks.items()}
 
 
 @functools.cache
-def _tiny_alone() -> Ran:
+def _fit_tiny_model() -> FitRecord:
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder:
-        subject = Subject(Saving(HALF), list, TinyModel, tiny_data, (), 10.0, Path(folder))
+        subject = Subject(SaveAt(HALF), list, TinyModel, tiny_data, (), 10.0, Path(folder))
         return subject.fit(None)
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Saves at a step, once everything else there is done."""
+class SaveAt:
+    """Saves at a step, after everything else there.
+
+    Attributes:
+        instance: the step.
+    """
 
     instance: int
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """One save."""
+        """Save at that step."""
         return [
             fg.ScheduledAction("save", fg.At(self.instance), lambda run: run.save(), stage="save")
         ]
 
 
-def said(error: BaseException) -> str:
-    """An exception in one line, with its notes."""
+def format_error(error: BaseException) -> str:
+    """Return an exception in one line, with its notes."""
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    kind = "" if isinstance(error, FulguriteError | Broken) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, FulguriteError | CheckError) else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"

@@ -29,7 +29,7 @@ class TinyModel(fg.Module):
         self.linear = eqx.nn.Linear(4, 3, key=key)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        """Cross entropy."""
+        """Return the cross entropy."""
         noise = 0.1 * jax.random.normal(ctx.key(), batch["x"].shape)
         logits = jax.vmap(self.linear)(batch["x"] + noise)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -39,13 +39,13 @@ class TinyModel(fg.Module):
         )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
-        """Gradient descent whose learning rate can be read."""
+        """Return gradient descent whose learning rate can be read."""
         return optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)
 
 
 def tiny_data() -> fg.ArrayData:
-    """Five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label` int32
-    (batch,)."""
+    """Return five batches of four examples an epoch, shuffled: `x` float32 (batch, 4) and `label`
+    int32 (batch,)."""
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     return fg.ArrayData(
         {"x": x, "label": (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)}, 4, shuffle=True

@@ -1,4 +1,4 @@
-"""Compiled programs, kept for all runs of the checks."""
+"""Compiled programs, shared by all runs of the checks."""
 
 import atexit
 import functools
@@ -10,25 +10,27 @@ from contextlib import contextmanager
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-KEPT = {
+CACHE_EVERYTHING = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
 
 @contextmanager
-def compiled_once() -> Iterator[None]:
-    """Has JAX compile programs that are alike once in this process, as most of those of the checks
-    are. Where it keeps programs in a directory already, that one is used."""
+def share_compiled_programs() -> Iterator[None]:
+    """Have JAX compile equal programs once in this process; most programs of the checks are equal.
+
+    Where JAX keeps programs in a directory already, that one is used.
+    """
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         yield
         return
-    before = {name: getattr(jax.config, name) for name in KEPT}
-    # JAX has noted that there is none, where something was compiled before.
+    before = {name: getattr(jax.config, name) for name in CACHE_EVERYTHING}
+    # If something was compiled before, JAX remembers that there is no cache.
     compilation_cache.reset_cache()
     compilation_cache.set_cache_dir(_directory())
     try:
-        for name, value in KEPT.items():
+        for name, value in CACHE_EVERYTHING.items():
             jax.config.update(name, value)
         yield
     finally:

@@ -1,5 +1,8 @@
-"""Run by the check `processes`: one of two processes that train the tiny model with a plugin, made
-by a function of a file. `python -m fulgurite_testing.together PORT RUN FILE FUNCTION PROCESS`."""
+"""One of the two processes of the check `processes`.
+
+It trains the tiny model with a plugin that a function of a file builds:
+`python -m fulgurite_testing.process_worker PORT RUN_DIR FILE FUNCTION PROCESS`.
+"""
 
 import hashlib
 import importlib
@@ -18,15 +21,15 @@ from fulgurite_sharding import MeshStrategy
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from fulgurite_testing.bits import arrays
+from fulgurite_testing.compare import get_arrays
 from fulgurite_testing.tiny import TinyModel, tiny_data, tiny_engine
 
-SIZE = 2**16
+MESSAGE_SIZE = 2**16
 """Bytes of a message between the processes."""
 
 
 class CollectiveSync(fg.ProcessSync):
-    """Agrees by collectives, one message a process."""
+    """Synchronizes by collectives, with one message per process."""
 
     def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
         gathered = self.all_gather("requests", sorted(requests))
@@ -36,13 +39,13 @@ class CollectiveSync(fg.ProcessSync):
         return self.all_gather("decided", fn() if jax.process_index() == 0 else None)[0]
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
-        text = json.dumps(value).encode().ljust(SIZE)
+        text = json.dumps(value).encode().ljust(MESSAGE_SIZE)
         gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
         return [json.loads(bytes(message)) for message in np.asarray(gathered)]
 
 
 class DataParallelStrategy(MeshStrategy):
-    """Keeps every array whole on both processes, and divides batches."""
+    """Replicates the state on both processes, and divides batches."""
 
     def get_state_shardings(self, state: fg.TrainState) -> Any:
         return jax.tree.map(
@@ -53,8 +56,8 @@ class DataParallelStrategy(MeshStrategy):
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, PartitionSpec("data")), batch)
 
 
-class BothProcesses:
-    """Trains one model in both processes."""
+class TwoProcesses:
+    """Trains one model in both processes, for plugins without a strategy of their own."""
 
     @fg.hookimpl
     def sharding_strategy(self) -> fg.ShardingStrategy:
@@ -62,42 +65,53 @@ class BothProcesses:
         return DataParallelStrategy(mesh, CollectiveSync())
 
 
-def main(port: str, run: str, file: str, function: str, process: str) -> None:
-    """Trains, and prints a digest of the state."""
+def main(port: str, run_dir: str, file: str, function: str, process: str) -> None:
+    """Train, and print a digest of the state.
+
+    Args:
+        port: of the coordinator.
+        run_dir: the run directory of both processes.
+        file: the path of a Python file.
+        function: the qualified name of what builds the plugin in that file.
+        process: the index of this process, 0 or 1.
+    """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process), initialization_timeout=120)
-    plugin = load(file, function)()
-    marked = {
-        name
-        for name in dir(type(plugin))
-        if hasattr(getattr(type(plugin), name, None), "fulgurite_impl")
-    }
-    beside = [] if "sharding_strategy" in marked else [BothProcesses()]
-    result = tiny_engine(plugin, *beside, run_dir=run).fit(TinyModel, tiny_data())
+    plugin = load_function(file, function)()
+    strategy = getattr(type(plugin), "sharding_strategy", None)
+    companions = [] if hasattr(strategy, "fulgurite_impl") else [TwoProcesses()]
+    result = tiny_engine(plugin, *companions, run_dir=run_dir).fit(TinyModel, tiny_data())
     if result.failures:
         raise SystemExit(f"failed: {result.failures}")
     digest = hashlib.sha256()
-    for path, array in arrays(jax.tree.map(_whole, (result.module, result.state.step))).items():
+    for path, array in get_arrays(
+        jax.tree.map(_as_whole_array, (result.module, result.state.step))
+    ).items():
         digest.update(path.encode() + array.tobytes())
     print("state", digest.hexdigest(), flush=True)
 
 
-def load(file: str, function: str) -> Callable[[], Any]:
-    """What a file calls `function`."""
+def load_function(file: str, function: str) -> Callable[[], Any]:
+    """Import a file as a module, with its packages, and return one of its functions or classes.
+
+    Args:
+        file: the path of a Python file.
+        function: the qualified name.
+    """
     path = Path(file)
     package = path.parent
     while (package / "__init__.py").is_file():
         package = package.parent
     sys.path.insert(0, str(package))
     name = ".".join(path.with_suffix("").relative_to(package).parts)
-    found: Any = importlib.import_module(name)
+    value: Any = importlib.import_module(name)
     for part in function.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
-def _whole(leaf: Any) -> Any:
-    """An array of both processes as NumPy's; each may hold but a part of it."""
+def _as_whole_array(leaf: Any) -> Any:
+    """Return an array of both processes as a NumPy array; each process may hold a part of it."""
     if not isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf.sharding, NamedSharding):
@@ -110,7 +124,7 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except BaseException:
-        # JAX would wait for the other process on the way out, and that one for this.
+        # JAX would wait for the other process at exit, and that one for this.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
