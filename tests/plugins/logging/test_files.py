@@ -47,7 +47,7 @@ def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
     )
     assert (tmp_path / "telemetry.jsonl").read_bytes() == (
         b'{"attempt":2,"kind":"scalars","source":"train","step":2,"values":'
-        b'{"steps_per_second":{"$float":"inf"}},"wall":1.5}\n'
+        b'{"steps_per_second":{"$float":"inf"}},"wall_time":1.5}\n'
     )
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert math.isnan(loads(lines[0])["values"]["accuracy"])

@@ -21,7 +21,7 @@ class JSONLLogger(FileLogger):
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
-    once. `telemetry.jsonl` holds the rest, with `attempt` and `wall` (seconds since 1970); it only
+    once. `telemetry.jsonl` holds the rest, with `attempt` and `wall_time` (seconds since 1970); it only
     grows. `fulgurite_runs.json_codec.loads` reads a line.
 
     Example:
@@ -69,7 +69,7 @@ class JSONLBackend:
         }
         file = self._exact
         if record.stream == "telemetry":
-            line |= {"attempt": record.attempt, "wall": record.wall_time}
+            line |= {"attempt": record.attempt, "wall_time": record.wall_time}
             file = self._telemetry
         file.append(json_codec.dumps(line, sort_keys=True) + "\n")
 

@@ -25,7 +25,7 @@ class CSVLogger(FileLogger):
     """Write scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run
-    continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall`. A
+    continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall_time`. A
     name that first appears later becomes a new column, empty in the rows before: the file is
     rewritten and replaces the old one atomically. A number that is not finite is `nan`, `inf` or
     `-inf`; arrays are JSON.
@@ -49,7 +49,7 @@ class CSVBackend:
 
     def __init__(self, folder: Path, position: Any) -> None:
         self._exact = Table(folder / EXACT_FILE, ["step"])
-        self._telemetry = Table(folder / TELEMETRY_FILE, ["attempt", "wall", "step"])
+        self._telemetry = Table(folder / TELEMETRY_FILE, ["attempt", "wall_time", "step"])
         if position is not None:
             self._exact.rewind(get_entry(position, EXACT_FILE))
 
@@ -57,7 +57,7 @@ class CSVBackend:
         cells: dict[str, Any] = {"step": record.step}
         table = self._exact
         if record.stream == "telemetry":
-            cells |= {"attempt": record.attempt, "wall": record.wall_time}
+            cells |= {"attempt": record.attempt, "wall_time": record.wall_time}
             table = self._telemetry
         for name in sorted(record.values):
             cells[_join_lines(f"{record.source}/{name}")] = record.values[name]
