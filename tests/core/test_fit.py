@@ -239,7 +239,7 @@ def test_case_33_n_steps_are_exactly_n_updates(fuse: int) -> None:
 def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
     events = Events()
     result = fg.Engine(epochs=3, plugins=[events]).fit(Counting, Epochs((10, 12, 8)))
-    assert [(epoch, step, span.stop) for epoch, step, span in events.epochs] == [
+    assert [(epoch, step, step_range.stop) for epoch, step, step_range in events.epochs] == [
         (0, 10, 30),
         (1, 22, 34),
         (2, 30, 30),
@@ -257,7 +257,11 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
     fg.Engine(epochs=3, steps_per_execution=8, plugins=[events, *actions]).fit(
         Counting, Epochs((10, 12, 8))
     )
-    assert [(step, span.stop) for _, step, span in events.epochs] == [(10, 30), (22, 34), (30, 30)]
+    assert [(step, step_range.stop) for _, step, step_range in events.epochs] == [
+        (10, 30),
+        (22, 34),
+        (30, 30),
+    ]
     assert ends == [22, -30]
 
 
@@ -278,7 +282,10 @@ def test_a_second_fit_of_epochs_counts_its_own() -> None:
     second = fg.Engine(steps=99, plugins=[events]).fit(
         data=Epochs((3, 5)), state=first.state, epochs=2
     )
-    assert [(epoch, step, span.start, span.stop) for epoch, step, span in events.epochs] == [
+    assert [
+        (epoch, step, step_range.start, step_range.stop)
+        for epoch, step, step_range in events.epochs
+    ] == [
         (0, 7, 4, 10),
         (1, 12, 4, 12),
     ]
@@ -286,10 +293,10 @@ def test_a_second_fit_of_epochs_counts_its_own() -> None:
 
 
 def test_epochs_of_data_with_a_length_end_as_planned() -> None:
-    spans = []
-    plugin = Act(fg.AtStart(), lambda run: spans.append(run.step_range))
+    step_ranges = []
+    plugin = Act(fg.AtStart(), lambda run: step_ranges.append(run.step_range))
     result = fg.Engine(epochs=2, limit_train_batches=3, plugins=[plugin]).fit(Counting, classes(64))
-    assert spans == [fg.StepRange(0, 6)] and int(result.state.step) == 6
+    assert step_ranges == [fg.StepRange(0, 6)] and int(result.state.step) == 6
 
 
 def test_case_12_data_that_ends_early() -> None:
@@ -303,15 +310,15 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
 
 
 def test_second_fit_continues_the_first() -> None:
-    spans = []
+    step_ranges = []
     plugin = Act(
         fg.AtStart() | fg.AtEnd(),
-        lambda run: spans.append((run.step, run.step_range.start, run.step_range.stop)),
+        lambda run: step_ranges.append((run.step, run.step_range.start, run.step_range.stop)),
     )
     engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)
     first = engine.fit(Classifier, data)
     second = engine.fit(data=data, state=first.state, steps=9)
-    assert spans == [(0, 0, 6), (6, 0, 6), (6, 6, 15), (15, 6, 15)]
+    assert step_ranges == [(0, 0, 6), (6, 0, 6), (6, 6, 15), (15, 6, 15)]
     assert first.history.steps("train/loss").tolist() == [4, 6]
     assert second.history.steps("train/loss").tolist() == [8, 12, 15]
     whole = fg.Engine(steps=15, log_every=4).fit(Classifier, data)

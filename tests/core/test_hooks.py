@@ -256,8 +256,8 @@ class Scaling(fg.UpdateRule):
         )
         return new.replace(module=scaled), output
 
-    def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
-        return self.rule.for_step(step, span) if int(step) >= self.until else self
+    def for_step(self, step: Any, step_range: fg.StepRange) -> fg.UpdateRule:
+        return self.rule.for_step(step, step_range) if int(step) >= self.until else self
 
 
 def scaled(name: str, factor: float, until: int) -> Any:
@@ -293,7 +293,7 @@ def test_update_rule_that_changes_at_each_call_is_recompiled() -> None:
     references: list[weakref.ref[fg.UpdateRule]] = []
 
     class Growing(Scaling):
-        def for_step(self, step: Any, span: fg.StepRange) -> fg.UpdateRule:
+        def for_step(self, step: Any, step_range: fg.StepRange) -> fg.UpdateRule:
             rule = Growing(self.rule, float(step) + 1, self.until)
             references.append(weakref.ref(rule))
             return rule

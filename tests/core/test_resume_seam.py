@@ -67,7 +67,7 @@ class Memory:
             for logger, future in plugins.call("flush_logger", run.step, step=run.step)
         }
         rest = {
-            "span": snapshot.step_range.to_json(),
+            "step_range": snapshot.step_range.to_json(),
             "position": snapshot.data_position,
             "pending": list(snapshot.pending_actions),
             "host": snapshot.host_states,
@@ -90,10 +90,10 @@ class Memory:
         state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _placed(snapshot.arrays, path, leaf), template
         )
-        span = fg.StepRange.from_json(rest["span"])
+        step_range = fg.StepRange.from_json(rest["step_range"])
         return fg.Snapshot(
             state,
-            span,
+            step_range,
             rest["position"],
             tuple(rest["pending"]),
             rest["host"],
@@ -341,20 +341,20 @@ def test_run_with_replaced_weights_continues_counting_and_resumes_exactly() -> N
 
 @pytest.mark.full
 def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
-    """Its span and the order of its data depend on the step at which it began."""
+    """Its step range and the order of its data depend on the step at which it began."""
     data, settings = regression(60, 8, shuffle=True), {"steps": 7, "log_every": None}
 
     def second(*plugins: Any) -> fg.FitResult:
         first = engine(**settings).fit(Learner, data)
         return engine(*plugins, **settings).fit(data=data, state=first.state)
 
-    memory, spans = Memory(), []
+    memory, step_ranges = Memory(), []
     with pytest.raises(Killed):
         second(memory, Act(fg.At(12), crash))
-    look = Act(fg.AtEnd(), lambda run: spans.append(run.step_range))
+    look = Act(fg.AtEnd(), lambda run: step_ranges.append(run.step_range))
     resumed = engine(memory, look, **settings).fit(Learner, data, resume=LATEST)
     assert_same_bits(resumed.state, second().state)
-    assert [(span.start, span.stop) for span in spans] == [(7, 14)]
+    assert [(step_range.start, step_range.stop) for step_range in step_ranges] == [(7, 14)]
 
 
 @pytest.mark.parametrize(("path", "stays"), [(None, True), ("run", True), ("other", False)])
@@ -426,7 +426,7 @@ def test_data_continues_after_the_last_batch_of_the_checkpoint(source: str) -> N
     assert float(resumed.module.weight) == -12
 
 
-# --- span and triggers
+# --- step range and triggers
 # ------------------------------------------------------------------------------------------------
 
 
@@ -456,7 +456,7 @@ class Triggers:
 
 @pytest.mark.parametrize("length", [{"steps": 12}, {"epochs": 4}])
 def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> None:
-    """The span is that of the fit: three times in 12 steps, epochs counted from its beginning, one
+    """The step range is that of the fit: three times in 12 steps, epochs counted from its beginning, one
     start, one end."""
     data, memory = numbers([0], [0], [0]), Memory()
     before, after = Triggers(), Triggers()

@@ -27,20 +27,20 @@ from hypothesis import given, strategies as st
 
 
 def collect_steps(
-    trigger: Trigger, span: StepRange, after: int | None = None, until: int = 10_000
+    trigger: Trigger, step_range: StepRange, after: int | None = None, until: int = 10_000
 ) -> list[int]:
     """The steps that asking again and again gives; a fresh fit unless `after` says where it was
     resumed."""
     steps: list[int] = []
-    step = span.start - 1 if after is None else after
-    while (step := trigger.next(step, span)) is not None and step <= until:
+    step = step_range.start - 1 if after is None else after
+    while (step := trigger.next(step, step_range)) is not None and step <= until:
         steps.append(step)
     return steps
 
 
 def simulate(
     trigger: Trigger,
-    span: StepRange,
+    step_range: StepRange,
     begin: int | None = None,
     step_time: float = 1.0,
     action_time: float = 0.0,
@@ -48,12 +48,12 @@ def simulate(
     """(step, time) of each action in a loop whose clock starts at 0, asked at every step
     boundary."""
     now, steps = 0.0, []
-    begin = span.start if begin is None else begin
+    begin = step_range.start if begin is None else begin
     armed = TriggerState(trigger, begin, now)
-    assert span.stop is not None
-    for step in range(begin + 1, span.stop + 1):
+    assert step_range.stop is not None
+    for step in range(begin + 1, step_range.stop + 1):
         now += step_time
-        if armed.is_due(step, span, now):
+        if armed.is_due(step, step_range, now):
             steps.append((step, now))
             now += action_time
             armed.mark_done(step, now)
@@ -184,8 +184,8 @@ def test_case_08_first_steps_and_first_steps_after_start() -> None:
     ]
 
     armed = TriggerState(FirstStepsAfterStart(2) | At(150), 100, 0.0)
-    span = StepRange(0, 200)
-    assert [armed.next_step(after, span) for after in (99, 100, 101, 102, 150)] == [
+    step_range = StepRange(0, 200)
+    assert [armed.next_step(after, step_range) for after in (99, 100, 101, 102, 150)] == [
         101,
         101,
         102,
@@ -212,13 +212,13 @@ def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
 
 
 def test_at_start_fires_only_in_a_new_fit() -> None:
-    span = StepRange(50, 60)
-    assert collect_steps(AtStart() | Every(4), span) == [50, 52, 56, 60]
-    assert collect_steps(AtStart() | Every(4), span, after=50) == [52, 56, 60]
+    step_range = StepRange(50, 60)
+    assert collect_steps(AtStart() | Every(4), step_range) == [50, 52, 56, 60]
+    assert collect_steps(AtStart() | Every(4), step_range, after=50) == [52, 56, 60]
     armed = TriggerState(AtStart(), 50, 0.0)
-    assert armed.next_step(49, span) == 50
-    assert armed.is_due(50, span, 0.0)
-    assert not armed.is_due(51, span, 1.0)
+    assert armed.next_step(49, step_range) == 50
+    assert armed.is_due(50, step_range, 0.0)
+    assert not armed.is_due(51, step_range, 1.0)
 
 
 def test_at_end_follows_the_stop_of_the_range() -> None:
@@ -226,16 +226,16 @@ def test_at_end_follows_the_stop_of_the_range() -> None:
     assert AtEnd().next(5, StepRange(0, 9)) == 9
     assert AtEnd().next(9, StepRange(0, 9)) is None
     assert AtEnd().next(-1, StepRange(0, 0)) is None
-    # stopped at 7 by a plugin: the loop asks with the span that now ends there
+    # stopped at 7 by a plugin: the loop asks with the step range that now ends there
     assert TriggerState(AtEnd(), 0, 0.0).is_due(7, StepRange(0, 7), 0.0)
 
 
 def test_every_epoch_counts_the_known_ends_from_the_first() -> None:
-    span = StepRange(0, 50, (10, 22, 30, 40, 50))
-    assert collect_steps(EveryEpoch(), span) == [10, 22, 30, 40, 50]
-    assert collect_steps(EveryEpoch(2), span) == [22, 40]
-    assert collect_steps(EveryEpoch(2), span, after=22) == [40]
-    assert collect_steps(EveryEpoch(2), span, after=23) == [40]
+    step_range = StepRange(0, 50, (10, 22, 30, 40, 50))
+    assert collect_steps(EveryEpoch(), step_range) == [10, 22, 30, 40, 50]
+    assert collect_steps(EveryEpoch(2), step_range) == [22, 40]
+    assert collect_steps(EveryEpoch(2), step_range, after=22) == [40]
+    assert collect_steps(EveryEpoch(2), step_range, after=23) == [40]
     assert EveryEpoch().next(50, StepRange(0, None, (10, 50))) is None
 
 
@@ -246,8 +246,8 @@ def test_at_sorts_its_steps() -> None:
 
 
 def test_step_range_survives_json() -> None:
-    for span in (StepRange(3, None), StepRange(0, 30, (10, 20, 30))):
-        assert StepRange.from_json(json.loads(json.dumps(span.to_json()))) == span
+    for step_range in (StepRange(3, None), StepRange(0, 30, (10, 20, 30))):
+        assert StepRange.from_json(json.loads(json.dumps(step_range.to_json()))) == step_range
 
 
 def test_or_flattens_and_shows_its_parts() -> None:
@@ -288,17 +288,17 @@ def test_triggers_on_clocks_and_processes_are_not_exact() -> None:
 
 
 def test_the_loop_knows_the_earliest_deadline() -> None:
-    span = StepRange(0, 100)
+    step_range = StepRange(0, 100)
     armed = TriggerState(EverySeconds(10) | EverySeconds(4) | Every(50), 0, now=100.0)
     assert armed.deadline() == 104
-    assert not armed.is_due(1, span, 103.9)
-    assert armed.is_due(2, span, 104.0)
+    assert not armed.is_due(1, step_range, 103.9)
+    assert armed.is_due(2, step_range, 104.0)
     armed.mark_done(2, 105.0)
     assert armed.deadline() == 109
-    assert armed.is_due(3, span, 110.0)  # both clocks
+    assert armed.is_due(3, step_range, 110.0)  # both clocks
     armed.mark_done(3, 111.0)
     assert armed.deadline() == 115
-    assert armed.is_due(50, span, 112.0)  # the step rule alone: no clock restarts
+    assert armed.is_due(50, step_range, 112.0)  # the step rule alone: no clock restarts
     armed.mark_done(50, 113.0)
     assert armed.deadline() == 115
 
@@ -341,17 +341,17 @@ def build_range(origin: int, length: int | None, epochs: list[int]) -> StepRange
 def test_next_is_pure_and_returns_a_later_step_within_the_range(
     trigger: Trigger, origin: int, length: int | None, epochs: list[int], after: int
 ) -> None:
-    span = build_range(origin, length, epochs)
-    step = trigger.next(after, span)
-    assert trigger.next(after, span) == step
+    step_range = build_range(origin, length, epochs)
+    step = trigger.next(after, step_range)
+    assert trigger.next(after, step_range) == step
     if step is not None:
         assert step > after
         assert step >= origin if isinstance(trigger, AtStart) else step > origin
-        assert span.stop is None or step <= span.stop
+        assert step_range.stop is None or step <= step_range.stop
         # it is the first: asking from any place before it gives the same
-        assert {trigger.next(between, span) for between in range(max(after, step - 50), step)} == {
-            step
-        }
+        assert {
+            trigger.next(between, step_range) for between in range(max(after, step - 50), step)
+        } == {step}
 
 
 @given(
@@ -360,16 +360,16 @@ def test_next_is_pure_and_returns_a_later_step_within_the_range(
 def test_or_does_not_depend_on_order_or_grouping(
     parts: list[Trigger], origin: int, length: int, epochs: list[int], data: st.DataObject
 ) -> None:
-    span = build_range(origin, length, epochs)
+    step_range = build_range(origin, length, epochs)
     first, *others = data.draw(st.permutations(parts))
     nested = first
     for part in others:
         nested = part | nested
-    assert collect_steps(Or(parts), span) == collect_steps(nested, span)
-    assert collect_steps(nested, span) == sorted(
-        {step for part in parts for step in collect_steps(part, span)}
+    assert collect_steps(Or(parts), step_range) == collect_steps(nested, step_range)
+    assert collect_steps(nested, step_range) == sorted(
+        {step for part in parts for step in collect_steps(part, step_range)}
     )
-    assert simulate(Or(parts), span) == simulate(nested, span)
+    assert simulate(Or(parts), step_range) == simulate(nested, step_range)
 
 
 @given(st.integers(1, 400), st.integers(0, 1000), st.integers(1, 400))

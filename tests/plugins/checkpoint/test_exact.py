@@ -182,15 +182,17 @@ def test_host_states_and_metrics_survive_and_a_complete_run_can_be_extended(
         def set_host_state(self, state: Any, version: int) -> None:
             self.count, self.version = state["count"], version
 
-    first, second, spans = Patience(), Patience(), []
+    first, second, step_ranges = Patience(), Patience(), []
     first.count = 7
     counting(tmp_path, first, Scores((0.25,), fg.At(2)), steps=2)
-    look = Act(fg.AtEnd(), lambda run: spans.append((run.step_range.stop, run.metrics["test"])))
+    look = Act(
+        fg.AtEnd(), lambda run: step_ranges.append((run.step_range.stop, run.metrics["test"]))
+    )
     assert RunDirectory(tmp_path).is_complete
     again = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=2, resume="auto")
-    assert (second.count, second.version, int(again.state.step), spans) == (7, 2, 2, [])
+    assert (second.count, second.version, int(again.state.step), step_ranges) == (7, 2, 2, [])
     longer = counting(tmp_path, second, Scores((), fg.At(99)), look, steps=4, resume="auto")
-    assert (float(longer.module.weight), spans) == (-4, [(4, {"score": 0.25})])
+    assert (float(longer.module.weight), step_ranges) == (-4, [(4, {"score": 0.25})])
 
 
 def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:

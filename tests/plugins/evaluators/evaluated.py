@@ -130,7 +130,7 @@ class Disk(RunPlugin):
         arrays = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
         np.savez(target / "arrays.npz", **arrays)  # type: ignore[arg-type]
         rest = {
-            "span": snapshot.step_range.to_json(),
+            "step_range": snapshot.step_range.to_json(),
             "position": snapshot.data_position,
             "pending": list(snapshot.pending_actions),
         }
@@ -163,7 +163,10 @@ class Disk(RunPlugin):
             )
         rest = json.loads((path / "rest.json").read_text())
         return fg.Snapshot(
-            state, fg.StepRange.from_json(rest["span"]), rest["position"], tuple(rest["pending"])
+            state,
+            fg.StepRange.from_json(rest["step_range"]),
+            rest["position"],
+            tuple(rest["pending"]),
         )
 
 

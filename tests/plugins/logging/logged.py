@@ -92,7 +92,7 @@ class Keeper:
         arrays: dict[str, Any] = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in paths}
         np.savez(folder / f"{run.step}.npz", **arrays)
         rest = {
-            "span": snapshot.step_range.to_json(),
+            "step_range": snapshot.step_range.to_json(),
             "position": snapshot.data_position,
             "positions": positions,
         }
@@ -114,7 +114,7 @@ class Keeper:
         state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _placed(arrays, path, leaf), template
         )
-        return fg.Snapshot(state, fg.StepRange.from_json(rest["span"]), rest["position"])
+        return fg.Snapshot(state, fg.StepRange.from_json(rest["step_range"]), rest["position"])
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:

@@ -132,7 +132,9 @@ def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
         '2,,,True,1.5,,"a,b c",,\n'
         '3,,-inf,,,,,"[1.0,2.0]",0.5\n'
     )
-    assert (tmp_path / "telemetry.csv").read_text() == "attempt,wall,step,train/rate\n2,1.5,3,2\n"
+    assert (
+        tmp_path / "telemetry.csv"
+    ).read_text() == "attempt,wall_time,step,train/rate\n2,1.5,3,2\n"
 
 
 def test_table_is_continued_after_a_resume(tmp_path: Path) -> None:

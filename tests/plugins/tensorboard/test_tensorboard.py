@@ -311,12 +311,12 @@ class Memory:
 
     @fg.hookimpl
     def restore_checkpoint(self, resume: fg.CheckpointRef, template: fg.TrainState) -> fg.Snapshot:
-        state, span, position, _ = self.saved[int(resume.step)]
+        state, step_range, position, _ = self.saved[int(resume.step)]
         return fg.Snapshot(
             jax.tree.map(
                 lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state
             ),
-            span,
+            step_range,
             position,
         )
 

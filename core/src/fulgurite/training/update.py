@@ -81,7 +81,7 @@ class UpdateRule:
         floating-point numbers. Displays read it; a rule that wraps another passes it on."""
         return jax.tree.map(is_floating_array, module)
 
-    def for_step(self, step: int, span: StepRange) -> "UpdateRule":
+    def for_step(self, step: int, step_range: StepRange) -> "UpdateRule":
         """Return the rule that applies from the update after `step` on.
 
         What is trained may change over time, the structure of the state may not. This is a pure
@@ -92,7 +92,7 @@ class UpdateRule:
 
         Args:
             step: the number of completed updates.
-            span: the steps of the fit.
+            step_range: the steps of the fit.
         """
         return self
 

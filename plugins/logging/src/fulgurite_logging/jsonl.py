@@ -21,8 +21,8 @@ class JSONLLogger(FileLogger):
 
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
-    once. `telemetry.jsonl` holds the rest, with `attempt` and `wall_time` (seconds since 1970); it only
-    grows. `fulgurite_runs.json_codec.loads` reads a line.
+    once. `telemetry.jsonl` holds the rest, with `attempt` and `wall_time` (seconds since 1970); it
+    only grows. `fulgurite_runs.json_codec.loads` reads a line.
 
     Example:
         from fulgurite_logging import JSONLLogger

@@ -25,10 +25,10 @@ class CSVLogger(FileLogger):
     """Write scalars into the run's directory, one row per record and one column per `SOURCE/NAME`.
 
     `records.csv` holds the exact stream, its bytes depend only on the records; a resumed run
-    continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and `wall_time`. A
-    name that first appears later becomes a new column, empty in the rows before: the file is
-    rewritten and replaces the old one atomically. A number that is not finite is `nan`, `inf` or
-    `-inf`; arrays are JSON.
+    continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and
+    `wall_time`. A name that first appears later becomes a new column, empty in the rows before: the
+    file is rewritten and replaces the old one atomically. A number that is not finite is `nan`,
+    `inf` or `-inf`; arrays are JSON.
 
     Example:
         from fulgurite_logging import CSVLogger

@@ -75,19 +75,19 @@ class Freeze:
             message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
             run.log_text("freeze", {"message": message}, stream="telemetry")
 
-    def find_unfreeze_step(self, span: fg.StepRange) -> int | None:
+    def find_unfreeze_step(self, step_range: fg.StepRange) -> int | None:
         """Return the step after which everything is trained; None for never, as far as is known."""
         assert isinstance(self.until, fg.Trigger)
         parts = self.until.parts if isinstance(self.until, Or) else (self.until,)
         needs_end = any(
             isinstance(part, fg.EveryEpoch | fg.EvenlySpaced | fg.AtEnd) for part in parts
         )
-        if needs_end and isinstance(span, UnboundedRange):
+        if needs_end and isinstance(step_range, UnboundedRange):
             raise ConfigurationError(
                 f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs "
                 "and no end: pass a step, or train with engine.fit"
             )
-        return self.until.next(0, replace(span, start=0))
+        return self.until.next(0, replace(step_range, start=0))
 
     def split_frozen(self, module: PyTree) -> tuple[PyTree, PyTree]:
         """Return the module with `HIDDEN` in the place of the frozen arrays, and those arrays, with
@@ -197,11 +197,11 @@ class UnfreezingUpdate(FrozenUpdate):
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
 
-    def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
-        unfreeze_step = self.freeze.find_unfreeze_step(span)
+    def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
+        unfreeze_step = self.freeze.find_unfreeze_step(step_range)
         if unfreeze_step is None or int(step) < unfreeze_step:
-            return super().for_step(step, span)
-        return self.rule.for_step(step, span)
+            return super().for_step(step, step_range)
+        return self.rule.for_step(step, step_range)
 
     def update_trainable(
         self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]

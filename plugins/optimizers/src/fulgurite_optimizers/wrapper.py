@@ -29,8 +29,8 @@ class UpdateRuleWrapper(fg.UpdateRule):
     ) -> tuple[fg.TrainState, fg.Output]:
         return self.rule.apply_gradients(state, grads, output)
 
-    def for_step(self, step: int, span: fg.StepRange) -> fg.UpdateRule:
-        rule = self.rule.for_step(step, span)
+    def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
+        rule = self.rule.for_step(step, step_range)
         if rule is self.rule:
             return self
         return self._rewrapped.setdefault(id(rule), self.rewrap(rule))
