@@ -365,7 +365,7 @@ def test_losses_of_one_name_add_up_where_asked() -> None:
             ctx.add_loss("penalty", module.weight + value, accumulate=True)
         return fg.Output()
 
-    result = fg.Engine(steps=1, log_every=1).fit(step_of(body), numbers([0]))
+    result = fg.Engine(steps=1, log_every=1).fit(build_module_class(body), numbers([0]))
     assert result.metrics["train"]["penalty"] == 3
     assert float(result.module.weight) == -2
 

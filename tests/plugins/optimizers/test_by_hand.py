@@ -163,6 +163,7 @@ def test_small_gan_equals_a_handwritten_step(order: Any) -> None:
     check_gan(model, points(), loss, optimizers, order, one_key=order == "simultaneous")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "order",
     [
