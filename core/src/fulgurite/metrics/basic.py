@@ -136,9 +136,11 @@ class Accuracy(Metric):
                 f"Accuracy with top_k={top_k} of {classes} classes; choose from 1 to {classes}"
             )
         logit = jnp.max(jnp.where(index == label, logits, -jnp.inf), axis=-1, keepdims=True)
-        # Counted are the classes that the label beats, not those that beat it: a NaN beats none.
-        beaten = jnp.sum((logits < logit) | ((logits == logit) & (index > label)), axis=-1)
-        return Accuracy(Mean.from_values((beaten >= classes - top_k) & (label >= 0)[..., 0], mask))
+        # Count the classes that the label beats, not those that beat it: a NaN beats none.
+        is_beaten = (logits < logit) | ((logits == logit) & (index > label))
+        num_beaten = jnp.sum(is_beaten, axis=-1)
+        is_correct = (num_beaten >= classes - top_k) & (label >= 0)[..., 0]
+        return Accuracy(Mean.from_values(is_correct, mask))
 
     def compute(self) -> Value:
         return self.mean.compute()
@@ -209,19 +211,20 @@ class Std(Metric):
         return Std(Sum(mean, error), Mean.from_values(((numbers - mean) - error) ** 2, mask))
 
     def merge(self, other: Any) -> "Std":
-        own_weight = self.variance.weight.total
-        other_weight = other.variance.weight.total
+        self_count = self.variance.weight.total
+        other_count = other.variance.weight.total
         variance = self.variance.merge(other.variance)
-        share = other_weight / jnp.maximum(variance.weight.total, 1)
+        other_share = other_count / jnp.maximum(variance.weight.total, 1)
         delta = other.mean.total - self.mean.total
         delta += other.mean.rounding_error - self.mean.rounding_error
-        between = Sum.from_values(delta**2 * own_weight * share)
+        # The squared deviations of the two means from their common mean.
+        between = Sum.from_values(delta**2 * self_count * other_share)
         both = Std(
-            self.mean.merge(Sum.from_values(delta * share)),
+            self.mean.merge(Sum.from_values(delta * other_share)),
             Mean(variance.total.merge(between), variance.weight),
         )
         # Merging an empty metric must change no bit, so the other one is selected as it is.
-        case = jnp.where(other_weight == 0, 0, jnp.where(own_weight == 0, 1, 2))
+        case = jnp.where(other_count == 0, 0, jnp.where(self_count == 0, 1, 2))
         return jax.tree.map(lambda *cases: jax.lax.select_n(case, *cases), self, other, both)
 
     def compute(self) -> Value:

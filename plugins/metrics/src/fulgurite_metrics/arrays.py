@@ -1,4 +1,4 @@
-"""Counting, masks and NumPy or jax, as several metrics need them."""
+"""What several metrics need: counts, masks of examples, and the choice between NumPy and jax."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def count_indices(index: Int[Array, "..."], size: int) -> Sum:
     return Sum(rounded, (counts - rounded.astype(jnp.int32)).astype(jnp.float32))
 
 
-def example_mask(values: PyTree[Array], mask: Any) -> Bool[Array, " examples"]:
+def make_example_mask(values: PyTree[Array], mask: Any) -> Bool[Array, " examples"]:
     """Return the mask over the example axis, with which all arrays begin.
 
     Args:

@@ -23,8 +23,9 @@ from fulgurite_metrics.arrays import get_array_namespace
 
 
 class Perplexity(Metric):
-    """exp of the mean of -log p(label); NaN without examples. A label that is not a class has
-    probability zero.
+    """The exponential of the mean of -log p(label); NaN without examples.
+
+    A label that is not a class has probability zero.
 
     Example:
         from fulgurite_metrics import Perplexity
@@ -32,7 +33,7 @@ class Perplexity(Metric):
         Perplexity.from_logits(logits, labels, mask).compute()
     """
 
-    surprise: Mean
+    negative_log_likelihood: Mean
 
     @staticmethod
     def from_logits(logits: Values, labels: Values, mask: Mask | None = None) -> "Perplexity":
@@ -45,12 +46,12 @@ class Perplexity(Metric):
         """
         logits = to_float(logits)
         label = as_class_indices(logits, labels, "Perplexity")
-        right = jax.nn.one_hot(label, logits.shape[-1], dtype=bool)
-        chosen = jnp.max(jnp.where(right, jax.nn.log_softmax(logits), -jnp.inf), axis=-1)
-        return Perplexity(Mean.from_values(-chosen, mask))
+        is_label = jax.nn.one_hot(label, logits.shape[-1], dtype=bool)
+        log_probs = jnp.where(is_label, jax.nn.log_softmax(logits), -jnp.inf)
+        return Perplexity(Mean.from_values(-jnp.max(log_probs, axis=-1), mask))
 
     def compute(self) -> Value:
-        mean: Any = self.surprise.compute()
+        mean: Any = self.negative_log_likelihood.compute()
         with np.errstate(over="ignore"):
             return get_array_namespace(mean).exp(mean)
 
@@ -99,9 +100,9 @@ class ExpectedCalibrationError(Metric):
         excess = confidence - (jnp.argmax(logits, axis=-1) == label).astype(confidence.dtype)
         bin_index = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
         present = apply_mask(jnp.ones_like(bin_index, bool), mask, False)
-        inside = jax.nn.one_hot(bin_index, bins, dtype=bool) & present[..., None]
+        is_in_bin = jax.nn.one_hot(bin_index, bins, dtype=bool) & present[..., None]
         return ExpectedCalibrationError(
-            jax.vmap(lambda in_bin: Sum.from_values(excess, in_bin), in_axes=-1)(inside),
+            jax.vmap(lambda in_bin: Sum.from_values(excess, in_bin), in_axes=-1)(is_in_bin),
             Sum.from_values(jnp.ones_like(excess), mask),
         )
 

@@ -1,9 +1,9 @@
-"""What was predicted against what is: the confusion matrix, precision, recall and F1.
+"""Predicted against actual classes: the confusion matrix, precision, recall and F1.
 
 Predictions are logits `(..., classes)`, of which the largest is predicted, the first of equal ones,
 and none where one is NaN; or booleans `(...)` for two classes, such as `logit > 0`. Labels are
-integers or booleans `(...)`, or one-hot `(..., classes)`. A label that is no class is never
-predicted rightly. `mask` is over all or the leading axes.
+integers or booleans `(...)`, or one-hot `(..., classes)`. A label that is not a class is never
+predicted correctly. `mask` is over all or the leading axes.
 """
 
 from abc import abstractmethod
@@ -63,9 +63,10 @@ class ConfusionMatrix(Metric):
         return self.counts.compute()
 
 
-class _Ratio(Metric):
-    """A share of counts for each class, averaged. For two classes as booleans it is that of the
-    second, whatever the average.
+class _ClassRatio(Metric):
+    """A ratio of counts for each class, averaged over the classes.
+
+    For two classes as booleans it is that of the second, whatever the average.
 
     Attributes:
         hits: examples of each class that were predicted as it.
@@ -116,7 +117,7 @@ class _Ratio(Metric):
             [count.sum() for count in counts] if self.average == "micro" else counts
         )
         occurs = predicted + actual > 0
-        denominator = self._denominator(predicted, actual)
+        denominator = self._compute_denominator(predicted, actual)
         shares = hits / numpy.where(denominator > 0, denominator, 1)
         ratio = numpy.where(occurs, shares, np.nan).astype(hits.dtype)
         if self.average != "macro" or ratio.ndim == 0:
@@ -126,11 +127,11 @@ class _Ratio(Metric):
             return numpy.where(occurs, ratio, 0).sum() / occurs.sum().astype(ratio.dtype)
 
     @abstractmethod
-    def _denominator(self, predicted: Any, actual: Any) -> Any:
+    def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
         """Return the number of examples that the hits are a share of."""
 
 
-class Precision(_Ratio):
+class Precision(_ClassRatio):
     """The share of correct ones among the examples predicted as a class; 0 if none was, NaN without
     examples.
 
@@ -140,11 +141,11 @@ class Precision(_Ratio):
         Precision.from_predictions(logits, labels, mask, average=None).compute()
     """
 
-    def _denominator(self, predicted: Any, actual: Any) -> Any:
+    def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
         return predicted
 
 
-class Recall(_Ratio):
+class Recall(_ClassRatio):
     """The share of correct ones among the examples of a class; 0 if there is none, NaN without
     examples.
 
@@ -154,11 +155,11 @@ class Recall(_Ratio):
         Recall.from_predictions(logits, labels, mask).compute()
     """
 
-    def _denominator(self, predicted: Any, actual: Any) -> Any:
+    def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
         return actual
 
 
-class F1(_Ratio):
+class F1(_ClassRatio):
     """The harmonic mean of precision and recall; NaN without examples.
 
     Example:
@@ -167,15 +168,15 @@ class F1(_Ratio):
         F1.from_predictions(logits, labels, mask, average="micro").compute()
     """
 
-    def _denominator(self, predicted: Any, actual: Any) -> Any:
+    def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
         return (predicted + actual) / 2
 
 
 def _as_class_pair(
     preds: Any, labels: Any, mask: Any, metric_name: str
 ) -> tuple[Int[Array, "..."], Int[Array, "..."], int]:
-    """Return the predicted classes, the right ones, -1 for masked and for none, and the number of
-    classes."""
+    """Return the predicted and the actual classes, -1 for masked examples and for no class, and the
+    number of classes."""
     preds = jnp.asarray(preds)
     logits = to_float(jnp.stack([~preds, preds], axis=-1) if preds.dtype == jnp.bool_ else preds)
     label = as_class_indices(logits, labels, metric_name)

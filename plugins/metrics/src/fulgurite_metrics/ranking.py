@@ -12,7 +12,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import CollectingMetric, Mask, Value, Values, to_float
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from fulgurite_metrics.arrays import example_mask
+from fulgurite_metrics.arrays import make_example_mask
 
 
 class Collect(CollectingMetric):
@@ -36,7 +36,7 @@ class Collect(CollectingMetric):
             mask: bools over that axis.
         """
         values = jax.tree.map(jnp.asarray, values)
-        return Collect(example_mask(values, mask), values)
+        return Collect(make_example_mask(values, mask), values)
 
     def compute(self) -> PyTree[Value]:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[np.asarray(self.mask)], self.values)
@@ -70,7 +70,7 @@ class _Ranking(CollectingMetric):
                     f"{cls.__name__} of {name} {list(array.shape)}; they must be one number for "
                     "each example; of several classes, take one metric for each"
                 )
-        return cls(example_mask((scores, labels), mask), scores, labels)
+        return cls(make_example_mask((scores, labels), mask), scores, labels)
 
     def _count_by_score(self) -> tuple[np.ndarray, np.ndarray]:
         """Count the negative and the positive examples at each distinct score, from the largest.

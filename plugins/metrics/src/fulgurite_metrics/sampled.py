@@ -10,7 +10,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
-from fulgurite_metrics.arrays import example_mask, get_array_namespace
+from fulgurite_metrics.arrays import get_array_namespace, make_example_mask
 
 
 class SampledSet(Metric):
@@ -65,7 +65,7 @@ class SampledSet(Metric):
             raise ConfigurationError(
                 f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example"
             )
-        present = example_mask((values, ids), mask)
+        present = make_example_mask((values, ids), mask)
         if key is None:
             key = jax.random.key(0)
         keys = jax.vmap(partial(jax.random.fold_in, key))(ids)
