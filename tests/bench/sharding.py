@@ -41,7 +41,7 @@ LAYOUTS = {"data_parallel": DataParallel(), "fsdp": FSDP(min_size=2**12)}
 
 def sharded_arm(workload: Workload, arrays: Batch, model: Any, sharding: Sharding) -> Arm:
     """The loop by hand."""
-    mesh = sharding.devices
+    mesh = sharding.device_mesh
     sizes = sharding.parameters or ShardBySize("data", 2**62)
 
     def on_mesh(leaf: Any) -> NamedSharding:

@@ -966,7 +966,7 @@ def test_around_forward_is_nested_wherever_the_module_runs() -> None:
         plugin("add", around_forward=add), plugin("double", around_forward=double), steps=1
     )
     data = numbers([3])
-    result = run.fit(Echo(), data)
+    result = run.fit(Echo, data)
     assert result.metrics["train"]["batch"] == 8
     assert run.evaluate(result, data)["batch"] == 8
     assert run.predict(result, data).tolist() == [8]
@@ -1006,7 +1006,7 @@ def test_a_plugin_state_that_is_kept_on_skip_sees_skipped_steps() -> None:
     type(all_steps).kept_on_skip = True
     good_steps = plugin("good_steps", **counting)
     data = numbers([1], [float("nan")], [1])
-    result = engine(all_steps, good_steps, steps=3, on_nonfinite="skip").fit(Weighing(), data)
+    result = engine(all_steps, good_steps, steps=3, on_nonfinite="skip").fit(Weighing, data)
     states = {name: float(value) for name, value in result.state.plugin_states.items()}
     assert states == {"all_steps": 3, "good_steps": 2}
     assert float(result.module.weight) == -2

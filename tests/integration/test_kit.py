@@ -73,7 +73,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "learning_rate": (LearningRateMonitor, {}),
     "media": (lambda: MediaLogger(2), {}),
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
-    "norms": (NormMonitor, {"bad_arguments": [{"of": ("weights",)}]}),
+    "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
     "phases": (MultiOptimizer, {"model": Apart}),
     "progress": (ProgressBar, {"bad_arguments": [{"refresh": 0}]}),
     "reduce_on_plateau": (

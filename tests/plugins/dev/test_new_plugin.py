@@ -18,7 +18,8 @@ from fulgurite_testing import TinyModel, tiny_data
 print(fg.__file__)
 arguments = {"new_evaluator": {"data": tiny_data(), "every": 4}}
 for name in ("new_logger", "new_traced", "new_evaluator"):
-    engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], run_dir=f"runs/{name}", autoload=False)
+    settings = {"run_dir": "runs/new_logger"} if name == "new_logger" else {}
+    engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], autoload=False, **settings)
     result = engine.fit(TinyModel, tiny_data())
     print(list(engine.plugins.plugins), int(result.state.step), result.failures)
 """
@@ -80,8 +81,8 @@ def call(*command: object, cwd: Path | None = None) -> str:
         ("fulgurite-noise", "leave that out"),
         ("rng", "a plugin 'rng' is installed by fulgurite-rng"),
         ("testing", "fulgurite-testing is installed and would be replaced"),
-        ("none", "the class None would be made, which means something else"),
-        ("path", "the class Path would be made"),
+        ("none", "would be called None, which means something else"),
+        ("path", "would be called Path"),
     ],
 )
 def test_a_bad_name_is_an_error(

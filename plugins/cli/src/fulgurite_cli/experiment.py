@@ -14,8 +14,8 @@ from typing import Any
 
 from fulgurite import Engine, FitResult
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
+from fulgurite.redact import MASK
 from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.redact import MASK
 
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.values import (
