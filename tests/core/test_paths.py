@@ -312,6 +312,19 @@ def test_a_pattern_chooses_arrays_only(net: Net):
     }
 
 
+def test_a_negative_index_counts_from_the_end_of_the_list(net: Net):
+    assert chosen(select("blocks[-1]"), net) == {"blocks[1].weight", "blocks[1].bias"}
+    assert chosen(select("blocks[-2].weight"), net) == {"blocks[0].weight"}
+    assert chosen(exclude("blocks[-1]"), net) == chosen(~select("blocks[1]"), net)
+    # The last item counts even where it holds no array; and -1 may be a key.
+    tree = {"layers": [jnp.ones(1), jnp.ones(2), None], "by_offset": {-1: jnp.ones(3)}}
+    assert chosen(select("layers[-2]"), tree) == {"layers[1]"}
+    assert chosen(select("by_offset[-1]"), tree) == {"by_offset[-1]"}
+    for missing in ("layers[-1]", "layers[-4]"):
+        with pytest.raises(PathError, match="selects no array"):
+            select(missing)(tree)
+
+
 def test_a_function_chooses_nodes_and_leaves(net: Net):
     assert chosen(select(lambda m: m.encoder), net) == {"encoder.weight", "encoder.bias"}
     assert chosen(select(lambda m: m.numbers[7]), net) == {"numbers[7]"}

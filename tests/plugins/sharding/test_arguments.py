@@ -66,6 +66,7 @@ def data() -> fg.ArrayData:
         ({"rules": ["**"]}, ["a rule is a pair"]),
         ({"rules": [("**", P(3))]}, ["3", "not the name of an axis"]),
         ({"rules": [("**", P("data", "data"))]}, ["names an axis twice"]),
+        ({"rules": [("layers[-1].weight", P())]}, ["counts from the end"]),
     ],
 )
 def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: list[str]) -> None:

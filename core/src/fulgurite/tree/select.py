@@ -1,7 +1,7 @@
 """Selections: which arrays of a tree a pattern or a function means.
 
-In a pattern `*` is one segment of a path, `**` any number of them, `[*]` an index; within a name
-`*` and `?` are characters.
+In a pattern `*` is one segment of a path, `**` any number of them, `[*]` an index and `[-1]` the
+last item of a list or tuple; within a name `*` and `?` are characters.
 """
 
 import re
@@ -17,11 +17,13 @@ from jaxtyping import PyTree
 from fulgurite.errors import ConfigurationError, PathError
 from fulgurite.tree.paths import (
     Path,
+    Segment,
     describe_node,
     format_plain_segment,
     from_keys,
     is_array_like,
     leaves_with_paths,
+    resolve,
     tokenize,
 )
 
@@ -51,13 +53,29 @@ class Pattern:
             raise PathError("an empty pattern matches nothing; write ** for everything")
         return Pattern(text, tuple(_compile_segment(kind, value) for kind, value in tokenize(text)))
 
+    @property
+    def has_negative_index(self) -> bool:
+        """Whether an index counts from the end, so that a tree is needed to find its place."""
+        return any(kind == "index" and value.startswith("-") for kind, value in tokenize(self.text))
+
     def matches(self, path: Path) -> bool:
         """Return whether this is the whole path."""
-        return _match_segments(self.parts, [format_plain_segment(segment) for segment in path])
+        return _match_segments(self.parts, [_list_spellings(segment) for segment in path])
 
-    def occurs_in(self, path: Path) -> bool:
-        """Return whether this is a run of whole segments anywhere in the path."""
-        segments = [format_plain_segment(segment) for segment in path]
+    def occurs_in(self, path: Path, tree: PyTree = None) -> bool:
+        """Return whether this is a run of whole segments anywhere in the path.
+
+        Args:
+            path: of a leaf.
+            tree: that holds the leaf. An index that counts from the end matches nothing without it.
+        """
+        if tree is not None and self.has_negative_index:
+            lengths = _find_lengths(tree, path)
+        else:
+            lengths = [None] * len(path)
+        segments = [
+            _list_spellings(segment, length) for segment, length in zip(path, lengths, strict=True)
+        ]
         return _match_segments((None, *self.parts, None), segments)
 
 
@@ -132,7 +150,7 @@ def _invert(choose: Choice, tree: PyTree) -> list[bool]:
 
 def _choose_by_pattern(pattern: Pattern, tree: PyTree) -> list[bool]:
     mask = [
-        is_array_like(leaf) and pattern.occurs_in(from_keys(keys))
+        is_array_like(leaf) and pattern.occurs_in(from_keys(keys), tree)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return _check_not_empty(mask, pattern.text, tree)
@@ -186,13 +204,42 @@ def _compile_segment(kind: str, value: str) -> re.Pattern[str] | None:
     return re.compile(expression, re.DOTALL)
 
 
-def _match_segments(parts: Sequence[re.Pattern[str] | None], segments: Sequence[str]) -> bool:
+def _list_spellings(segment: Segment, length: int | None = None) -> list[str]:
+    """Return the ways to write a segment in a pattern.
+
+    Args:
+        segment: of a path.
+        length: of the list or tuple that it is an index of; None for any other segment.
+    """
+    spellings = [format_plain_segment(segment)]
+    if length is not None and isinstance(segment, int):
+        spellings.append(format_plain_segment(segment - length))
+    return spellings
+
+
+def _find_lengths(tree: PyTree, path: Path) -> list[int | None]:
+    """Return, for each segment of the path of a leaf, how many items the list or tuple has that it
+    is an index of, or None."""
+    lengths: list[int | None] = []
+    node = tree
+    for segment in path:
+        is_index = isinstance(node, list | tuple) and isinstance(segment, int)
+        lengths.append(len(node) if is_index else None)
+        # `resolve` lists all children of a node, which for each item of a long list took 0.3 s.
+        node = node[segment] if is_index else resolve(node, Path([segment]))
+    return lengths
+
+
+def _match_segments(
+    parts: Sequence[re.Pattern[str] | None], segments: Sequence[Sequence[str]]
+) -> bool:
+    """Return whether expressions match segments, each of which may be written in several ways."""
     if not parts:
         return not segments
     first, *rest = parts
     if first is None:
         return any(_match_segments(rest, segments[start:]) for start in range(len(segments) + 1))
-    if not segments or not first.fullmatch(segments[0]):
+    if not segments or not any(first.fullmatch(spelling) for spelling in segments[0]):
         return False
     return _match_segments(rest, segments[1:])
 
