@@ -26,7 +26,7 @@ LAYERS = """
     model.media model.mode model.context model.module
     training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.step
-    execution.flat_state execution.compiled_step execution.program
+    execution.flops execution.flat_state execution.compiled_step execution.program
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.runner
     fit.actions fit.records fit.snapshot fit.signals fit.scheduler fit.run fit.start fit.loop
     hookspecs

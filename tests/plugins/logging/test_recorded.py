@@ -26,6 +26,7 @@ from fulgurite_logging import (
 from fulgurite_logging.console import format_number
 from fulgurite_logging.environment import redact_arguments
 from fulgurite_logging.media import Histogram
+from fulgurite_optimizers import GradientClip
 from fulgurite_runs.json_codec import loads
 from logged import Act, Line, data
 
@@ -282,6 +283,19 @@ def test_norms_equal_numpy() -> None:
     assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
 
 
+@pytest.mark.parametrize("clip_first", [True, False])
+def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> None:
+    clip = GradientClip(max_norm=1e-3)
+    plugins = [clip, NormMonitor()] if clip_first else [NormMonitor(), clip]
+    history = engine(*plugins, steps=2).fit(Line, data()).history
+    plain = engine(NormMonitor(), steps=2).fit(Line, data()).history
+    first = [history[f"train/norms/{name}"][0] for name in ("gradients", "clipped_gradients")]
+    # The last bits depend on how XLA fuses the sum.
+    assert first == pytest.approx([plain["train/norms/gradients"][0], 1e-3], rel=1e-5)
+    # Without a plugin that changes gradients there is one norm of them.
+    assert "train/norms/clipped_gradients" not in plain.names()
+
+
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
     norm_steps: list[int] = []
@@ -312,7 +326,9 @@ def test_norms_are_right_in_double_precision() -> None:
 
 
 def test_invalid_norms_are_errors() -> None:
-    with pytest.raises(ConfigurationError, match="gradients, updates, parameters"):
+    with pytest.raises(
+        ConfigurationError, match="gradients, clipped_gradients, updates, parameters"
+    ):
         NormMonitor(quantities=("gradient",))
     with pytest.raises(PathError, match="selects no array"):
         engine(NormMonitor(groups={"top": "nowhere"})).fit(Line, data())
@@ -328,7 +344,7 @@ def test_invalid_norms_are_errors() -> None:
             return Bare(optimizers["default"])
 
     with pytest.raises(
-        ConfigurationError, match="the update rule gives no gradients and no updates"
+        ConfigurationError, match="the update rule gives no clipped_gradients and no updates"
     ):
         engine(Own(), NormMonitor()).fit(Line, data())
 

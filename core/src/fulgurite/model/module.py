@@ -40,6 +40,8 @@ class Output(eqx.Module):
             `fulgurite_logging.media`, or a function without arguments that is
             evaluated only where the result is shown. After the forward pass, zeros at all other
             steps.
+        raw_grads: the gradients as they were computed, before they are clipped or otherwise
+            transformed; set by the update rule.
         grads: the gradients as the optimizer receives them; set by the update rule.
         updates: what the optimizer returned; set by the update rule.
     """
@@ -51,6 +53,7 @@ class Output(eqx.Module):
     aux: PyTree = None
     model_state: eqx.nn.State | None = None
     media: dict[str, Any] = eqx.field(default_factory=dict)
+    raw_grads: PyTree = None
     grads: PyTree = None
     updates: PyTree = None
 

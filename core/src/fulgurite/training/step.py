@@ -166,7 +166,11 @@ class TrainStep:
                 raise ModelError(
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
                 )
-        return answer
+        new, output = answer
+        if output.raw_grads is None:
+            # A rule of one's own need not tell them apart.
+            output = output.replace(raw_grads=output.grads)
+        return new, output
 
     def _describe_step(self) -> str:
         """Name the step for an error about its batch."""

@@ -55,8 +55,8 @@ class UpdateRule:
             ctx: the context of the step.
 
         Returns:
-            The new state, and the output with `grads` (as the optimizer receives them) and
-            `updates`.
+            The new state, and the output with `raw_grads` (as they were computed; `grads` if there
+            are none), `grads` (as the optimizer receives them) and `updates`.
         """
 
     def apply_gradients(
@@ -145,9 +145,11 @@ class GradientUpdate(UpdateRule):
     ) -> tuple[TrainState, Output]:
         param_mask = self.spec.param_mask(state.module)
         params = eqx.filter(state.module, param_mask)
-        grads = eqx.filter(grads, param_mask)
+        raw_grads = eqx.filter(grads, param_mask)
         transform_state, optimizer_state = state.opt_state
-        grads, transform_state = self.spec.gradient_transform.update(grads, transform_state, params)
+        grads, transform_state = self.spec.gradient_transform.update(
+            raw_grads, transform_state, params
+        )
         # Line searches and the like need the loss, its gradient, and a function to compute it.
         update = optax.with_extra_args_support(self.spec.optimizer).update
         updates, optimizer_state = update(
@@ -158,7 +160,7 @@ class GradientUpdate(UpdateRule):
             model_state=output.model_state,
             opt_state=(transform_state, optimizer_state),
         )
-        return state, output.replace(grads=grads, updates=updates)
+        return state, output.replace(raw_grads=raw_grads, grads=grads, updates=updates)
 
 
 def compute_gradients(

@@ -223,10 +223,13 @@ def _find_lengths(tree: PyTree, path: Path) -> list[int | None]:
     lengths: list[int | None] = []
     node = tree
     for segment in path:
-        is_index = isinstance(node, list | tuple) and isinstance(segment, int)
-        lengths.append(len(node) if is_index else None)
-        # `resolve` lists all children of a node, which for each item of a long list took 0.3 s.
-        node = node[segment] if is_index else resolve(node, Path([segment]))
+        if isinstance(node, list | tuple) and isinstance(segment, int):
+            lengths.append(len(node))
+            # `resolve` lists all children of a node, which for a list of 300 layers took 0.3 s.
+            node = node[segment]
+        else:
+            lengths.append(None)
+            node = resolve(node, Path([segment]))
     return lengths
 
 

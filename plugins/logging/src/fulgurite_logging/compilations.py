@@ -5,15 +5,18 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+from fulgurite.execution.flops import count_flops
 from fulgurite.tree.paths import leaves_with_paths
+from jax.extend.core import ClosedJaxpr
 
 
 @dataclass(eq=False)
 class CompilationMonitor:
     """Emit a record for each executable that a fit compiles, as telemetry.
 
-    It holds the cost and the memory as XLA estimates them and, if the executable is not the first
-    of its name, a text that says what changed in the batch.
+    It holds `flops`, counted from the traced program for all devices together, the memory that one
+    device needs and the bytes that it moves, as XLA estimates them, and, if the executable is not
+    the first of its name, a text that says what changed in the batch.
 
     Example:
         from fulgurite_logging import CompilationMonitor
@@ -25,9 +28,22 @@ class CompilationMonitor:
 
     @fg.hookimpl
     def on_compile(
-        self, run: fg.Run | None, name: str, batch_spec: Any, compiled: jax.stages.Compiled
+        self,
+        run: fg.Run | None,
+        name: str,
+        batch_spec: Any,
+        compiled: jax.stages.Compiled,
+        jaxpr: ClosedJaxpr,
     ) -> None:
-        """Emit the records."""
+        """Emit the records.
+
+        Args:
+            run: the run.
+            name: of the program.
+            batch_spec: the shapes of its batch.
+            compiled: the executable.
+            jaxpr: the program as it was traced.
+        """
         spec = {
             path or "batch": f"{leaf.dtype}{list(leaf.shape)}"
             for path, leaf in leaves_with_paths(batch_spec)
@@ -36,7 +52,7 @@ class CompilationMonitor:
         self._specs[name] = spec
         if run is None:
             return
-        run.log_scalars(f"compilation/{name}", _estimate_cost(compiled), stream="telemetry")
+        run.log_scalars(f"compilation/{name}", _estimate_cost(compiled, jaxpr), stream="telemetry")
         if previous is not None:
             message = f"{name} was compiled again, {_describe_change(previous, spec)}"
             run.log_text("compilations", {"message": message}, stream="telemetry")
@@ -53,11 +69,16 @@ def _describe_change(previous: dict[str, str], spec: dict[str, str]) -> str:
     return f"the batch changed: {'; '.join(changes)}"
 
 
-def _estimate_cost(compiled: jax.stages.Compiled) -> dict[str, float]:
-    """Return what the backend knows of an executable; nothing where it has no estimate."""
+def _estimate_cost(compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr) -> dict[str, float]:
+    """Return FLOPs, and what the backend knows of an executable; nothing where it has no estimate.
+
+    Args:
+        compiled: the executable.
+        jaxpr: the program as it was traced.
+    """
     cost: Any = compiled.cost_analysis() or {}
     memory: Any = compiled.memory_analysis()
-    estimates = {"flops": cost.get("flops"), "bytes_accessed": cost.get("bytes accessed")}
+    estimates = {"flops": count_flops(jaxpr), "bytes_accessed": cost.get("bytes accessed")}
     for name in ("temp", "argument", "output"):
         estimates[f"{name}_bytes"] = getattr(memory, f"{name}_size_in_bytes", None)
     return {name: float(value) for name, value in estimates.items() if value is not None}

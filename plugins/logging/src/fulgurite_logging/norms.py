@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import equinox as eqx
@@ -13,17 +14,18 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, PyTree
 
-QUANTITIES = ("gradients", "updates", "parameters")
+QUANTITIES = ("gradients", "clipped_gradients", "updates", "parameters")
 
 
 @dataclass(frozen=True)
 class NormMonitor:
     """Log Euclidean norms, only at log steps: at other steps nothing is computed.
 
-    `norms/gradients` is that of the gradients as the optimizer receives them, `norms/updates` of
-    what it returned, `norms/parameters` of the parameters after the update; float32 each. With
-    groups there is also `norms/gradients/NAME` for each. If only a clock or a stop closes the
-    window the value is NaN, because that is known too late.
+    `norms/gradients` is that of the gradients as they were computed, before any plugin changes
+    them; `norms/clipped_gradients` of the gradients as the optimizer receives them, only where a
+    plugin changes them; `norms/updates` of what it returned; `norms/parameters` of the parameters
+    after the update; float32 each. With groups there is also `norms/gradients/NAME` for each. If
+    only a clock or a stop closes the window the value is NaN, because that is known too late.
 
     Example:
         from fulgurite_logging import NormMonitor
@@ -32,7 +34,7 @@ class NormMonitor:
         engine = fg.Engine(steps=100, plugins=[monitor])
 
     Attributes:
-        quantities: which of the three.
+        quantities: which of the four.
         groups: selections of the module by name: `fg.select(...)`, or a pattern for it.
     """
 
@@ -48,12 +50,25 @@ class NormMonitor:
 
     @fg.hookimpl
     def step_metrics(
-        self, state: fg.TrainState, grads: PyTree, updates: PyTree, ctx: fg.Context
+        self, state: fg.TrainState, output: fg.Output, ctx: fg.Context
     ) -> dict[str, Any]:
-        """Return the norms, computed behind a condition."""
-        params = eqx.filter(state.module, eqx.is_inexact_array)
-        trees = {"gradients": grads, "updates": updates, "parameters": params}
-        missing = [quantity for quantity in self.quantities if trees[quantity] is None]
+        """Return the norms, computed behind a condition.
+
+        Args:
+            state: after the update.
+            output: of the step.
+            ctx: of the step.
+        """
+        trees = {
+            "gradients": output.raw_grads,
+            "clipped_gradients": output.grads,
+            "updates": output.updates,
+            "parameters": eqx.filter(state.module, eqx.is_inexact_array),
+        }
+        quantities = list(self.quantities)
+        if "clipped_gradients" in quantities and _is_same(output.raw_grads, output.grads):
+            quantities.remove("clipped_gradients")
+        missing = [quantity for quantity in quantities if trees[quantity] is None]
         if missing:
             raise ConfigurationError(
                 f"NormMonitor: the update rule gives no {' and no '.join(missing)}: have its "
@@ -63,7 +78,7 @@ class NormMonitor:
 
         def compute_norms() -> dict[str, Array]:
             norms = {}
-            for quantity in self.quantities:
+            for quantity in quantities:
                 norms[quantity] = compute_norm(trees[quantity])
                 for name, spec in specs.items():
                     group = eqx.filter(trees[quantity], spec)
@@ -128,6 +143,13 @@ def compute_norm(tree: PyTree) -> Float[Array, ""]:
         jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32))) for leaf in jax.tree.leaves(tree)
     ]
     return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
+
+
+def _is_same(first: PyTree, second: PyTree) -> bool:
+    """Return whether two trees of gradients hold the same traced arrays."""
+    first_leaves = jax.tree.leaves(first)
+    second_leaves = jax.tree.leaves(second)
+    return len(first_leaves) == len(second_leaves) and all(map(is_, first_leaves, second_leaves))
 
 
 def _as_selector(group: Selector | str) -> Selector:

@@ -47,6 +47,7 @@ class PhaseResult(NamedTuple):
         params: the new parameters, a tree like the module with None elsewhere.
         state: the new state of the phase.
         model_state: the new model state.
+        raw_grads: the gradients of the last update, as they were computed; like `params`.
         grads: the gradients of the last update, as the optimizer received them; like `params`.
         updates: the last update; like `params`.
         losses: the terms of its loss by name, as they are logged.
@@ -58,6 +59,7 @@ class PhaseResult(NamedTuple):
     params: PyTree
     state: PhaseState
     model_state: Any
+    raw_grads: PyTree
     grads: PyTree
     updates: PyTree
     losses: LossTerms
@@ -118,8 +120,8 @@ class PhaseStep:
             model_state: of the module.
         """
         spec: PhaseResult = jax.eval_shape(self.run, params, state, model_state)
-        grads, updates, losses, media = jax.tree.map(
-            zeros_like_spec, (spec.grads, spec.updates, spec.losses, spec.media)
+        raw_grads, grads, updates, losses, media = jax.tree.map(
+            zeros_like_spec, (spec.raw_grads, spec.grads, spec.updates, spec.losses, spec.media)
         )
         if media:
             media = jax.lax.cond(
@@ -131,6 +133,7 @@ class PhaseStep:
             params=params,
             state=state,
             model_state=model_state,
+            raw_grads=raw_grads,
             grads=grads,
             updates=updates,
             losses=losses,
@@ -192,6 +195,7 @@ class PhaseStep:
             params=params,
             state=PhaseState(transform_state, optimizer_state, count),
             model_state=part.model_state,
+            raw_grads=part.grads,
             grads=grads,
             updates=updates,
             losses=losses,

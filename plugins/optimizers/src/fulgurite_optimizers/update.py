@@ -124,6 +124,7 @@ class PhasedUpdate(fg.UpdateRule):
                 {name: result.media for name, result in results.items()}
             ),
             preds=preds[0] if preds else None,
+            raw_grads=_sum_trees([result.raw_grads for result in results.values()]),
             grads=_sum_trees([result.grads for result in results.values()]),
             updates=_sum_trees([result.updates for result in results.values()]),
         )

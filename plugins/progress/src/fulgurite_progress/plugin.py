@@ -65,13 +65,20 @@ class ProgressBar:
         display.start()
 
     @fg.hookimpl
-    def on_compile(self, run: fg.Run | None, name: str, compiled: Any) -> None:
-        """Print what the executable takes."""
+    def on_compile(self, run: fg.Run | None, name: str, compiled: Any, jaxpr: Any) -> None:
+        """Print what the executable takes.
+
+        Args:
+            run: the run.
+            name: of the program.
+            compiled: the executable.
+            jaxpr: the program as it was traced.
+        """
         from fulgurite_progress.summary import format_cost
 
         if run is not None and self.summary and self._displays:
             self._displays[0].console.print(
-                format_cost(name, compiled, run.timings.seconds["compile"])
+                format_cost(name, compiled, jaxpr, run.timings.seconds["compile"])
             )
 
     @fg.hookimpl

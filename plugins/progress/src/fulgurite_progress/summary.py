@@ -5,7 +5,9 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
+from fulgurite.execution.flops import count_flops
 from fulgurite.tree.paths import leaves_with_paths, parse
+from jax.extend.core import ClosedJaxpr
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -95,22 +97,23 @@ def parameter_table(module: Any) -> Table:
     return table
 
 
-def format_cost(name: str, compiled: jax.stages.Compiled, seconds: float) -> Text:
-    """Return a line about an executable: FLOPs of one run, memory of its arguments and besides
-    them, and seconds.
+def format_cost(
+    name: str, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr, seconds: float
+) -> Text:
+    """Return a line about an executable: FLOPs of one run on all devices, memory of its arguments
+    and besides them on one device, and seconds.
 
     Args:
         name: what it is called.
         compiled: the executable.
+        jaxpr: the program as it was traced.
         seconds: how long compilations took so far.
     """
-    cost = compiled.cost_analysis()
-    if isinstance(cost, list):
-        cost = cost[0]
     memory = compiled.memory_analysis()
     parts = [f"compiled {name}"]
-    if cost and cost.get("flops", 0) > 0:
-        parts.append(f"{_format_count(cost['flops'])}FLOP")
+    flops = count_flops(jaxpr)
+    if flops > 0:
+        parts.append(f"{_format_count(flops)}FLOP")
     if memory is not None:
         parts.append(
             f"{_format_bytes(memory.argument_size_in_bytes)} in, "

@@ -158,13 +158,13 @@ def _parse_rule(rule: Any, label: str) -> tuple[Pattern, PartitionSpec]:
     axes = get_axes(names)
     if len(set(axes)) != len(axes):
         raise ConfigurationError(f"{label}: the rule {rule!r} names an axis twice")
-    parsed = Pattern.parse(pattern)
-    if parsed.has_negative_index:
+    path_pattern = Pattern.parse(pattern)
+    if path_pattern.has_negative_index:
         raise ConfigurationError(
             f"{label}: the rule {rule!r} counts from the end of a list, which rules for sharding "
             f"cannot do: write the index"
         )
-    return parsed, PartitionSpec(*names)
+    return path_pattern, PartitionSpec(*names)
 
 
 def _is_rule(rule: Any) -> bool:
