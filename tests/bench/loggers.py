@@ -45,6 +45,8 @@ LOGGERS: dict[str, list[Any]] = {
     "wandb": [{"wandb": {"project": "bench", "mode": "offline"}}],
     "progress": ["progress"],
 }
+# A run directory that no plugin writes to is an error.
+WITHOUT_FILES = ("none", "console", "progress")
 # 400 rows of two records: fewer than the queue of `slow` holds.
 OPENED, STEPS = 100, 4100
 
@@ -117,7 +119,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
-            name: Arm([*chosen], Path(folder) / name)
+            name: Arm([*chosen], None if name in WITHOUT_FILES else Path(folder) / name)
             for name, chosen in {**plugins, "slow": [Slow()]}.items()
         }
         steps = interleaved(arms, options.repeats)
@@ -145,12 +147,16 @@ class Arm:
     """Gives the seconds of the timed steps of a fit; those of the rest of it, compiling not
     included, go to `once`."""
 
-    def __init__(self, plugins: list[Any], run: Path) -> None:
+    def __init__(self, plugins: list[Any], run: Path | None) -> None:
         workload, self._timed = WORKLOADS["mlp_small"], Timed()
         self._source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
         plugins = [*plugins, self._timed]
         self._engine = fg.Engine(
-            steps=STEPS, log_every=10, run_dir=run, plugins=plugins, autoload=False
+            steps=STEPS,
+            log_every=10,
+            run_dir=run,
+            plugins=plugins,
+            autoload=False,
         )
         self._state = self._engine.init_state(
             Trained(workload.model(key=jax.random.key(0))), self._source
