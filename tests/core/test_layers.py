@@ -19,7 +19,7 @@ PACKAGES = sorted(
 # From the lowest to the highest. A module imports only what stands in a line above its own, or
 # before it in its own line.
 LAYERS = """
-    errors timing redact
+    errors tracebacks timing redact
     tree.paths tree.select tree.specs tree.typecheck
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
@@ -28,14 +28,14 @@ LAYERS = """
     training.forward training.step
     execution.flops execution.flat_state execution.compiled_step execution.program
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.runner
-    fit.actions fit.records fit.snapshot fit.signals fit.scheduler fit.run fit.start fit.loop
+    fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.run fit.start fit.loop
     hookspecs
     engine
 """.split()
 
 IO_MODULES = {"argparse", "fcntl", "os", "pathlib", "shutil", "subprocess", "tempfile"}
-# Selection reads environment variables and entry points.
-MAY_DO_IO = {"plugins.selection"}
+# Selection reads environment variables and entry points, tracebacks an environment variable.
+MAY_DO_IO = {"plugins.selection", "tracebacks"}
 
 
 def test_every_module_of_the_core_has_a_layer() -> None:

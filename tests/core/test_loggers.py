@@ -564,3 +564,26 @@ def test_history_finds_a_source_with_a_slash():
         [0.5],
         [3],
     )
+
+
+def test_history_becomes_a_dictionary_a_table_and_a_picture() -> None:
+    history = fg.History(
+        [
+            fg.Record("scalars", "train", 1, {"loss": 2.0}),
+            fg.Record("scalars", "train", 2, {"loss": 1.0, "recall": np.array([0.5, 1.0])}),
+            fg.Record("scalars", "test", 2, {"loss": 3.0}),
+        ]
+    )
+    assert history.to_dict()["train/loss"] == {1: 2.0, 2: 1.0}
+    table = history.to_pandas()
+    assert table.index.tolist() == [1, 2]
+    assert table["train/loss"].tolist() == [2.0, 1.0]
+    assert np.isnan(table["test/loss"][1])
+    assert table["train/recall"][2].tolist() == [0.5, 1.0]
+    (axes,) = history.plot().axes
+    curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert curves == {"train/loss": [[1, 2], [2, 1]], "test/loss": [[2, 3]]}
+    with pytest.raises(PathError, match="plot numbers"):
+        history.plot("train/recall")
+    with pytest.raises(PathError, match="Did you mean 'train/loss'"):
+        history.plot("train/los")

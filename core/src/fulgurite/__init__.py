@@ -6,6 +6,7 @@ from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
+from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, Run
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
@@ -55,6 +56,7 @@ __all__ = [
     "FitResult",
     "GradientUpdate",
     "History",
+    "LambdaPlugin",
     "MaskedBatch",
     "Media",
     "Module",

@@ -62,6 +62,7 @@ from fulgurite.plugins.strategy import PluginStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
 from fulgurite.sharding import FIT_START, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
+from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.services import Services, Settings
@@ -169,6 +170,7 @@ class Engine:
         self._step_program: Program | None = None
         self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
+    @hide_internal_frames
     def fit(
         self,
         model: Any = None,
@@ -219,6 +221,7 @@ class Engine:
             restore_host_states(self.plugins, plan.resumed)
             return loop.run_to_end()
 
+    @hide_internal_frames
     def init_state(self, model: Any, data: Any) -> TrainState:
         """Return a new train state for `step`, for batches like the first one of `data`.
 
@@ -239,6 +242,7 @@ class Engine:
             program = self._get_program(model_init, first_batch, get_device_arrays(data))
             return program.init_state(model_init, self._make_root_key())
 
+    @hide_internal_frames
     def step(
         self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ()
     ) -> tuple[TrainState, Output]:
@@ -333,6 +337,7 @@ class Engine:
         """
         return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
+    @hide_internal_frames
     def evaluate(
         self,
         model: Any,
@@ -364,6 +369,7 @@ class Engine:
         num_batches = self._min_with_dev_run(num_batches)
         return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
 
+    @hide_internal_frames
     def predict(
         self,
         model: Any,
@@ -387,6 +393,7 @@ class Engine:
             target, spec.data, self._min_with_dev_run(num_batches), callback
         )
 
+    @hide_internal_frames
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
         """Return a train state for `evaluate` and `predict` from a checkpoint, without optimizer
         state. Needs no data.
@@ -397,6 +404,7 @@ class Engine:
         """
         return load_weights(self, model, weights)
 
+    @hide_internal_frames
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop = never_stop
     ) -> EvaluationResult:

@@ -183,6 +183,47 @@ class History:
         """Return the steps at which `SOURCE/NAME` was logged."""
         return np.asarray([step for step, _ in self._find_series(name)], dtype=int)
 
+    def to_dict(self) -> dict[str, dict[int, Any]]:
+        """Return the values of every series by step: `history.to_dict()["train/loss"][100]`."""
+        return {name: dict(self._find_series(name)) for name in self.names()}
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each step and a column for each series; NaN
+        where a series has no value.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas
+
+        frame = pandas.DataFrame(self.to_dict()).sort_index()
+        frame.index.name = "step"
+        return frame
+
+    def plot(self, *names: str) -> Any:
+        """Return a `matplotlib.figure.Figure` with the curves of some series, or of all that are
+        single numbers, by step.
+
+        Args:
+            names: of the series, as `SOURCE/NAME`.
+
+        Raises:
+            PathError: there is no such series.
+            ImportError: matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        axes = figure.add_subplot(xlabel="step")
+        for name in names or self.names():
+            values = self[name]
+            if values.ndim == 1:
+                axes.plot(self.steps(name), values, marker=".", label=name)
+            elif names:
+                raise PathError(f"{name!r} has values of shape {values.shape[1:]}: plot numbers")
+        axes.legend()
+        return figure
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 

@@ -1,0 +1,114 @@
+"""Tracebacks of errors that leave the engine, without the frames of the engine and of JAX.
+
+An error in a user's `training_step` used to end with one sentence below 50 to 60 lines of frames
+that the user cannot change. `FULGURITE_TRACEBACK=full` shows all of them, as
+`JAX_TRACEBACK_FILTERING=off` does for those that JAX itself leaves out.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from fulgurite.errors import FulguriteError
+
+VARIABLE = "FULGURITE_TRACEBACK"
+NOTE = f"Frames of Fulgurite and JAX are left out; {VARIABLE}=full shows them."
+_JAX_NOTE = "For simplicity, JAX has removed its internal frames"
+_OWN_PACKAGES = {
+    "fulgurite",
+    "fulgurite_checkpoint",
+    "fulgurite_cli",
+    "fulgurite_evaluators",
+    "fulgurite_logging",
+    "fulgurite_metrics",
+    "fulgurite_optimizers",
+    "fulgurite_progress",
+    "fulgurite_rng",
+    "fulgurite_runs",
+    "fulgurite_sharding",
+    "fulgurite_tensorboard",
+    "fulgurite_wandb",
+}
+"""Those of this workspace. Who writes a `fulgurite_...` of their own wants to see its frames."""
+_LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "pluggy"}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Make the tracebacks of errors that leave a function short: the frames of Fulgurite, its
+    plugins, JAX and Equinox are taken out, those of the user stay.
+
+    The last frame stays where a raw exception was raised in Fulgurite itself: that is our mistake,
+    and its place is what we need to know.
+
+    Args:
+        function: that the user calls.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if os.environ.get(VARIABLE) != "full":
+                _shorten(error)
+            raise
+
+    return call
+
+
+def _shorten(error: Exception) -> None:
+    is_shorter = False
+    for linked in _iter_chain(error):
+        frames = list(_iter_frames(linked.__traceback__))
+        kept_frames = [frame for frame in frames if not _is_internal(frame)]
+        if frames and _is_own_mistake(linked, frames[-1]):
+            kept_frames.append(frames[-1])
+        is_shorter = is_shorter or len(kept_frames) < len(frames)
+        linked.__traceback__ = _link_frames(kept_frames)
+        if hasattr(linked, "__notes__"):
+            notes = [note for note in linked.__notes__ if _JAX_NOTE not in note]
+            linked.__notes__[:] = notes
+    if is_shorter and NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(NOTE)
+
+
+def _is_own_mistake(error: BaseException, frame: TracebackType) -> bool:
+    """Return whether Fulgurite itself raised what it never raises on purpose."""
+    return not isinstance(error, FulguriteError) and _get_package(frame) in _OWN_PACKAGES
+
+
+def _iter_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that Python prints with it."""
+    printed: set[int] = set()
+    while error is not None and id(error) not in printed:
+        printed.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _iter_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _link_frames(frames: list[TracebackType]) -> TracebackType | None:
+    """Return the frames as one traceback."""
+    linked = None
+    for frame in reversed(frames):
+        linked = TracebackType(linked, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return linked
+
+
+def _is_internal(frame: TracebackType) -> bool:
+    return _get_package(frame) in _OWN_PACKAGES | _LIBRARIES
+
+
+def _get_package(frame: TracebackType) -> str:
+    """Return the top-level package that the code of a frame was imported as."""
+    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]

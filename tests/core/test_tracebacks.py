@@ -1,0 +1,99 @@
+"""Errors that leave the engine: the user's frames and our sentence stand together."""
+
+import traceback
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ModelError
+
+DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
+
+
+class Base(fg.Module):
+    layer: eqx.nn.Linear
+
+    def __init__(self, key: Any) -> None:
+        self.layer = eqx.nn.Linear(3, 1, key=key)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+class WrongShape(Base):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.compute_loss(batch["x"]))
+
+    def compute_loss(self, inputs: Any) -> Any:
+        return jnp.sum(inputs @ jnp.ones((7, 2)))
+
+
+class Valid(Base):
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(jax.vmap(self.layer)(batch["x"])))
+
+
+class NoOutput(Base):
+    def training_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return {"nothing": batch["x"]}
+
+
+def fit_and_catch(model: Any) -> Exception:
+    with pytest.raises(Exception) as caught:
+        fg.Engine(steps=2, autoload=False).fit(model, DATA)
+    return caught.value
+
+
+def test_an_error_of_the_model_shows_the_lines_of_the_user_alone() -> None:
+    error = fit_and_catch(WrongShape)
+    frames = traceback.extract_tb(error.__traceback__)
+    assert {frame.filename for frame in frames} == {__file__}
+    assert [frame.name for frame in frames] == ["fit_and_catch", "training_step", "compute_loss"]
+    text = "".join(traceback.format_exception(error))
+    assert "FULGURITE_TRACEBACK=full" in text
+    assert len(text.splitlines()) < 25, text
+
+
+def test_an_error_of_ours_shows_the_call_and_the_sentence() -> None:
+    error = fit_and_catch(NoOutput)
+    assert isinstance(error, ModelError)
+    assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == ["fit_and_catch"]
+
+
+def test_errors_that_led_to_an_error_are_shortened_too() -> None:
+    class Raising:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            try:
+                jax.eval_shape(lambda: jnp.ones(3) @ jnp.ones(2))
+            except TypeError as error:
+                raise ModelError("not this one") from error
+
+    with pytest.raises(ModelError, match="not this one") as caught:
+        fg.Engine(steps=1, plugins=[Raising()], autoload=False).fit(Valid, DATA)
+    for error in (caught.value, caught.value.__cause__):
+        assert error is not None
+        frames = traceback.extract_tb(error.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}
+
+
+def test_a_mistake_of_fulgurite_keeps_the_place_where_it_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fulgurite.engine.restore_host_states", None)
+    error = fit_and_catch(Valid)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    assert last.filename.endswith("engine.py")
+
+
+def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULGURITE_TRACEBACK", "full")
+    error = fit_and_catch(WrongShape)
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    assert any(name.endswith("fulgurite/engine.py") for name in files)
+    assert "FULGURITE_TRACEBACK" not in "".join(traceback.format_exception(error))
