@@ -39,7 +39,7 @@ def test_an_error_of_the_source_notes_the_step(at: int, fuse: int, prefetch: int
             Counting, fg.DataSource(Failing(at), prefetch=prefetch)
         )
     assert str(caught.value) == f"batch {at}"
-    assert caught.value.__notes__ == [f"while the data source made the batch for step {at}"]
+    assert caught.value.__notes__[0] == f"while the data source made the batch for step {at}"
     # Every step before it was taken; the first batch is looked at before a run exists that plugins
     # could be told of.
     assert done == list(range(1, at))

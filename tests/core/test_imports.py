@@ -16,11 +16,15 @@ CORE_MAY_IMPORT = {
     "numpy",
     "optax",
     "pluggy",
+    # The extra `history`, imported where a history becomes a table or a picture.
+    "matplotlib",
+    "pandas",
 } | sys.stdlib_module_names
 HEAVY = [
     "grain",
     "matplotlib",
     "orbax",
+    "pandas",
     "rich",
     "sklearn",
     "tensorboard",

@@ -278,7 +278,7 @@ def test_anything_else_that_an_action_returns_is_an_error(answer: Any) -> None:
         PluginError, match=r"returns None, fg.StopTraining\(reason\) or fg.ReplaceState\(state\)"
     ) as caught:
         engine(Act(fg.At(2), lambda run: answer), steps=3).fit(Counting(), numbers([0]))
-    (note,) = caught.value.__notes__
+    note, _ = caught.value.__notes__
     assert note.startswith("plugin 'act' (") and note.endswith("), action act, step 2")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+from fulgurite import tracebacks
 from fulgurite.errors import FulguriteError
 
 from fulgurite_testing.events import EventRecorder
@@ -270,6 +271,7 @@ class SaveAt:
 
 def format_error(error: BaseException) -> str:
     """Return an exception in one line, with its notes."""
-    where = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    notes = [note for note in getattr(error, "__notes__", []) if note != tracebacks.NOTE]
+    where = "".join(f" ({note})" for note in notes)
     kind = "" if isinstance(error, FulguriteError | CheckError) else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"
