@@ -167,6 +167,7 @@ WHOLE_RUN = """\
 0: begins
 compiled step
 4: evaluator runs
+compiled evaluate.test
 4: failing logger takes exact test
 4: good logger takes exact test
 4: evaluation test ended with 4 updates
@@ -212,6 +213,7 @@ FAILING_RUN = """\
 0: begins
 compiled step
 4: evaluator runs
+compiled evaluate.test
 4: failing logger takes exact test
 4: good logger takes exact test
 4: evaluation test ended with 4 updates

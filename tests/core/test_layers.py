@@ -24,7 +24,7 @@ LAYERS = """
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
     model.media model.mode model.context model.module
-    training.nonfinite training.metric_window training.state training.update training.services
+    training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.step
     execution.flops execution.flat_state execution.compiled_step execution.program
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.runner

@@ -172,7 +172,9 @@ class Evaluator:
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator(self.name, fg.DataSource(self, prefetch=0))]
+        # Its passes are counted.
+        data = fg.DataSource(self, prefetch=0)
+        return [fg.Evaluator(self.name, data, check_at_start=False)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -63,6 +63,7 @@ from fulgurite.rng import DEFAULT, PARAMS, RngStreams
 from fulgurite.sharding import FIT_START, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.tracebacks import hide_internal_frames
+from fulgurite.training.compilations import Compilations
 from fulgurite.training.forward import Step, forward
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.services import Services, Settings
@@ -98,7 +99,8 @@ class Engine:
             trigger; None for never.
         on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
             `skip` (the step is counted and otherwise discarded); or `ignore`.
-        max_compilations: the largest number of batch shapes in training; evaluations have no limit.
+        max_compilations: the largest number of batch shapes in training, and in each evaluation and
+            prediction.
         fast_dev_run: a trial of this many steps and as many batches in each evaluation, with
             nothing written.
         limit_train_batches: use at most this many batches of each epoch.
@@ -428,6 +430,20 @@ class Engine:
         num_batches = self._min_with_dev_run(spec.num_batches)
         return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
 
+    def check_evaluators(self, state: TrainState) -> None:
+        """Trace the evaluations of plugins by shape, for a state; `fit` does so before its first
+        step. Nothing is compiled.
+
+        Args:
+            state: the train state, whose shapes are looked at.
+        """
+        for name, spec in self.evaluators.items():
+            if spec.check_at_start:
+                with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
+                    module = self.get_module_view(state, spec.module_view)
+                    target = as_eval_target(state.replace(module=module), state.key)
+                    self._get_runner(spec).check(target, spec.data)
+
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
 
@@ -550,7 +566,6 @@ class Engine:
         settings = Settings(
             seed=self.seed,
             on_nonfinite=self.on_nonfinite,
-            max_compilations=self.max_compilations,
             due_names=(*names, "log"),
         )
         return Services(
@@ -559,6 +574,7 @@ class Engine:
             sharding=self.sharding,
             settings=settings,
             compute_update=self.train_step,
+            compilations=Compilations(self.plugins, self.max_compilations),
         )
 
     def _get_program(self, model_init: ModelInit, batch: Any, resident: Any) -> Program:

@@ -312,7 +312,7 @@ def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
     """
 
 
-@hookspec("event", when="After each compilation of the training step.")
+@hookspec("event", when="After each compilation of a step, an evaluation or a prediction.")
 def on_compile(
     run: Run | None,
     name: str,
@@ -320,12 +320,12 @@ def on_compile(
     compiled: jax.stages.Compiled,
     jaxpr: ClosedJaxpr,
 ) -> None:
-    """React to a new executable of the training step (not of an evaluation):
-    `compiled.cost_analysis()` and `compiled.memory_analysis()` say what it costs.
+    """React to a new executable: `compiled.cost_analysis()` and `compiled.memory_analysis()` say
+    what it costs.
 
     Args:
         run: a view of the run, valid during the call; None outside of a fit.
-        name: the name of the executable.
+        name: `step` for the training step, `evaluate.NAME` for an evaluation, or `predict`.
         batch_spec: the batch that it was compiled for, as `jax.ShapeDtypeStruct`s.
         compiled: the executable. Its `cost_analysis()` counts the body of a loop once, and on a
             mesh what one device does.

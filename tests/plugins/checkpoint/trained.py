@@ -110,7 +110,9 @@ class Scores:
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator(self.name, fg.DataSource(self, prefetch=0))]
+        # Each pass over it takes a score.
+        data = fg.DataSource(self, prefetch=0)
+        return [fg.Evaluator(self.name, data, check_at_start=False)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -415,20 +415,22 @@ def test_custom_evaluation_with_a_module_view_may_call_super() -> None:
 
 @dataclass
 class Failing:
-    """Data that fails from the second time on."""
+    """Data that fails from the second evaluation on."""
 
+    num_good: int
     begun: list[int] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.begun.append(0)
-        if len(self.begun) > 1:
+        if len(self.begun) > self.num_good:
             raise OSError("the disk is gone")
         return iter(ZERO)
 
 
 def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
     with pytest.raises(OSError, match="the disk is gone") as caught:
-        fit(Evaluator("test", Failing(), every=2), steps=8)
+        # One more pass is the check at the start.
+        fit(Evaluator("test", Failing(2), every=2), steps=8)
     notes = "\n".join(caught.value.__notes__)
     assert (
         "evaluator 'test', step 4" in notes
@@ -439,7 +441,7 @@ def test_a_failure_names_evaluator_and_step_and_ends_training() -> None:
 def test_failed_evaluator_with_raise_on_error_false_is_left_out_with_one_warning() -> None:
     logger, keeper = Logger(), Keeper(8)
     plugins = [
-        Evaluator("test", Failing(), every=2, raise_on_error=False),
+        Evaluator("test", Failing(1), every=2, raise_on_error=False),
         Evaluator("other", ZERO, every=4),
         logger,
         keeper,

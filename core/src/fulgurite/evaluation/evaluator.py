@@ -37,6 +37,9 @@ class Evaluator:
         new_rng_each_time: whether each evaluation draws different random numbers; by default all
             draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
+        check_at_start: whether its step is traced by shape, on its first batch, before training
+            begins, so that a mistake in it is no surprise hours later. False where a failure is no
+            reason not to train, or where the step may never be run.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Evaluator:
     losses: MetricFunctions | None = None
     new_rng_each_time: bool = False
     exact: bool = True
+    check_at_start: bool = True
 
     def __post_init__(self) -> None:
         check_name(self.name, "Evaluator: name")

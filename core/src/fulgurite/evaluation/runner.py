@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.data.sources import ArrayData, get_batch_spec, get_device_arrays
+from fulgurite.data.sources import (
+    ArrayData,
+    StatefulSource,
+    as_data,
+    get_batch_spec,
+    get_device_arrays,
+)
 from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
 from fulgurite.evaluation.batch_metrics import (
     as_numbers,
@@ -28,7 +34,7 @@ from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
 from fulgurite.training.forward import call_around, forward, split_mask
 from fulgurite.training.services import Services
-from fulgurite.tree.specs import check_same_structure, format_tree, shape_spec
+from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
 from fulgurite.tree.typecheck import batch_error_context, check_batch
 
 # Batches under way at once: enough to keep the device busy; each holds its batch.
@@ -51,7 +57,10 @@ class EvaluationRunner:
         self._evaluator = evaluator
         self._sharding = services.sharding
         self._due_names = services.settings.due_names
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._compilations = services.compilations
+        self._compiled: dict[Any, jax.stages.Wrapped] = {}
+        # By program, the shapes of the batches that it was compiled for.
+        self._batch_specs: dict[Any, dict[Any, Any]] = {}
         # The batch that is being traced, for errors.
         self._batch_index = 0
 
@@ -87,6 +96,35 @@ class EvaluationRunner:
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)
 
+    def check(self, target: EvalTarget, data: Any) -> None:
+        """Trace an evaluation by shape, on the first batch of `data`; nothing is compiled.
+
+        The program that is traced is the one that the evaluation runs, so this is work done earlier
+        and not twice. A source with a state is left as it was; from any other, a new pass begins.
+
+        Args:
+            target: the module and what belongs to it.
+            data: any data source.
+
+        Raises:
+            DataError: the data is an iterator, which the first evaluation would use up.
+        """
+        source = as_data(data).source
+        if isinstance(source, Iterator) and not isinstance(source, StatefulSource):
+            raise DataError(
+                f"the data of evaluator {self._evaluator.name!r} is an iterator "
+                f"({type(source).__name__}), which its first evaluation uses up: pass what can be "
+                "iterated again, such as fg.ArrayData, a list, or an object with __iter__"
+            )
+        leaves, device_arrays = self._put_on_devices(target, data)
+        with self._open_batches(data, 1) as iterator:
+            for index, batch in self._iter_checked(iterator):
+                run = self._get_compiled("validation_step", target, batch)
+                sharded = self._sharding.shard_eval_batch(batch)
+                arguments = (leaves, sharded, device_arrays, np.int32(index))
+                carry = jax.eval_shape(run, *arguments, None)[0]
+                jax.eval_shape(run, *arguments, carry)
+
     def predict(
         self,
         target: EvalTarget,
@@ -110,7 +148,9 @@ class EvaluationRunner:
             for index, batch in self._iter_checked(iterator):
                 run = self._get_compiled("predict_step", target, batch)
                 batch = self._sharding.shard_eval_batch(batch)
-                in_flight.append(run(leaves, batch, device_arrays, np.int32(index)))
+                arguments = (leaves, batch, device_arrays, np.int32(index))
+                self._note_compilation("predict_step", target, batch, run, arguments)
+                in_flight.append(run(*arguments))
                 if len(in_flight) > MAX_IN_FLIGHT:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
@@ -143,7 +183,9 @@ class EvaluationRunner:
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if carry is None:
                     carry = self._init_carry(run, arguments)
-                carry, collected, media = run(*arguments, carry)
+                arguments = (*arguments, carry)
+                self._note_compilation("validation_step", target, batch, run, arguments)
+                carry, collected, media = run(*arguments)
                 if index == 0:
                     first_media = media
                 in_flight.append((carry, jax.copy_to_host_async(collected)))
@@ -202,7 +244,7 @@ class EvaluationRunner:
             mark_as_shared(error)
             raise
 
-    def _get_compiled(self, step: str, target: EvalTarget, batch: Any) -> Callable[..., Any]:
+    def _get_compiled(self, step: str, target: EvalTarget, batch: Any) -> jax.stages.Wrapped:
         """Return the program for a target and batch of this structure, compiled at its first
         call."""
         key = step, target.key, jax.tree.structure(batch)
@@ -214,6 +256,40 @@ class EvaluationRunner:
                 out_shardings=self._sharding.replicated,
             )
         return self._compiled[key]
+
+    def _note_compilation(
+        self,
+        step: str,
+        target: EvalTarget,
+        batch: Any,
+        run: jax.stages.Wrapped,
+        arguments: tuple[Any, ...],
+    ) -> None:
+        """Before a batch of new shapes is run: check that there may be so many, and tell plugins of
+        the executable.
+
+        Args:
+            step: the name of the method of the module.
+            target: what is evaluated.
+            batch: the batch.
+            run: the program.
+            arguments: of the program.
+        """
+        key = step, target.key
+        signature = shape_signature(batch)
+        specs = self._batch_specs.setdefault(key, {})
+        if signature in specs:
+            return
+        batch_spec = shape_spec(batch)
+        name = "predict" if step == "predict_step" else f"evaluate.{self._evaluator.name}"
+        where = f"batch {self._batch_index} of {name}"
+        self._compilations.check_limit(where, batch_spec, list(specs.values()))
+        specs[signature] = batch_spec
+        if self._compilations.is_observed:
+            # jax keeps the executable for the call that follows.
+            traced = run.trace(*arguments)
+            compiled = traced.lower().compile()
+            self._compilations.report(name, batch_spec, compiled, traced.jaxpr)
 
     def _evaluate_batch(
         self, target: Any, batch: Any, device_arrays: Any, index: Any, carry: Any

@@ -1,16 +1,16 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from fulgurite.data.sources import ArrayData
-from fulgurite.errors import CompilationError, DataError
+from fulgurite.errors import DataError
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.model.module import Output
 from fulgurite.training.services import Services
@@ -24,9 +24,6 @@ _SMALL_STATE_BYTES = 2**20
 _SMALL_STEP_OPTIONS: dict[str, Any] = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 }
-
-OnCompile = Callable[[str, Any, jax.stages.Compiled, ClosedJaxpr], None]
-"""`(name, batch_spec, compiled, jaxpr)`, called for each new executable."""
 
 
 class StepResults(NamedTuple):
@@ -57,7 +54,6 @@ class CompiledStep:
         step: the traced step, for states of `layout`.
         layout: how states cross `jax.jit`.
         steps_per_execution: the size of the buffer.
-        on_compile: called for each new executable.
         returns: fields of the output that leave the step as well, such as `preds`.
     """
 
@@ -67,7 +63,6 @@ class CompiledStep:
         step: TrainStep,
         layout: StateLayout,
         steps_per_execution: int,
-        on_compile: OnCompile,
         returns: tuple[str, ...] = (),
     ) -> None:
         self.steps_per_execution = steps_per_execution
@@ -75,7 +70,6 @@ class CompiledStep:
         self._services = services
         self._step = step
         self._layout = layout
-        self._on_compile = on_compile
         self._sharding = services.sharding
         self._executables: dict[Any, jax.stages.Compiled] = {}
         # What was compiled for each rule, which is kept, so that no other one gets its id.
@@ -161,7 +155,7 @@ class CompiledStep:
             lowered = traced.lower()
             compiled = lowered.compile(_choose_compiler_options(lowered, arguments[0]))
         specs.append(batch_spec)
-        self._on_compile("step", batch_spec, compiled, traced.jaxpr)
+        self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
         return compiled
 
     def _check_spec(self, spec: Any, specs: list[Any]) -> None:
@@ -172,15 +166,7 @@ class CompiledStep:
                 f"{where} has another structure than those before: {format_tree(spec)}, not "
                 f"{format_tree(specs[0])}. Give all of them one"
             )
-        limit = self._services.settings.max_compilations
-        if len(specs) >= limit:
-            shapes = "\n".join(f"  {format_tree(known)}" for known in specs)
-            raise CompilationError(
-                f"{where}, {format_tree(spec)}, would be shape number {limit + 1} and "
-                f"max_compilations is {limit}. Seen so far:\n{shapes}\n"
-                "Pad batches to few shapes, the last of an epoch by ArrayData(remainder='pad'), "
-                "or raise the number"
-            )
+        self._services.compilations.check_limit(where, spec, specs)
 
     def _run(
         self, arrays: Any, packed: Any, resident: Any, buffer: Any, count: Any, due: Any

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
@@ -33,15 +32,6 @@ from fulgurite.tree.specs import check_same_structure, copy_arrays, is_array, sh
 from fulgurite.triggers import StepRange
 
 
-class RunView(Protocol):
-    """What a program needs of the run that uses it: a place for notes on compilations."""
-
-    @property
-    def step(self) -> int:
-        """The number of updates so far."""
-        ...
-
-
 class Program:
     """The training program of one kind of model and of batch, used by every `fit` and `step` on it.
 
@@ -54,7 +44,6 @@ class Program:
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
         module_text: the module as text, in which everything that is no array shows by its value.
-        run: the run that uses the program now, for `on_compile`; None outside of a fit.
 
     Args:
         services: of the engine.
@@ -67,7 +56,6 @@ class Program:
         self, services: Services, model_init: ModelInit, batch: Any, resident: Any
     ) -> None:
         _check_jit_enabled()
-        self.run: RunView | None = None
         self._services = services
         self._hooks = services.hooks
         key = jax.random.key(0)
@@ -178,7 +166,6 @@ class Program:
                 self.step,
                 self.layout,
                 steps_per_execution,
-                self._on_compile,
                 returns,
             )
         return self._compiled_steps[key]
@@ -323,20 +310,6 @@ class Program:
         due = jnp.zeros(len(self._services.settings.due_names), bool)
         record = self.step.update(state, ArrayData.gather(resident, batch), due)
         return record.metrics, record.running_metrics
-
-    def _on_compile(
-        self, name: str, batch_spec: Any, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr
-    ) -> None:
-        step = None if self.run is None else self.run.step
-        self._hooks.call(
-            "on_compile",
-            step,
-            run=self.run,
-            name=name,
-            batch_spec=batch_spec,
-            compiled=compiled,
-            jaxpr=jaxpr,
-        )
 
 
 def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:

@@ -110,6 +110,10 @@ class Loop:
             self._pending_actions = plan.resumed.pending_actions
         self._in_flight: deque[Any] = deque()
         self._actions = insert_epoch_end(engine.actions, self._make_epoch_end_action())
+        # A trial runs every action once, also those whose trigger it does not reach.
+        self._untried_actions = {
+            action.name for action in self._actions if engine.fast_dev_run is not None
+        }
         self._due_names = engine.due_names
         self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
         self._loop_state = LoopState.STEPPING
@@ -120,7 +124,7 @@ class Loop:
 
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""
-        self.program.run = self.run
+        self.engine.services.compilations.run = self.run
         try:
             self._fit()
             result = self._build_result()
@@ -131,7 +135,7 @@ class Loop:
             raise
         finally:
             self.is_between_steps = False
-            self.program.run = None
+            self.engine.services.compilations.run = None
 
     def state(self) -> TrainState:
         """Return the state after the newest step; raises if it is not finite."""
@@ -227,6 +231,9 @@ class Loop:
 
     def _fit(self) -> None:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
+        if self.engine.evaluators and self._should_train():
+            with self._timings.time("check"):
+                self.engine.check_evaluators(self.state())
         if self.resumed is not None:
             self._call_event("on_restore", step=self.step)
         # Before any other event, because messages are logged before `on_fit_start`.
@@ -440,6 +447,8 @@ class Loop:
         def is_due(action: BoundAction) -> bool:
             if only:
                 return action.name in only
+            if self.step == self.step_range.stop and action.name in self._untried_actions:
+                return True
             return self._scheduler.is_due(action, self.step, self.step_range)
 
         due_point = DuePoint(self._actions, is_due)
@@ -477,6 +486,7 @@ class Loop:
                 self._loop_state = LoopState.INTERRUPTED
             raise
         self._scheduler.mark_done(action, self.step)
+        self._untried_actions.discard(action.name)
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""

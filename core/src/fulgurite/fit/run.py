@@ -26,6 +26,7 @@ from fulgurite.plugins.manager import PluginManager
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.timing import Timings
 from fulgurite.training.nonfinite import NonFinitePolicy
+from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
 from fulgurite.triggers import StepRange
 
@@ -51,6 +52,7 @@ class EngineView(Protocol):
     actions: list[BoundAction]
     due_names: tuple[str, ...]
     evaluators: dict[str, Evaluator]
+    services: Services
 
     @property
     def evaluate(self) -> Callable[..., dict[str, Any]]: ...
@@ -61,6 +63,8 @@ class EngineView(Protocol):
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop = ...
     ) -> EvaluationResult: ...
+
+    def check_evaluators(self, state: TrainState) -> None: ...
 
     def get_module_view(self, state: TrainState, name: str) -> Any: ...
 

@@ -12,6 +12,7 @@ from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import RngStreams
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.timing import Timings
+from fulgurite.training.compilations import Compilations
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
@@ -27,14 +28,12 @@ class Settings:
     Attributes:
         seed: for every random stream.
         on_nonfinite: what to do with a step that is not finite: `raise`, `skip` or `ignore`.
-        max_compilations: the largest number of batch shapes in training.
         due_names: what `ctx.is_due` knows, in the order of the flags that a step receives:
             the scheduled actions as `PLUGIN.NAME`, and `log` last.
     """
 
     seed: int
     on_nonfinite: NonFinitePolicy
-    max_compilations: int
     due_names: tuple[str, ...]
 
 
@@ -48,6 +47,7 @@ class Services:
         sharding: where arrays lie on the devices, and how several processes agree.
         settings: the engine's settings.
         compute_update: `Engine.train_step`, the part of a step that a subclass may override.
+        compilations: who is told of new executables, and how many there may be.
     """
 
     hooks: PluginManager
@@ -55,6 +55,7 @@ class Services:
     sharding: ShardingStrategy
     settings: Settings
     compute_update: ComputeUpdate
+    compilations: Compilations
 
     @property
     def timings(self) -> Timings:

@@ -30,7 +30,7 @@ from fulgurite_checkpoint.retention import (
     recover,
     supersede_later,
 )
-from fulgurite_checkpoint.saving import Saver
+from fulgurite_checkpoint.saving import Saver, check_place, try_saving
 
 Mode = Literal["max", "min"]
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
@@ -132,7 +132,7 @@ class Checkpointer(RunPlugin):
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Save, after everything else of a step."""
-        return [fg.ScheduledAction("save", self.every, fg.Run.save, "save")]
+        return [fg.ScheduledAction("save", self.every, self._save_or_try, "save")]
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -184,6 +184,16 @@ class Checkpointer(RunPlugin):
         if self.resume_data == "restart":
             snapshot = replace(snapshot, data_position=None)
         return snapshot
+
+    def _save_or_try(self, run: fg.Run) -> None:
+        """Save; in a trial, do what of it leaves nothing behind."""
+        if run.engine.fast_dev_run is None:
+            run.save()
+            return
+        root = self._get_root(run.engine)
+        if root is not None and jax.process_index() == 0:
+            check_place(root)
+        try_saving(run)
 
     def _find_and_read(
         self, reference: fg.CheckpointRef, root: Path, template: fg.TrainState, engine: EngineView

@@ -1,5 +1,6 @@
 """Saving a run: the arrays leave the device at once, everything else happens in the background."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -243,6 +244,38 @@ class Saver:
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
         run.log_text("checkpoints", {"message": reason}, stream="telemetry")
+
+
+def try_saving(run: fg.Run) -> None:
+    """Do everything of a save that writes nothing: collect the state of all plugins, and turn into
+    text what a checkpoint holds as text.
+
+    Raises:
+        ConfigurationError: a host state or the data's state cannot be written as JSON.
+    """
+    snapshot = run.snapshot()
+    _encode_host({"host_states": snapshot.host_states, "data_position": snapshot.data_position})
+    dumps(_make_index(snapshot, arrays.flatten_state(snapshot.state)))
+    HistoryEncoder().encode(snapshot.history)
+
+
+def check_place(root: Path) -> None:
+    """Raise an error if checkpoints could not be written to the run at `root`, without creating
+    it.
+
+    Raises:
+        CheckpointError: the name is one that cannot be used, or there is no permission.
+    """
+    folder = format.get_checkpoint_folder(root)
+    arrays.check_writable(folder)
+    if not isinstance(folder, Path):
+        return
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"checkpoints cannot be written to {root}: no permission to write to {parent}. Make it "
+            f"writable, or choose another place"
+        )
 
 
 def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[str, Any]:

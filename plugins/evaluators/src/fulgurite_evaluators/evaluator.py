@@ -201,6 +201,12 @@ class Evaluator:
             losses=self.losses,
             new_rng_each_time=self.new_rng_each_time,
             exact=isinstance(self.every, fg.Trigger) and is_exact(self.every),
+            check_at_start=(
+                self.raise_on_error
+                and not self._is_custom
+                # Another process evaluates.
+                and not isinstance(self.every, Standalone)
+            ),
         )
 
     def _run(self, run: fg.Run) -> None:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 _NAMES = {
     "start": "starting",
+    "check": "starting",
     "data": "waiting for data",
     "dispatch": "steps",
     "wait": "steps",
