@@ -582,13 +582,32 @@ def test_leaves_that_are_not_numbers_are_errors(leaf: Any) -> None:
         next(stream)
 
 
-def test_a_source_state_that_is_not_json_is_an_error() -> None:
-    class Numpy(Deck):
+def test_a_source_state_that_cannot_be_saved_is_an_error() -> None:
+    class Opaque(Deck):
         def get_state(self) -> Any:
-            return {"at": np.int64(1)}
+            return {"at": {1, 2}}
 
-    with pytest.raises(DataError, match=r"state\(\) of the data \(Numpy\) is not a JSON value"):
-        next(BatchIterator(DataSource(Numpy(), prefetch=0), seed=0))
+    with pytest.raises(DataError, match=r"state\(\) of the data \(Opaque\) cannot be saved: set"):
+        next(BatchIterator(DataSource(Opaque(), prefetch=0), seed=0))
+
+
+def test_the_state_of_a_source_is_copied_when_it_is_taken() -> None:
+    class Buffered(Deck):
+        def __init__(self) -> None:
+            super().__init__()
+            self.buffer = np.zeros(2)
+
+        def get_state(self) -> Any:
+            return {"buffer": self.buffer, "at": b"\xff"}
+
+    source = Buffered()
+    iterator = BatchIterator(DataSource(source, prefetch=0), seed=0)
+    next(iterator)
+    source.buffer += 1
+    item = next(iterator)
+    source.buffer += 1
+    assert item.position["source"]["buffer"].tolist() == [0, 0]
+    assert item.position["source"]["at"] == b"\xff"
 
 
 # --- the thread

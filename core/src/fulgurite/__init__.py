@@ -2,7 +2,7 @@
 else."""
 
 from fulgurite import metrics
-from fulgurite.data.sources import ArrayData, DataSource, MaskedBatch
+from fulgurite.data.sources import ArrayData, Batch, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
@@ -41,6 +41,7 @@ __all__ = [
     "At",
     "AtEnd",
     "AtStart",
+    "Batch",
     "CheckpointRef",
     "Context",
     "DataSource",

@@ -16,6 +16,7 @@ from fulgurite.data.sources import (
     ArrayData,
     as_array,
     as_data,
+    get_batch_examples,
     get_batch_spec,
     get_device_arrays,
     get_split,
@@ -241,7 +242,13 @@ class Engine:
         model_init = as_model_init(model)
         with self._iterate(data, 0, restore_on_close=True) as batches:
             first_batch = _peek_first_batch(batches, 0)
-            program = self._get_program(model_init, first_batch, get_device_arrays(data))
+            examples = get_batch_examples(data)
+            program = self._get_program(
+                model_init, examples or (first_batch,), get_device_arrays(data)
+            )
+            if examples:
+                # A batch alone does not say which other structures there are.
+                self._step_program = program
             return program.init_state(model_init, self._make_root_key())
 
     @hide_internal_frames
@@ -268,7 +275,7 @@ class Engine:
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)
             model_init = as_model_init((state.module, state.model_state))
-            program = self._get_program(model_init, batch, None)
+            program = self._get_program(model_init, (batch,), None)
             self._step_program = program
             program.check(state)
         compiled_step = program.get_compiled_step(1, tuple(returns))
@@ -511,7 +518,8 @@ class Engine:
         batches = stack.enter_context(self._iterate(request.data, start_step))
         device_arrays = get_device_arrays(request.data)
         first_batch = _peek_first_batch(batches, start_step)
-        program = self._get_program(request.model_init, first_batch, device_arrays)
+        examples = get_batch_examples(request.data) or (first_batch,)
+        program = self._get_program(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
         del first_batch  # a fit keeps no batch longer than its steps do
         state = request.state
@@ -577,8 +585,10 @@ class Engine:
             compilations=Compilations(self.plugins, self.max_compilations),
         )
 
-    def _get_program(self, model_init: ModelInit, batch: Any, resident: Any) -> Program:
-        """Return the program for this kind of model and batch, built at its first use."""
+    def _get_program(
+        self, model_init: ModelInit, batches: tuple[Any, ...], resident: Any
+    ) -> Program:
+        """Return the program for this kind of model and of batches, built at its first use."""
         model = model_init.model
         if not model:
             model = eqx.filter_eval_shape(
@@ -586,13 +596,13 @@ class Engine:
             )
         program = _get_or_build(
             self._programs,
-            tree_signature((model, batch, resident)),
-            lambda: Program(self.services, model_init, batch, resident),
+            tree_signature((model, batches, resident)),
+            lambda: Program(self.services, model_init, batches, resident),
         )
         # A module that makes functions gives other ones at each call; those in a state are those of
         # the program's own spec.
         spec = program.state_spec
-        signature = tree_signature(((spec.module, spec.model_state), batch, resident))
+        signature = tree_signature(((spec.module, spec.model_state), batches, resident))
         return _get_or_build(self._programs, signature, lambda: program)
 
     def _iterate(

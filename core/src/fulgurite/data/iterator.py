@@ -20,6 +20,7 @@ import numpy as np
 from fulgurite.data.sources import ArrayData, DataSource, Seed, StatefulSource, as_array, as_data
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
+from fulgurite.tree.specs import is_array, is_real_dtype
 
 Position = dict[str, Any]
 """A JSON value: the number of the epoch, that of the next batch in it, and perhaps the state of the
@@ -296,11 +297,11 @@ class StatefulReader(ReplayedReader):
 
     def get_position(self) -> Position:
         try:
-            # A copy: the source may change the state that it returned.
-            return {"source": json.loads(json.dumps(self._source.get_state()))}
+            return {"source": _copy_state(self._source.get_state())}
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"get_state() of the data ({self.description}) is not a JSON value: {error}"
+                f"get_state() of the data ({self.description}) cannot be saved: {error}. Return "
+                "numbers, strings, bytes, NumPy arrays, lists and dictionaries of them"
             ) from error
 
     def set_position(self, position: Position) -> None:
@@ -319,6 +320,32 @@ class StatefulReader(ReplayedReader):
     def _read(self, batch: Any) -> tuple[Any, Position]:
         arrays = _as_arrays(batch, self._copies)
         return arrays, self.get_position()
+
+
+def _copy_state(state: Any) -> Any:
+    """Return a copy of a source's state, which the source may change after it has returned it.
+
+    Raises:
+        TypeError: it holds what no checkpoint can.
+    """
+    try:
+        # Many times faster than a walk in Python, and asked for with every batch.
+        return json.loads(json.dumps(state))
+    except TypeError:
+        return _copy_state_value(state)
+
+
+def _copy_state_value(value: Any) -> Any:
+    """Return a copy of a state with bytes or arrays in it, such as that of grain's `DataLoader`."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if is_array(value) and is_real_dtype(value.dtype):
+        return np.array(value)
+    if isinstance(value, list | tuple):
+        return [_copy_state_value(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _copy_state_value(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__}: {value!r}")
 
 
 def _make_reader(

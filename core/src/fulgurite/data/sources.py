@@ -6,9 +6,9 @@ buffers in ``DataSource(source, copy=True)``.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -21,6 +21,7 @@ from fulgurite.errors import (
     DataError,
     check_one_of,
     check_positive_int,
+    check_tuple_of,
     did_you_mean,
 )
 from fulgurite.tree.specs import shape_spec
@@ -44,6 +45,26 @@ class MaskedBatch:
 
     batch: Any
     mask: Any
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["spec"])
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A batch with something static that the step sees as `ctx.spec`, such as which task it is of.
+
+    Each `spec` is an executable of its own. A source whose batches differ declares one of each
+    kind: `DataSource(source, batch_examples=...)`.
+
+    Example:
+        batch = fg.Batch({"x": np.zeros((4, 3))}, spec="images")
+
+    Attributes:
+        value: a pytree of arrays `(batch, ...)`.
+        spec: hashable, and compared by `==`.
+    """
+
+    value: Any
+    spec: Hashable
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +92,8 @@ class StatefulSource(Protocol):
     """A source that can go on in the middle of an epoch. Iterators of grain are such sources."""
 
     def get_state(self) -> Any:
-        """Return a JSON value for the position right after the batch yielded last."""
+        """Return the position right after the batch yielded last: numbers, strings, bytes, NumPy
+        arrays, and lists and dictionaries of them."""
         ...
 
     def set_state(self, state: Any) -> None:
@@ -220,12 +242,15 @@ class DataSource:
         source: the iterable.
         copy: whether to copy each array, for a source that writes to it again after yielding it.
         prefetch: the number of batches that a background thread reads ahead; 0 for no thread.
+        batch_examples: a batch of each structure that the source yields, if these are several; the
+            numbers in them do not matter. A batch of any other structure is an error.
     """
 
     source: Any
     _: KW_ONLY
     copy: bool = False
     prefetch: int = 2
+    batch_examples: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Mapping | np.ndarray | jax.Array):
@@ -236,6 +261,7 @@ class DataSource:
             )
         if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
             raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
+        check_tuple_of(self.batch_examples, object, "DataSource: batch_examples")
         if self.prefetch < 0:
             raise ConfigurationError(
                 f"DataSource: prefetch is {self.prefetch}; it must be 0 or a positive integer."
@@ -246,6 +272,15 @@ def as_data(source: Any) -> DataSource:
     """Return a source with its options; by default no thread for what is in memory."""
     prefetch = 0 if isinstance(source, ArrayData | list | tuple) else 2
     return source if isinstance(source, DataSource) else DataSource(source, prefetch=prefetch)
+
+
+def get_batch_examples(data: Any) -> tuple[Any, ...]:
+    """Return the batches that a source declares as examples of their structures; none where all of
+    its batches have one."""
+    return tuple(
+        jax.tree_util.tree_map_with_path(as_array, example)
+        for example in as_data(data).batch_examples
+    )
 
 
 def get_split(data: Any, part: str, name: str | None = None) -> Any:

@@ -4,6 +4,7 @@ read once."""
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from fulgurite.data.sources import (
     ArrayData,
     StatefulSource,
     as_data,
+    get_batch_examples,
     get_batch_spec,
     get_device_arrays,
 )
@@ -32,7 +34,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
-from fulgurite.training.forward import call_around, forward, split_mask
+from fulgurite.training.forward import call_around, forward, split_batch
 from fulgurite.training.services import Services
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
 from fulgurite.tree.typecheck import batch_error_context, check_batch
@@ -86,8 +88,8 @@ class EvaluationRunner:
             target, data, num_batches, should_stop
         )
         values: dict[str, Any] = {} if accumulator is None else {**accumulator.compute()}
-        for name in parts[0] if parts else ():
-            collected = [part[name] for part in parts]
+        for name in dict.fromkeys(name for part in parts for name in part):
+            collected = [part[name] for part in parts if name in part]
             values |= compute_collected(name, collected)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
@@ -118,7 +120,7 @@ class EvaluationRunner:
             )
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, 1) as iterator:
-            for index, batch in self._iter_checked(iterator):
+            for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
                 run = self._get_compiled("validation_step", target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
@@ -145,7 +147,7 @@ class EvaluationRunner:
         in_flight: deque[Any] = deque()
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
-            for index, batch in self._iter_checked(iterator):
+            for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
                 run = self._get_compiled("predict_step", target, batch)
                 batch = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, batch, device_arrays, np.int32(index))
@@ -166,13 +168,14 @@ class EvaluationRunner:
     ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]], dict[str, Any]]:
         """Return the merged metrics and the collecting ones of each batch, both on the host, and
         the media of the first batch."""
-        carry: Any = None
+        # By structure of batch: what one of them hands to the next.
+        carries: dict[Any, Any] = {}
         first_media: dict[str, Any] = {}
         in_flight: deque[Any] = deque()
         parts: list[dict[str, CollectingMetric]] = []
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
-            for index, batch in self._iter_checked(iterator):
+            for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
                 if should_stop():
                     raise EvaluationInterrupted(
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
@@ -181,11 +184,13 @@ class EvaluationRunner:
                 run = self._get_compiled("validation_step", target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
-                if carry is None:
-                    carry = self._init_carry(run, arguments)
-                arguments = (*arguments, carry)
+                structure = split_batch(batch).structure
+                if structure not in carries:
+                    carries[structure] = self._init_carry(run, arguments)
+                arguments = (*arguments, carries[structure])
                 self._note_compilation("validation_step", target, batch, run, arguments)
                 carry, collected, media = run(*arguments)
+                carries[structure] = carry
                 if index == 0:
                     first_media = media
                 in_flight.append((carry, jax.copy_to_host_async(collected)))
@@ -194,7 +199,8 @@ class EvaluationRunner:
                     jax.block_until_ready(done)
                     parts.append(jax.device_get(collected))
         parts += [jax.device_get(collected) for _, collected in in_flight]
-        accumulator = None if carry is None else jax.device_get(carry)[0]
+        accumulators = [jax.device_get(carry)[0] for carry in carries.values()]
+        accumulator = reduce(MetricAccumulator.merge, accumulators) if accumulators else None
         return accumulator, parts, first_media
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
@@ -220,17 +226,21 @@ class EvaluationRunner:
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
         return jax.device_put(zeros, self._sharding.replicated)
 
-    def _iter_checked(self, iterator: BatchIterator) -> Iterator[tuple[int, Any]]:
-        """Yield the batches by number. All of them must have the structure of the first; some may
-        be masked only."""
-        first = None
+    def _iter_checked(
+        self, iterator: BatchIterator, examples: tuple[Any, ...]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the batches by number. All of them must have the structure of the first, or one
+        that the source declares; some may be masked only."""
+        known = [split_batch(example) for example in examples]
         for index, batch in enumerate(self._iter_aligned(iterator)):
-            spec = shape_spec(split_mask(batch)[0])
-            first = first if index else spec
-            if jax.tree.structure(spec) != jax.tree.structure(first):
+            parts = split_batch(batch)
+            known = known or [parts._replace(value=shape_spec(parts.value))]
+            if parts.structure not in [other.structure for other in known]:
                 raise DataError(
                     f"batch {index} of {self._evaluator.name!r} has another structure than those "
-                    f"before: {format_tree(spec)}, not {format_tree(first)}. Give all of them one"
+                    f"before: {format_tree(parts.value)}, not {format_tree(known[0].value)}. Give "
+                    "all of them one, or declare a batch of each: fg.DataSource(source, "
+                    "batch_examples=(...))"
                 )
             self._batch_index = index
             yield index, batch
@@ -296,8 +306,8 @@ class EvaluationRunner:
     ) -> Any:
         """Run one validation step and merge its metrics into those before; traced.
 
-        `carry` is None, or the accumulator and the names of the collecting metrics with None for
-        each: which there are may not change from batch to batch either.
+        `carry` is None, or the accumulator, the names of the collecting metrics with None for each
+        (which there are may not change from batch to batch either), and whether there was a batch.
         """
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = forward(self._plugins, self._sharding, "validation_step", module, batch, ctx)
@@ -307,11 +317,11 @@ class EvaluationRunner:
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
-            before, names_before = carry
+            before, names_before, has_batches = carry
             where = f"the metrics of batch {self._batch_index} of {self._evaluator.name!r}"
             check_same_structure(before.metrics | names_before, metrics | names, where)
-            accumulator = before.update(accumulator, restart=index == 0)
-        return (accumulator, names), collected, output.media
+            accumulator = before.update(accumulator, restart=~has_batches)
+        return (accumulator, names, jnp.bool_(True)), collected, output.media
 
     def _predict_batch(self, target: Any, batch: Any, device_arrays: Any, index: Any) -> Any:
         """Return the predictions of one batch, and its mask; traced."""
@@ -335,7 +345,7 @@ class EvaluationRunner:
         """Give the module in inference mode, the batch without its mask, and the context of the
         step; errors name the batch."""
         module, model_state, key, step = target
-        batch, mask = split_mask(ArrayData.gather(device_arrays, batch))
+        batch, mask, spec = split_batch(ArrayData.gather(device_arrays, batch))
         # Media are shown of the first batch; nothing else is due in an evaluation.
         due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
         if MEDIA_ACTION in due_flags:
@@ -346,6 +356,7 @@ class EvaluationRunner:
             training=False,
             model_state=model_state,
             mask=mask,
+            spec=spec,
             rng_path=((self._evaluator.name, index),),
             due_flags=due_flags,
             rng_step=step if self._evaluator.new_rng_each_time else None,

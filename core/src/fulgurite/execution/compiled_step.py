@@ -1,6 +1,7 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -33,11 +34,30 @@ class StepResults(NamedTuple):
         packed: loss, metrics and losses.
         media: the arrays of media.
         fields: the arrays of those fields of the output that were asked for.
+        output_layout: what the arrays are; None while they are traced.
     """
 
     packed: Vectors
     media: list[Array]
     fields: list[Array]
+    output_layout: "OutputLayout | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class OutputLayout:
+    """What the arrays that leave a step are, known once it was traced.
+
+    Attributes:
+        unpack: returns the arrays in `StepResults.packed`.
+        output: the structure of loss, metrics and losses.
+        media: the structure of media.
+        fields: the structure of the fields that were asked for.
+    """
+
+    unpack: Callable[[Vectors], Any]
+    output: Any
+    media: Any
+    fields: Any
 
 
 class CompiledStep:
@@ -53,6 +73,7 @@ class CompiledStep:
         services: of the engine.
         step: the traced step, for states of `layout`.
         layout: how states cross `jax.jit`.
+        batch_structures: those that a batch may have.
         steps_per_execution: the size of the buffer.
         returns: fields of the output that leave the step as well, such as `preds`.
     """
@@ -62,6 +83,7 @@ class CompiledStep:
         services: Services,
         step: TrainStep,
         layout: StateLayout,
+        batch_structures: set[Any],
         steps_per_execution: int,
         returns: tuple[str, ...] = (),
     ) -> None:
@@ -71,14 +93,14 @@ class CompiledStep:
         self._step = step
         self._layout = layout
         self._sharding = services.sharding
+        self._batch_structures = batch_structures
         self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._output_layouts: dict[Any, OutputLayout] = {}
+        # Set by the trace, which knows it first.
+        self._traced_output_layout: OutputLayout | None = None
         # What was compiled for each rule, which is kept, so that no other one gets its id.
         self._compiled_specs: dict[int, tuple[Any, list[Any]]] = {}
-        self._unpack_output = VectorPacking([]).unpack
-        self._output_tree: Any = None
-        self._media_tree: Any = None
         self._returns = returns
-        self._fields_tree: Any = None
 
     def __call__(
         self, flat: FlatState, batches: Sequence[Any], due: np.ndarray, resident: Any = None
@@ -101,19 +123,25 @@ class CompiledStep:
         if executable is None:
             executable = self._compile(batches[0], arguments)
             self._executables[key] = executable
+            assert self._traced_output_layout is not None
+            self._output_layouts[key] = self._traced_output_layout
         arrays, packed, results = executable(*arguments)
+        results = results._replace(output_layout=self._output_layouts[key])
         return FlatState(arrays, packed), results
 
     def get_output(self, results: StepResults) -> Output:
         """Return the output of a step: loss, metrics and losses, and the fields asked for."""
-        leaves = self._unpack_output(results.packed)
-        loss, metrics, losses = jax.tree.unflatten(self._output_tree, leaves)
-        fields = jax.tree.unflatten(self._fields_tree, results.fields)
+        layout = results.output_layout
+        assert layout is not None
+        leaves = layout.unpack(results.packed)
+        loss, metrics, losses = jax.tree.unflatten(layout.output, leaves)
+        fields = jax.tree.unflatten(layout.fields, results.fields)
         return Output(loss, metrics, losses, **fields)
 
     def get_media(self, results: StepResults) -> dict[str, Any]:
         """Return the media of a step, zeros unless they were due."""
-        return jax.tree.unflatten(self._media_tree, results.media)
+        assert results.output_layout is not None
+        return jax.tree.unflatten(results.output_layout.media, results.media)
 
     def _check_new_batch(self, batch: Any) -> None:
         """Check a batch of new shapes: that it divides by the devices, and is alike on all
@@ -159,12 +187,14 @@ class CompiledStep:
         return compiled
 
     def _check_spec(self, spec: Any, specs: list[Any]) -> None:
-        """Check a new batch spec against those that were compiled before."""
+        """Check a new batch spec against those that may be and those that were compiled before."""
         where = f"the batch for step {self._step.step_number}"
-        if specs and jax.tree.structure(spec) != jax.tree.structure(specs[0]):
+        if jax.tree.structure(spec) not in self._batch_structures:
+            known = f", not {format_tree(specs[0])}" if specs else ""
             raise DataError(
-                f"{where} has another structure than those before: {format_tree(spec)}, not "
-                f"{format_tree(specs[0])}. Give all of them one"
+                f"{where} has another structure than those before: {format_tree(spec)}{known}. "
+                "Give all of them one, or declare a batch of each: fg.DataSource(source, "
+                "batch_examples=(...))"
             )
         self._services.compilations.check_limit(where, spec, specs)
 
@@ -202,14 +232,15 @@ class CompiledStep:
         state = self._layout.unflatten_traced(FlatState(arrays, packed))
         state, output = self._step(state, ArrayData.gather(resident, batch), due)
         flat = self._layout.flatten_traced(state)
-        # The structures are known only while this is traced; they are the same in every trace.
-        leaves, self._output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
+        leaves, output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         packing = VectorPacking(shape_spec(leaves))
-        self._unpack_output = jax.jit(packing.unpack)
-        media, self._media_tree = jax.tree.flatten(output.media)
+        media, media_tree = jax.tree.flatten(output.media)
         fields = {name: getattr(output, name) for name in self._returns}
-        arrays, self._fields_tree = jax.tree.flatten(fields)
+        arrays, fields_tree = jax.tree.flatten(fields)
+        self._traced_output_layout = OutputLayout(
+            jax.jit(packing.unpack), output_tree, media_tree, fields_tree
+        )
         results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
         return flat.arrays, flat.packed, results
 

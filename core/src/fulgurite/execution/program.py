@@ -1,8 +1,9 @@
 """What an engine builds for one kind of model: update rule, traced step, layout, executables."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -48,12 +49,12 @@ class Program:
     Args:
         services: of the engine.
         model_init: where the module comes from.
-        batch: a batch of the kind to train on.
+        batches: a batch of each structure to train on, or their shapes.
         resident: the arrays on the device that indexed batches are gathered from.
     """
 
     def __init__(
-        self, services: Services, model_init: ModelInit, batch: Any, resident: Any
+        self, services: Services, model_init: ModelInit, batches: Sequence[Any], resident: Any
     ) -> None:
         _check_jit_enabled()
         self._services = services
@@ -61,16 +62,20 @@ class Program:
         key = jax.random.key(0)
         self.update_rule = self._build_update_rule(model_init, key)
         self.step = TrainStep(services, self.update_rule.for_step(0, StepRange(0)))
-        self._metric_specs: Any = ({}, {})
+        self._batch_structures = {jax.tree.structure(batch) for batch in batches}
+        self._metric_specs = WindowSpec({}, {}, ())
         with services.sharding.mesh_context():
             without_metrics: TrainState = eqx.filter_eval_shape(
                 self._init_state, model_init, model_init.arrays, key, key
             )
-            self._metric_specs = eqx.filter_eval_shape(
-                self._compute_step_metrics,
-                without_metrics,
-                shape_spec(batch),
-                shape_spec(resident),
+            self._metric_specs = unite_metric_specs(
+                eqx.filter_eval_shape(
+                    self._compute_step_metrics,
+                    without_metrics,
+                    shape_spec(batch),
+                    shape_spec(resident),
+                )
+                for batch in batches
             )
             window = eqx.filter_eval_shape(MetricWindow.empty, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)
@@ -165,6 +170,7 @@ class Program:
                 self._services,
                 self.step,
                 self.layout,
+                self._batch_structures,
                 steps_per_execution,
                 returns,
             )
@@ -194,8 +200,11 @@ class Program:
         Raises:
             NonFiniteError: a step was not finite.
         """
-        metrics, num_steps, nonfinite = jax.device_get(values)
+        metrics, num_steps, optional_steps, nonfinite = jax.device_get(values)
         self.check_finite(nonfinite)
+        for name, count in optional_steps.items():
+            if not count:
+                metrics = _without_metric(metrics, name)
         if not num_steps:
             metrics = {}
         has_skipped = nonfinite.skipped > previous.get("skipped_steps", 0)
@@ -312,6 +321,54 @@ class Program:
         return record.metrics, record.running_metrics
 
 
+class WindowSpec(NamedTuple):
+    """The metrics of training steps, as `jax.ShapeDtypeStruct`s.
+
+    Attributes:
+        metrics: merged over a window, by name.
+        running: carried from step to step, by name.
+        optional: the names of those that batches of some structures do not have.
+    """
+
+    metrics: dict[str, Any]
+    running: dict[str, Any]
+    optional: tuple[str, ...]
+
+
+def unite_metric_specs(specs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> WindowSpec:
+    """Return the metrics of steps on batches of several structures together.
+
+    Args:
+        specs: the metrics and the running metrics of a step on each structure.
+
+    Raises:
+        ModelError: two structures have a metric of one name and of different kinds.
+    """
+    united: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    names_by_structure = []
+    for kinds in specs:
+        names_by_structure.append({name for kind in kinds for name in kind})
+        for of_one, of_all in zip(kinds, united, strict=True):
+            for name, spec in of_one.items():
+                check_same_structure(
+                    of_all.setdefault(name, spec),
+                    spec,
+                    f"the metric {name!r} on batches of another structure",
+                )
+    in_all = set.intersection(*names_by_structure)
+    optional = sorted(set.union(*names_by_structure) - in_all)
+    return WindowSpec(*united, tuple(optional))
+
+
+def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the metrics without one of them and all of its results."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if key != name and not key.startswith(f"{name}/")
+    }
+
+
 def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
     """Return the state of each plugin that has one, by the plugin's name. Traced.
 
@@ -404,7 +461,7 @@ def _check_jit_enabled() -> None:
 def _close_packed_window(packing: VectorPacking, packed: Vectors) -> tuple[Vectors, Any]:
     window: MetricWindow = packing.get_subtree(packed, "metric_window")
     nonfinite = packing.get_subtree(packed, "nonfinite")
-    values = window.compute(), window.steps, nonfinite
+    values = window.compute(), window.steps, window.optional_steps, nonfinite
     return packing.set_subtree(packed, "metric_window", window.close()), values
 
 

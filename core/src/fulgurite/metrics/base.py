@@ -187,19 +187,18 @@ class MetricAccumulator(eqx.Module):
         return MetricAccumulator(metrics, running)
 
     def merge(self, other: "MetricAccumulator") -> "MetricAccumulator":
-        """Return the metrics over the examples of both, and the running ones after `other`.
+        """Return the metrics over the examples of both, and the running ones after `other`; either
+        may lack some of the names.
 
         Raises:
             ModelError: a metric whose structure or shapes change when it is merged.
         """
-        metrics = {
-            name: _merge_checked(name, new, self.metrics[name].merge)
-            for name, new in other.metrics.items()
-        }
-        running = {
-            name: _merge_checked(name, new, self.running[name].update)
-            for name, new in other.running.items()
-        }
+        metrics: dict[str, Metric] = {**self.metrics, **other.metrics}
+        for name in self.metrics.keys() & other.metrics.keys():
+            metrics[name] = _merge_checked(name, other.metrics[name], self.metrics[name].merge)
+        running: dict[str, RunningMetric] = {**self.running, **other.running}
+        for name in self.running.keys() & other.running.keys():
+            running[name] = _merge_checked(name, other.running[name], self.running[name].update)
         return MetricAccumulator(metrics, running)
 
     def update(
@@ -214,16 +213,18 @@ class MetricAccumulator(eqx.Module):
         not be `empty()`: merging into it could give NaN.
 
         Args:
-            new: the metrics of that batch.
+            new: the metrics of that batch; it may lack some of the names.
             restart: whether they replace the metrics, instead of being merged into them.
             restart_running: the same for the running metrics; None for the same as `restart`.
         """
         if restart_running is None:
             restart_running = restart
         merged = self.merge(new)
+        restarted = _fill_with_empty(new.metrics, self.metrics)
+        restarted_running = _fill_with_empty(new.running, self.running)
         return MetricAccumulator(
-            jax.tree.map(partial(jnp.where, restart), new.metrics, merged.metrics),
-            jax.tree.map(partial(jnp.where, restart_running), new.running, merged.running),
+            jax.tree.map(partial(jnp.where, restart), restarted, merged.metrics),
+            jax.tree.map(partial(jnp.where, restart_running), restarted_running, merged.running),
         )
 
     def compute(self) -> dict[str, Value]:
@@ -239,6 +240,12 @@ class MetricAccumulator(eqx.Module):
                     "several by name"
                 )
         return values
+
+
+def _fill_with_empty(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics by name, and those of `others` over no examples for the names missing."""
+    missing = {name: other.empty() for name, other in others.items() if name not in metrics}
+    return {**metrics, **missing}
 
 
 def flatten_metric_dict(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a step receives besides its batch: random keys, mask, model state, further losses."""
 
+from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ class Context:
         training: whether this is a training step. A Python bool.
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
+        spec: what is static in the batch, of a `fulgurite.Batch`; None for any other batch.
         rng_path: names and indices that are folded into its keys, besides stream, step and phase.
         due_flags: what `is_due` returns, by name.
         rng_step: the step that is folded into its keys, if any.
@@ -51,6 +53,7 @@ class Context:
     training: bool
     model_state: eqx.nn.State | None = None
     mask: Bool[Array, " batch"] | None = None
+    spec: Hashable = None
     rng_path: tuple[tuple[str, Any], ...] = ()
     due_flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
     rng_step: Int[Array, ""] | None = None

@@ -1,16 +1,16 @@
 """The forward pass of a step: the module's own method, and every term of the loss."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fulgurite.data.sources import MaskedBatch
+from fulgurite.data.sources import Batch, MaskedBatch
 from fulgurite.errors import DataError, ModelError
 from fulgurite.model.context import Context
 from fulgurite.model.media import render_if_due
@@ -95,10 +95,38 @@ def as_loss_scalar(name: Any, value: Any, module: Any) -> Array:
     )
 
 
-def split_mask(batch: Any) -> tuple[Any, Any]:
-    """Return a batch and its mask, which is None where the source does not pad."""
-    if not isinstance(batch, MaskedBatch):
-        return batch, None
+class BatchParts(NamedTuple):
+    """What a data source yields, in parts.
+
+    Attributes:
+        value: what the step receives.
+        mask: bool `(batch,)`, or None where the source does not pad.
+        spec: what is static, of a `Batch`; else None.
+    """
+
+    value: Any
+    mask: Any
+    spec: Hashable
+
+    @property
+    def structure(self) -> Hashable:
+        """What batches that share a program have in common, besides shapes."""
+        return jax.tree.structure(self.value), self.spec
+
+
+def split_batch(batch: Any) -> BatchParts:
+    """Return the parts of what a data source yielded."""
+    mask = None
+    if isinstance(batch, MaskedBatch):
+        _check_mask(batch)
+        mask = batch.mask
+        batch = batch.batch
+    if isinstance(batch, Batch):
+        return BatchParts(batch.value, mask, batch.spec)
+    return BatchParts(batch, mask, None)
+
+
+def _check_mask(batch: MaskedBatch) -> None:
     shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch.batch)}
     mask = batch.mask
     if mask.shape not in shapes or mask.dtype != bool:
@@ -106,7 +134,6 @@ def split_mask(batch: Any) -> tuple[Any, Any]:
             f"the mask is {format_tree(mask)}, not bool with one value an example of "
             f"{format_tree(batch.batch)}"
         )
-    return batch.batch, mask
 
 
 def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:

@@ -1,6 +1,6 @@
 """The open metric window: what the steps since the last log trigger have merged, on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,23 +28,32 @@ class MetricWindow(eqx.Module):
         has_steps: bool, whether any step has been taken yet.
         values: the metrics merged over the window, and the running ones, which are carried on
             across windows.
+        optional_steps: int32 each, in how many steps of the window those metrics were measured
+            that batches of some structures do not have, by name.
     """
 
     count: Int[Array, ""]
     closed: Bool[Array, ""]
     has_steps: Bool[Array, ""]
     values: MetricAccumulator
+    optional_steps: dict[str, Int[Array, ""]]
 
     @staticmethod
-    def empty(metrics: dict[str, Metric], running: dict[str, RunningMetric]) -> "MetricWindow":
+    def empty(
+        metrics: dict[str, Metric],
+        running: dict[str, RunningMetric],
+        optional: Iterable[str] = (),
+    ) -> "MetricWindow":
         """Return a window without steps, for metrics of this structure.
 
         Args:
             metrics: by name, or their specs.
             running: likewise, for running metrics.
+            optional: the names of those that not every step has.
         """
         zeros = MetricAccumulator.zeros(MetricAccumulator(metrics, running))
-        return MetricWindow(jnp.int32(0), jnp.bool_(False), jnp.bool_(False), zeros)
+        steps = {name: jnp.int32(0) for name in optional}
+        return MetricWindow(jnp.int32(0), jnp.bool_(False), jnp.bool_(False), zeros, steps)
 
     def add(self, metrics: dict[str, Metric], running: dict[str, RunningMetric]) -> "MetricWindow":
         """Return the window with one step more, or a new one with this step if it was closed.
@@ -55,11 +64,16 @@ class MetricWindow(eqx.Module):
         """
         restart = self.closed | (self.count == 0)
         step = MetricAccumulator(metrics, running)
+        optional_steps = {}
+        for name, count in self.optional_steps.items():
+            is_measured = name in metrics or name in running
+            optional_steps[name] = jnp.where(restart, 0, count) + jnp.int32(is_measured)
         return MetricWindow(
             count=jnp.where(restart, 1, self.count + 1),
             closed=jnp.bool_(False),
             has_steps=jnp.bool_(True),
             values=self.values.update(step, restart, restart_running=~self.has_steps),
+            optional_steps=optional_steps,
         )
 
     def close(self) -> "MetricWindow":

@@ -13,7 +13,7 @@ from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import HookImpl
-from fulgurite.training.forward import count_examples, split_mask
+from fulgurite.training.forward import count_examples, split_batch
 from fulgurite.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
@@ -75,7 +75,7 @@ class TrainStep:
 
         Args:
             state: the state before.
-            batch: arrays with a leading example axis, or a `MaskedBatch`.
+            batch: arrays with a leading example axis, in a `MaskedBatch` or `Batch` or not.
             due: what is due after this step, in the order of `Settings.due_names`.
         """
         record = self.update(state, batch, due)
@@ -115,13 +115,14 @@ class TrainStep:
 
     def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepRecord:
         """Run the step up to its metrics; the arguments are those of `__call__`."""
-        batch, mask = split_mask(batch)
+        batch, mask, spec = split_batch(batch)
         ctx = Context(
             self._services.make_rng_streams(state.key),
             state.step,
             training=True,
             model_state=state.model_state,
             mask=mask,
+            spec=spec,
             due_flags=dict(zip(self._services.settings.due_names, due, strict=True)),
             rng_step=state.step,
             step_number=self.step_number,
@@ -134,14 +135,22 @@ class TrainStep:
         new = self._after_update(new, output, ctx)
         # Arrays that are divided among devices would have to be gathered to look at each element.
         limit = _ELEMENTWISE_LIMIT if self._services.sharding.mesh is None else 0
-        is_bad, term_index, self.finite_check_names = state.nonfinite.check(
-            output, updated_module, new.module, limit
-        )
+        is_bad, term_index, names = state.nonfinite.check(output, updated_module, new.module, limit)
+        term_index += self._find_offset(names)
         plugin_metrics = self._collect_plugin_metrics(new, output, batch, ctx)
         metrics, running_metrics = collect_step_metrics(
             output, plugin_metrics, count_examples(batch, mask)
         )
         return StepRecord(new, output, metrics, running_metrics, is_bad, term_index)
+
+    def _find_offset(self, names: list[str]) -> int:
+        """Return where these names begin among `finite_check_names`, to which they are added if
+        they are new: batches of another structure may have other loss terms."""
+        for start in range(0, len(self.finite_check_names) - len(names) + 1):
+            if self.finite_check_names[start : start + len(names)] == names:
+                return start
+        self.finite_check_names += names
+        return len(self.finite_check_names) - len(names)
 
     def _transform_batch(self, batch: Any, ctx: Context) -> Any:
         for hook in self._hooks.implementations("transform_batch"):

@@ -1,5 +1,6 @@
 """JSON of results and back: arrays, NaN and infinities included."""
 
+import base64
 import json
 import math
 from typing import Any
@@ -15,10 +16,12 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
 
     Scalars of NumPy and jax become Python numbers, and tuples become lists. Arrays are
     `{"$array": [...], "dtype": ..., "shape": ...}`, and non-finite floats `{"$float": "nan"}`:
-    not the string "NaN", because then a text of that name would come back as a number.
+    not the string "NaN", because then a text of that name would come back as a number. Bytes are
+    `{"$bytes": ...}` in base64.
 
     Args:
-        value: None, booleans, numbers, strings and real arrays, in dictionaries, lists and tuples.
+        value: None, booleans, numbers, strings, bytes and real arrays, in dictionaries, lists and
+            tuples.
         sort_keys: whether the keys of dictionaries are sorted.
 
     Raises:
@@ -42,6 +45,8 @@ def _encode(value: Any) -> Any:
         return value if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, np.ndarray | np.generic | jax.Array) and is_real_dtype(value.dtype):
         return _encode_array(np.asarray(value))
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, dict):
@@ -76,6 +81,8 @@ def _check_keys(pairs: dict[Any, Any]) -> None:
 def _decode_object(pairs: dict[str, Any]) -> Any:
     if "$float" in pairs:
         return float(pairs["$float"])
+    if "$bytes" in pairs:
+        return base64.b64decode(pairs["$bytes"], validate=True)
     if "$array" in pairs:
         array = np.asarray(pairs["$array"], dtype=np.dtype(pairs["dtype"]))
         return array.reshape(pairs["shape"])
