@@ -148,6 +148,7 @@ class Engine:
         self.max_compilations = max_compilations
         self.fast_dev_run = fast_dev_run
         self.config: dict[str, Any] | None = None
+        self.program_file: str | None = None
         self.run_dir = run_dir
         if compilation_cache_dir is not None:
             jax.config.update("jax_compilation_cache_dir", str(compilation_cache_dir))

@@ -145,8 +145,17 @@ def test_runs_and_their_state(
     assert summary["b"]["step"] in (2, 3)
     assert summary["d"]["heartbeat"] < 60 and "elsewhere" in summary["d"]["note"]
     table = printed(capsys, "runs", tmp_path).splitlines()
-    assert table[0].split() == ["run", "state", "heartbeat", "attempts", "step", "best", "note"]
-    assert table[1].split() == ["a", "complete", "1", "4", "test/score", "0.9", "at", "2"]
+    assert table[0].split() == [
+        "run",
+        "state",
+        "heartbeat",
+        "attempts",
+        "step",
+        "best",
+        "commit",
+        "note",
+    ]
+    assert table[1].split()[:8] == ["a", "complete", "1", "4", "test/score", "0.9", "at", "2"]
     assert rows(capsys, "runs", tmp_path / "a") == [summary["a"]]
 
 

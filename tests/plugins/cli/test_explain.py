@@ -38,7 +38,8 @@ def test_the_explanation_of_two_plugins() -> None:
     engine = fg.Engine(steps=250, seed=3, plugins=[First(), Second()], autoload=False)
     rows = [" ".join(line.split()) for line in explain(engine).splitlines()]
     assert rows[0] == "250 steps, seed 3, up to 1 steps in a dispatch"
-    assert rows[3:5] == [
+    assert rows[1].startswith("program: ")
+    assert rows[4:6] == [
         f"second module {__name__} given in the order given",
         f"first module {__name__} given after second",
     ]
@@ -54,7 +55,7 @@ def test_the_explanation_of_two_plugins() -> None:
 def test_explanation_abbreviates_many_steps_and_is_empty_without_plugins() -> None:
     rows = explain(fg.Engine(epochs=3, log_every=10, autoload=False)).splitlines()
     assert rows[0] == "3 epochs, seed 0, up to 1 steps in a dispatch"
-    assert rows[3] == "  none"
+    assert rows[4] == "  none"
     assert rows[-1].endswith("Every(n=10) | AtEnd(): 10, 20, 30, 40, 50, 60, …")
 
 

@@ -46,6 +46,7 @@ class EngineView(Protocol):
     max_compilations: int
     fast_dev_run: int | None
     config: dict[str, Any] | None
+    program_file: str | None
     run_dir: str | PathLike | None
     plugins: PluginManager
     sharding: ShardingStrategy

@@ -10,6 +10,7 @@ from typing import Any
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import DEAD
+from fulgurite_runs.program import format_commit
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.files import DamagedError, get_size, iter_files, resolve_root
@@ -30,6 +31,8 @@ class RunRow:
         attempts: how often it was started.
         step: that of the newest complete checkpoint.
         best: the best value of its metric, if it has one, and at which step.
+        commit: the commit of the program that its newest attempt ran, and whether files had
+            changed since; empty if it was in no git repository.
         note: who runs it, or what is wrong.
     """
 
@@ -39,6 +42,7 @@ class RunRow:
     attempts: int = 0
     step: int | None = None
     best: tuple[str, float, int] | None = None
+    commit: str = ""
     note: str = ""
 
 
@@ -183,6 +187,7 @@ RUN_COLUMNS: Columns = {
     "attempts": lambda row: str(row.attempts),
     "step": lambda row: format_number(row.step),
     "best": _format_best,
+    "commit": lambda row: row.commit,
     "note": lambda row: row.note,
 }
 CHECKPOINT_COLUMNS: Columns = {
@@ -230,8 +235,18 @@ def _describe_run(path: Path) -> RunRow:
         attempts=attempts,
         step=max((entry.step for entry in entries if entry.commit), default=None),
         best=_find_best(entries),
+        commit=_read_commit(directory),
         note="; ".join(notes),
     )
+
+
+def _read_commit(directory: RunDirectory) -> str:
+    """Return the commit of the newest attempt; an empty text where its manifest cannot be read."""
+    try:
+        program = directory.read_manifest().get("program")
+    except CheckpointError:
+        return ""
+    return format_commit(program) if isinstance(program, dict) else ""
 
 
 def _find_best(entries: list[Entry]) -> tuple[str, float, int] | None:

@@ -24,6 +24,8 @@ from fulgurite_checkpoint.history import decode_history
 
 T = TypeVar("T")
 _MAX_MODEL_LINES = 8
+# The length of a run may change, and no number depends on what writes the files.
+_HARMLESS = {"steps", "epochs", "orbax-checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,10 @@ def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list
     for plugin in current["plugins"]:
         saved_plugin = saved_plugins.get(plugin["name"])
         if plugin["decisive"] and saved_plugin is not None:
-            changes = _list_changes(saved_plugin["settings"], plugin["settings"])
+            changes = _list_changes(
+                saved_plugin["settings"] | {"version": saved_plugin["version"]},
+                plugin["settings"] | {"version": plugin["version"]},
+            )
             rows += [f"{plugin['name']}: {change}" for change in changes]
     diff = difflib.unified_diff(saved.get("model", []), current["model"], lineterm="", n=0)
     changed_lines = [
@@ -363,8 +368,7 @@ def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list
 
 
 def _list_changes(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    # The length of a run may change.
-    names = sorted({*saved, *current} - {"steps", "epochs"})
+    names = sorted({*saved, *current} - _HARMLESS)
     return [
         f"{name} was {saved.get(name)!r} and is {current.get(name)!r}"
         for name in names

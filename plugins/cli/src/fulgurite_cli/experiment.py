@@ -184,6 +184,7 @@ def build_experiment(
         )
     config = {name: parameter.default for name, parameter in parameters.items()} | arguments
     config.pop(RUN_DIR, None)
+    built.engine.program_file = inspect.getsourcefile(experiment)
     built.engine.config = {name: to_plain(value) for name, value in config.items()}
     if run_dir is not None or built.engine.run_dir is not None:
         _check_config(experiment, built.engine.config)

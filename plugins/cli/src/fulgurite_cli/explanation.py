@@ -12,6 +12,7 @@ from fulgurite.fit.scheduler import BoundAction
 from fulgurite.plugins.markers import Combine, find_hookspecs
 from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.triggers import Or
+from fulgurite_runs.program import describe_program, format_program
 
 SLOTS = [
     hook
@@ -65,7 +66,8 @@ def explain(engine: Engine) -> str:
         "slots, each with one owner": _list_slots(engine),
         "what is due, in the order in which it runs at one step": _list_actions(engine),
     }
-    lines = [_format_settings(engine)]
+    program = f"program: {format_program(describe_program(engine.program_file))}"
+    lines = [_format_settings(engine), program]
     for title, rows in sections.items():
         lines += ["", title, *(rows or ["  none"])]
     return "\n".join(lines)

@@ -3,8 +3,6 @@
 import dataclasses
 import platform
 import re
-from functools import cache
-from importlib.metadata import distributions
 from typing import Any
 
 import fulgurite as fg
@@ -13,11 +11,13 @@ from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.triggers import Trigger
 
+from fulgurite_runs.program import describe_program, find_version
 from fulgurite_runs.redact import redact
 
-PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
+PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy", "orbax-checkpoint")
 SETTINGS = ("seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
 """The settings of an engine, besides the length of the fit, that change its numbers."""
+_CUDA = re.compile(r"cuda\s+(\d[\d.]*)", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -25,9 +25,10 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
     """Return the description of a run.
 
     It has the keys `configuration` (the arguments of the program, None where there are none),
-    `settings`, `plugins` (all of them, in order), `versions`, `devices` and `model` (the lines that
-    Equinox prints of the module, in which everything but arrays shows by its value). Secrets
-    are replaced by `***`.
+    `settings`, `plugins` (all of them, in order, with the versions of their distributions),
+    `versions` (of Python, of packages, and of CUDA where the devices use it), `program` (see
+    `fulgurite_runs.program`), `devices` and `model` (the lines that Equinox prints of the module,
+    in which everything but arrays shows by its value). Secrets are replaced by `***`.
 
     Args:
         run: the run; plugins have not received their host states yet, which may be in the fields
@@ -49,8 +50,10 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
         "plugins": describe_plugins(engine.plugins),
         "versions": {
             "python": platform.python_version(),
-            **{name: _find_version(name) for name in PACKAGES},
+            **{name: find_version(name) for name in PACKAGES},
+            **_find_cuda_version(devices[0]),
         },
+        "program": describe_program(engine.program_file),
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
@@ -109,8 +112,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | Trigger)
 
 
-@cache
-def _find_version(name: str) -> str | None:
-    matches = distributions(name=name)
-    first = next(iter(matches), None)
-    return None if first is None else first.version
+def _find_cuda_version(device: Any) -> dict[str, str]:
+    """Return the version of CUDA under its name, such as `12080`; nothing for other devices."""
+    match = _CUDA.search(getattr(device.client, "platform_version", ""))
+    return {} if match is None else {"cuda": match[1]}
