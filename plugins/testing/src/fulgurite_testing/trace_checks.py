@@ -98,7 +98,7 @@ def _trace_without_plugin(subject: Subject) -> ClosedJaxpr:
 def _trace_step(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxpr]:
     engine = tiny_engine(*plugins, *subject.beside())
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
-    program = Program(engine.services, as_model_init(subject.model), batch, None)
+    program = Program(engine.services, as_model_init(subject.model), (batch,), None)
     program.select_update_rule(0, StepRange(0, 8))
     nothing_due = np.zeros(len(engine.due_names), bool)
 
