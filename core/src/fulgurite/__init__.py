@@ -8,7 +8,7 @@ from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
-from fulgurite.fit.run import FitResult, Run
+from fulgurite.fit.run import FitResult, LoggedRun, Run
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.model.context import Context
 from fulgurite.model.media import Media
@@ -58,6 +58,7 @@ __all__ = [
     "GradientUpdate",
     "History",
     "LambdaPlugin",
+    "LoggedRun",
     "MaskedBatch",
     "Media",
     "Module",

@@ -18,7 +18,7 @@ from jaxtyping import Array, Key, PyTree
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.records import Record
-from fulgurite.fit.run import EngineView, FitResult, Run
+from fulgurite.fit.run import EngineView, FitResult, LoggedRun, Run
 from fulgurite.fit.snapshot import CheckpointSource, Snapshot
 from fulgurite.metrics import CollectingMetric, Metric, RunningMetric
 from fulgurite.model.context import Context
@@ -377,13 +377,18 @@ def on_fit_end(run: Run, result: FitResult) -> None:
 # --- loggers --------------------------------------------------------------------------------------
 
 
-@hookspec("logger", Combine.EACH, when="Once per fit, before the first record.")
-def open_logger(run: Run) -> None:
+@hookspec(
+    "logger",
+    Combine.EACH,
+    when="Once per fit, before the first record; once in `fulgurite evaluate`, of loggers with "
+    "`flush_logger`.",
+)
+def open_logger(run: LoggedRun) -> None:
     """Open the file or service that records are written to, before any other event of the run
     except `on_restore`. A `FulguriteError` ends the run.
 
     Args:
-        run: a view of the run, valid during the call.
+        run: the run, valid during the call; see `fg.LoggedRun`.
     """
 
 
@@ -427,7 +432,7 @@ def log_config(record: Record) -> None:
     "logger",
     Combine.EACH,
     when="By the checkpointer, when it saves, after all records up to that step have been passed "
-    "on.",
+    "on; by `fulgurite evaluate` after each result.",
 )
 def flush_logger(step: int) -> Future[Any]:
     """Make everything up to a step durable; the future's result is a JSON position for
@@ -439,7 +444,10 @@ def flush_logger(step: int) -> Future[Any]:
 
 
 @hookspec(
-    "logger", Combine.EACH, when="By the checkpointer, in `on_restore`, before `open_logger`."
+    "logger",
+    Combine.EACH,
+    when="By the checkpointer, in `on_restore`, before `open_logger`; by `fulgurite evaluate` when "
+    "it continues.",
 )
 def rewind_logger(position: Any) -> None:
     """Drop everything after a position, before training resumes from the checkpoint that holds it.
@@ -453,7 +461,8 @@ def rewind_logger(position: Any) -> None:
 @hookspec(
     "logger",
     Combine.EACH,
-    when="At the end of every fit, however it ended: before `on_fit_end`, after `on_exception`.",
+    when="At the end of every fit, however it ended: before `on_fit_end`, after `on_exception`; "
+    "at the end of `fulgurite evaluate`.",
 )
 def close_logger() -> None:
     """Write everything out and release it, in bounded time. No more records follow."""

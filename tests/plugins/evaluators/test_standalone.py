@@ -336,6 +336,47 @@ def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys)
     assert evaluate(trained, "--step", "best", "size=3", "scales=2,5") == 0
 
 
+EVALUATION_PROGRAM = """
+import fulgurite as fg
+from evaluated import Disk, numbers
+from fulgurite_cli import Experiment
+from fulgurite_evaluators import Evaluator
+from fulgurite_logging import JSONLLogger
+from program import Drawing
+
+
+def experiment(size: int = 1) -> Experiment:
+    plugins = [Disk(10), Evaluator("other", numbers([0], [0])), JSONLLogger()]
+    return Experiment(fg.Engine(plugins=plugins, autoload=False), lambda key: Drawing(size, key=key))
+"""
+
+
+def test_program_that_only_evaluates_has_a_directory_and_loggers_of_its_own_K5(
+    trained: Path, tmp_path: Path, capsys
+) -> None:
+    program, output = tmp_path / "evaluation.py", tmp_path / "output"
+    program.write_text(EVALUATION_PROGRAM)
+    arguments = ["evaluate", str(program), "--run", str(trained), "--output", str(output)]
+    before = sorted(path for path in trained.rglob("*"))
+    for step in (20, 30):  # the second evaluation supersedes the first
+        # The run has an argument `scales`, which this program does not have.
+        assert fulgurite([*arguments, "--step", str(step)]) == 0, capsys.readouterr().err
+        (line,) = (output / "records.jsonl").read_text().splitlines()
+        record = json.loads(line)
+        assert (record["source"], record["step"]) == ("other", step)
+        assert f"other  step {step}  loss {record['values']['loss']:.6g}" in capsys.readouterr().out
+    directory = RunDirectory(output)
+    assert directory.is_complete and directory.num_attempts == 2
+    assert directory.read_manifest()["evaluates"] == {"run": str(trained), "step": 30}
+    assert sorted(path for path in trained.rglob("*")) == before
+
+    assert fulgurite([*arguments[:-1], str(trained)]) == 1
+    assert "is the directory of a training run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train(load_experiment(str(program)), [])
+    assert "has no data to train on" in capsys.readouterr().err
+
+
 def test_missing_checkpoint_is_an_error(trained: Path, tmp_path: Path, capsys) -> None:
     assert evaluate(tmp_path / "nothing", "--step", "best") == 1
     assert (

@@ -87,7 +87,7 @@ class Loop:
         self.emitter = RecordDispatcher(
             engine.plugins,
             history=() if plan.resumed is None else plan.resumed.history,
-            silent=engine.fast_dev_run is not None,
+            loggers=None if engine.fast_dev_run is None else (),
         )
         self.is_between_steps = False
         self.is_exact = True

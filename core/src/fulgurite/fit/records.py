@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -258,18 +258,21 @@ class RecordDispatcher:
     Args:
         plugins: whose loggers get the records.
         history: the exact scalars before the first record, of a run that resumes.
-        silent: whether no logger gets any, as in a trial.
+        loggers: the names of the plugins that get the records; None for all. In a trial none does.
     """
 
     def __init__(
-        self, plugins: PluginManager, history: Iterable[Record] = (), silent: bool = False
+        self,
+        plugins: PluginManager,
+        history: Iterable[Record] = (),
+        loggers: Collection[str] | None = None,
     ) -> None:
         self.history = History(history)
         self.failures: dict[str, str] = {}
         self.num_records = 0
         self.attempt = 1
         self._plugins = plugins
-        self._silent = silent
+        self._loggers = loggers
         self._is_closed = False
         self._closed_loggers: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
@@ -351,7 +354,10 @@ class RecordDispatcher:
         self._dispatch(Record("text", "fulgurite", step, {"message": message}, "telemetry"))
 
     def _find_hooks(self, name: str) -> list[HookImpl]:
-        return [] if self._silent else list(self._plugins.implementations(name))
+        hooks = self._plugins.implementations(name)
+        if self._loggers is None:
+            return list(hooks)
+        return [hook for hook in hooks if hook.plugin.name in self._loggers]
 
     def _dispatch(self, record: Record) -> None:
         if record.stream == "telemetry":

@@ -70,6 +70,45 @@ class EngineView(Protocol):
     def get_module_view(self, state: TrainState, name: str) -> Any: ...
 
 
+class LoggedRun(Protocol):
+    """What a logger is told when it opens: a `Run`, or the evaluation of a run's checkpoints by
+    `fulgurite evaluate`, which has no more than these members.
+
+    Example:
+        class LinesLogger:
+            @fg.hookimpl
+            def open_logger(self, run: fg.LoggedRun):
+                self.file = open(run.run_dir.path / "lines.txt", "a")
+
+    Attributes:
+        engine: the engine of this run.
+        run_dir: the directory to write into; None without one.
+        manifest: the description of the run, as JSON; None without one.
+        attempt: the number of this start, from 1.
+        step: the number of completed updates; of an evaluation, that of its last checkpoint that
+            was logged.
+        step_range: the steps of this fit; of an evaluation, it begins at 0 and has no end.
+    """
+
+    @property
+    def engine(self) -> EngineView: ...
+
+    @property
+    def run_dir(self) -> Any: ...
+
+    @property
+    def manifest(self) -> Any: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def step_range(self) -> StepRange: ...
+
+
 class LoopView(Protocol):
     """What a `Run` shows of the loop; `Loop` describes the members."""
 

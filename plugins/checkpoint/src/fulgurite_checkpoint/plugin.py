@@ -18,6 +18,7 @@ from fulgurite.errors import (
 from fulgurite.fit.run import EngineView
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
+from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.files import resolve_root
@@ -243,9 +244,7 @@ class Checkpointer(RunPlugin):
             restoring.check_num_processes(checkpoint, run.data_iterator)
         if self._fit.is_same_run:
             self._supersede_later(run, step)
-            for hook in run.engine.plugins.implementations("rewind_logger"):
-                if hook.plugin.name in checkpoint.logger_positions:
-                    hook(step, position=checkpoint.logger_positions[hook.plugin.name])
+            rewind_loggers(run.engine.plugins, step, checkpoint.logger_positions)
         differences = restoring.describe_differences(checkpoint.manifest, run.manifest)
         if differences:
             warnings.warn(

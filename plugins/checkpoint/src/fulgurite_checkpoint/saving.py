@@ -13,13 +13,14 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.loggers import flush_loggers
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit
 from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import RetentionPolicy, clear
-from fulgurite_checkpoint.writing import PendingCheckpoint, flush_loggers
+from fulgurite_checkpoint.writing import PendingCheckpoint
 
 MAX_FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
@@ -181,7 +182,7 @@ class Saver:
             if process == 0:
                 clear(path)
                 path.mkdir(parents=True)
-                get_positions = flush_loggers(run)
+                get_positions = flush_loggers(run.engine.plugins, run.step)
             arrays_written = arrays.start_saving(path / "arrays", arrays_by_path)
         except Exception as error:
             # A failure counts when the save is settled, on every process.

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit
@@ -108,48 +106,3 @@ def _run_on_all_processes(
     if reasons:
         raise CheckpointError("; ".join(reasons))
     return [value for _, value in answers]
-
-
-def flush_loggers(run: fg.Run) -> dict[str, Callable[[], Any]]:
-    """Have every logger make its records durable; return functions that wait for its position, by
-    plugin name."""
-    get_positions: dict[str, Callable[[], Any]] = {}
-    for hook in run.engine.plugins.implementations("flush_logger"):
-        try:
-            future = hook(run.step, step=run.step)
-        except Exception as error:
-            future = Future()
-            future.set_exception(error)
-        get_positions[hook.plugin.name] = partial(_wait_for_position, hook.plugin, future)
-    return get_positions
-
-
-def _wait_for_position(logger: Any, future: Any) -> Any:
-    """Return the position of a logger.
-
-    If it failed, there is a warning, and the reason is the position, unless the logger is required:
-    a log that cannot be written does not end training.
-
-    Args:
-        logger: the registered plugin.
-        future: what its hook `flush_logger` returned.
-    """
-    try:
-        if not isinstance(future, Future):
-            raise TypeError(
-                f"hook flush_logger must return a concurrent.futures.Future, not {future!r}"
-            )
-        position = future.result()
-        dumps(position)
-        return position
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        label = f"logger {logger.name!r} ({logger.distribution})"
-        if getattr(logger.plugin, "required", False):
-            raise CheckpointError(f"{label} cannot say where its records end: {reason}") from error
-        warnings.warn(
-            f"{label} cannot say where its records end, so that a resumed run may lose or repeat "
-            f"some: {reason}",
-            stacklevel=1,
-        )
-        return {"failed": reason}

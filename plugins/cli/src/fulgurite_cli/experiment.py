@@ -52,12 +52,13 @@ class Experiment:
         engine: the engine that trains.
         model: the model, as for `Engine.fit`.
         data: the data, as for `Engine.fit`, or a function without arguments that returns it and
-            that is called only where the data is needed.
+            that is called only where the data is needed. None if the program only evaluates the
+            checkpoints of other programs' runs.
     """
 
     engine: Engine
     model: Any
-    data: Any
+    data: Any = None
 
 
 Factory = Callable[..., Experiment]
@@ -92,6 +93,12 @@ def run(
             built.engine.run_dir = options.run
     except (ConfigurationError, PluginError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
+    if built.data is None:
+        parser.exit(
+            2,
+            "error: this program has no data to train on: give Experiment(..., data=...), or "
+            "evaluate a checkpoint with it: fulgurite evaluate PROGRAM --run DIR\n",
+        )
     engine = built.engine
     data = built.data() if callable(built.data) else built.data
     can_resume = (
@@ -153,7 +160,8 @@ def build_experiment(
         experiment: the function.
         overrides: texts `name=value`.
         saved_config: the configuration in a run's manifest. It holds: an override that differs is
-            an error, unless the manifest hides the value because it is a secret.
+            an error, unless the manifest hides the value because it is a secret. An argument that
+            the function does not have is one too, unless its program only evaluates.
         run_dir: the run directory, handed to an experiment that has an argument `run_dir`, so that
             it can leave out plugins that need one.
 
@@ -165,7 +173,13 @@ def build_experiment(
     arguments = _parse_overrides(experiment, overrides, parameters)
     if RUN_DIR in parameters and run_dir is not None:
         arguments.setdefault(RUN_DIR, run_dir)
+    unknown: dict[str, Any] = {}
     if saved_config is not None:
+        unknown = {
+            name: value
+            for name, value in saved_config.items()
+            if name not in parameters and not _is_hidden(value)
+        }
         arguments |= _merge_saved_config(experiment, saved_config, arguments)
     missing = [
         name
@@ -181,6 +195,12 @@ def build_experiment(
         raise ConfigurationError(
             f"{experiment.__name__} returned {type(built).__name__}; return "
             "fulgurite_cli.Experiment(...)"
+        )
+    if unknown and built.data is not None:
+        name, value = min(unknown.items())
+        raise ConfigurationError(
+            f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
+            f"argument {name!r}: evaluate it with the program that trained it"
         )
     config = {name: parameter.default for name, parameter in parameters.items()} | arguments
     config.pop(RUN_DIR, None)
@@ -222,17 +242,13 @@ def _check_config(experiment: Factory, config: dict[str, Any]) -> None:
 def _merge_saved_config(
     experiment: Factory, saved_config: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments that a run was started with, apart from hidden secrets."""
+    """Return the arguments that a run was started with, apart from hidden secrets and from those
+    that the experiment does not have."""
     parameters = get_parameters(experiment)
     merged: dict[str, Any] = {}
     for name, value in saved_config.items():
-        if MASK in json.dumps(value):
+        if name not in parameters or _is_hidden(value):
             continue
-        if name not in parameters:
-            raise ConfigurationError(
-                f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
-                f"argument {name!r}: evaluate it with the program that trained it"
-            )
         if name in arguments and json.loads(json.dumps(to_plain(arguments[name]))) != value:
             raise ConfigurationError(
                 f"{name}={arguments[name]!r} differs from what the run was started with, "
@@ -240,6 +256,11 @@ def _merge_saved_config(
             )
         merged[name] = from_plain(name, value, parameters[name].type)
     return merged
+
+
+def _is_hidden(value: Any) -> bool:
+    """Return whether a manifest hides a value because it is a secret."""
+    return MASK in json.dumps(value)
 
 
 @contextmanager

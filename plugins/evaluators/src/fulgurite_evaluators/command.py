@@ -6,13 +6,14 @@ import time
 import traceback
 from collections.abc import Sequence
 
-import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
+from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite_cli import Experiment, build_experiment, load_experiment
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
-from fulgurite_evaluators.follow import Follower, find_evaluators, format_result
+from fulgurite_evaluators.follow import Follower, format_result
+from fulgurite_evaluators.once import evaluate_checkpoint
 
 POLL = 0.2
 """Seconds between two looks whether the run has begun."""
@@ -25,7 +26,10 @@ def main(arguments: Sequence[str]) -> int:
         The exit code: 0; 1 if an evaluation failed or what it waited for did not come; 2 for
         invalid arguments; 130 after Ctrl-C.
     """
-    options = _build_parser().parse_intermixed_args(arguments)
+    parser = _build_parser()
+    options = parser.parse_intermixed_args(arguments)
+    if options.group is not None and options.output is not None:
+        parser.error("--output is for a checkpoint; the results of a group are in the run")
     run = RunDirectory(options.run)
     try:
         if options.group is not None:
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         config = run.read_manifest()["configuration"]
         experiment = build_experiment(program, options.overrides, config, run_dir=options.run)
         if options.group is None:
-            has_succeeded = _evaluate_once(experiment, run, options.step, options.json)
+            has_succeeded = _evaluate_once(experiment, run, options)
         else:
             has_succeeded = _follow(experiment, run, options.group, options.idle_timeout)
         return 0 if has_succeeded else 1
@@ -83,6 +87,11 @@ def _build_parser() -> argparse.ArgumentParser:
         help="seconds without a sign of life of the trainer (120)",
     )
     parser.add_argument("--json", action="store_true", help="results as JSON, one line each")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="a directory of its own in which the program's loggers write the results",
+    )
     return parser
 
 
@@ -114,39 +123,20 @@ def _follow(experiment: Experiment, run: RunDirectory, group: str, idle_timeout:
         ) from error
 
 
-def _evaluate_once(
-    experiment: Experiment, run: RunDirectory, step: int | str, as_json: bool
-) -> bool:
+def _evaluate_once(experiment: Experiment, run: RunDirectory, options: argparse.Namespace) -> bool:
     """Run every evaluator of the program on one checkpoint; return whether all succeeded."""
-    engine = experiment.engine
-    evaluators = find_evaluators(engine)
-    # Other plugins may have evaluations as well.
-    names = list(dict.fromkeys([*evaluators, *engine.evaluators]))
-    if not names:
-        raise ConfigurationError(
-            "the program has no evaluator: add Evaluator('test', data) to its plugins"
-        )
-    state = engine.load_weights(experiment.model, fg.CheckpointRef(run.path, step))  # type: ignore[arg-type]
-    trained_steps = int(state.step)
-    has_succeeded = True
-    for name in names:
-        try:
-            if name in evaluators:
-                result = evaluators[name].compute(state, engine, engine.run_evaluator)
-            else:
-                result = engine.run_evaluator(name, state)
-        except Exception:
-            print(
-                f"{name}  step {trained_steps}  failed:\n{traceback.format_exc()}", file=sys.stderr
-            )
-            has_succeeded = False
-            continue
-        if as_json:
-            record = {"evaluator": name, "step": trained_steps, "metrics": result.metrics}
-            _print_line(dumps(record))
+
+    def report(name: str, step: int, result: EvaluationResult | Exception) -> None:
+        if isinstance(result, Exception):
+            text = "".join(traceback.format_exception(result))
+            print(f"{name}  step {step}  failed:\n{text}", file=sys.stderr)
+        elif options.json:
+            _print_line(dumps({"evaluator": name, "step": step, "metrics": result.metrics}))
         else:
-            _print_line(format_result(name, trained_steps, result.metrics))
-    return has_succeeded
+            _print_line(format_result(name, step, result.metrics))
+
+    output = None if options.output is None else RunDirectory(options.output)
+    return evaluate_checkpoint(experiment, run, options.step, output=output, report=report)
 
 
 def _parse_step(text: str) -> int | str:

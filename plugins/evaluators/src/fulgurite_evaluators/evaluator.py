@@ -233,3 +233,9 @@ class Evaluator:
             )
             return
         run.report_evaluation(self.name, result.metrics, result.media)
+
+
+def find_evaluators(engine: fg.Engine) -> dict[str, Evaluator]:
+    """Return the evaluators among the plugins of an engine, by name."""
+    plugins = [registered.plugin for registered in engine.plugins.plugins.values()]
+    return {plugin.name: plugin for plugin in plugins if isinstance(plugin, Evaluator)}

@@ -4,16 +4,18 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite_runs import RunDirectory
+from fulgurite_runs import EvaluationDirectory, RunDirectory
+from fulgurite_runs.directory import supersede
 from fulgurite_runs.lock import Lock, read_owner
 
-from fulgurite_evaluators.evaluator import Evaluator
+from fulgurite_evaluators.evaluator import Evaluator, find_evaluators
+from fulgurite_evaluators.logging import EvaluationRun, ResultLogger
 from fulgurite_evaluators.results import FOLDER, EvaluationRecord, ResultWriter, read_commit
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
 
@@ -27,8 +29,9 @@ class Follower:
 
     It takes the newest checkpoint first and may skip others, never the last. What was evaluated is
     not evaluated again, in whichever process, unless the checkpoint of that step is another one
-    now. Nothing of the run is written but `evaluations/GROUP.jsonl` and the group's lock, and no
-    data but that of its evaluators is touched.
+    now. Loggers that keep what they get write it to `evaluations/GROUP`. Nothing else of the run is
+    written but `evaluations/GROUP.jsonl` and the group's lock, and no data but that of its
+    evaluators is touched.
 
     Example:
 
@@ -80,14 +83,14 @@ class Follower:
         Raises:
             CheckpointError: another process runs this group, or the trainer is gone before its end.
         """
-        with self._open_results() as results:
+        with self._open_results() as (results, logger):
             while True:
                 # Before the checkpoints: what is complete now has its last one.
                 is_complete = self._run.is_complete
                 newest = self._find_newest_checkpoint()
                 due = self._find_due(results, newest, is_complete)
                 if newest is not None and due:
-                    self._evaluate(results, *newest, due)
+                    self._evaluate(results, logger, *newest, due)
                 elif is_complete:
                     return not self._failures
                 else:
@@ -116,8 +119,18 @@ class Follower:
                 due.append(name)
         return due
 
-    def _evaluate(self, results: ResultWriter, step: int, commit: str, names: list[str]) -> None:
-        """Restore a checkpoint once and run these evaluators on it."""
+    def _evaluate(
+        self, results: ResultWriter, logger: ResultLogger, step: int, commit: str, names: list[str]
+    ) -> None:
+        """Restore a checkpoint once and run these evaluators on it.
+
+        Args:
+            results: where the results are noted, which is when they count.
+            logger: passes them to the loggers before that.
+            step: of the checkpoint.
+            commit: the SHA-256 of its `COMMIT`.
+            names: of the evaluators.
+        """
         engine = self._experiment.engine
         path = self._run.get_step_directory(step)
         try:
@@ -134,12 +147,13 @@ class Follower:
         for name in names:
             evaluator = self._evaluators[name]
             try:
-                metrics = evaluator.compute(state, engine, engine.run_evaluator).metrics
+                result = evaluator.compute(state, engine, engine.run_evaluator)
             except Exception:
                 self._note_failure(step, commit, [name], "failed")
                 continue
-            results.append(EvaluationRecord(name, step, commit, metrics))
-            self._print_line(format_result(name, step, metrics))
+            logger_state = logger.log(name, step, result)
+            results.append(EvaluationRecord(name, step, commit, result.metrics), logger_state)
+            self._print_line(format_result(name, step, result.metrics))
 
     def _note_failure(self, step: int, commit: str, names: list[str], what: str) -> None:
         self._failures |= {(name, step, commit) for name in names}
@@ -166,8 +180,8 @@ class Follower:
         return self._run.path / FOLDER / f"{self._group}.lock"
 
     @contextmanager
-    def _open_results(self) -> Iterator[ResultWriter]:
-        """Open the results of this group, and hold its lock meanwhile."""
+    def _open_results(self) -> Iterator[tuple[ResultWriter, ResultLogger]]:
+        """Open the results and the loggers of this group, and hold its lock meanwhile."""
         self._run.get_folder(FOLDER).mkdir(exist_ok=True)
         heartbeat = read_owner(self._lock_path)
         attempt = 1
@@ -176,19 +190,27 @@ class Follower:
             attempt = former_owner.attempt + 1
         lock = Lock(self._lock_path, attempt)
         try:
-            results = ResultWriter(self._run, self._group)
-            try:
-                yield results
-            finally:
-                results.close()
+            with closing(ResultWriter(self._run, self._group)) as results:
+                directory = EvaluationDirectory(self._run, self._group, lock)
+                with closing(self._open_loggers(results, directory)) as logger:
+                    yield results, logger
         finally:
             lock.release()
 
-
-def find_evaluators(engine: fg.Engine) -> dict[str, Evaluator]:
-    """Return the evaluators among the plugins of an engine, by name."""
-    plugins = [registered.plugin for registered in engine.plugins.plugins.values()]
-    return {plugin.name: plugin for plugin in plugins if isinstance(plugin, Evaluator)}
+    def _open_loggers(self, results: ResultWriter, directory: EvaluationDirectory) -> ResultLogger:
+        """Have the loggers go on behind the last result that counts."""
+        if not results.logger_state and directory.path.exists():
+            # Of a process that was killed before its first result counted.
+            supersede(directory.path.parent, [directory.path])
+        directory.path.mkdir(exist_ok=True)
+        run = EvaluationRun(
+            engine=self._experiment.engine,
+            run_dir=directory,
+            manifest=self._run.read_manifest(),
+            attempt=directory.lock.attempt,
+            step=results.last_step,
+        )
+        return ResultLogger(run, results.logger_state)
 
 
 def group_standalone_evaluators(engine: fg.Engine) -> dict[str, dict[str, Evaluator]]:

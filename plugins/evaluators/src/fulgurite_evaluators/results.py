@@ -13,6 +13,7 @@ from fulgurite_runs.directory import sync_folder
 from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
+_LOGGERS = "loggers"
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,16 @@ class ResultWriter:
 
     Attributes:
         done: the keys of the results in the file.
+        last_step: of the last result; 0 without one.
+        logger_state: where the loggers were after the last result, as it was passed to `append`.
     """
 
     def __init__(self, run: RunDirectory, group: str) -> None:
         self._path = run.path / FOLDER / f"{group}.jsonl"
         records, num_bytes = _read_records(self._path)
-        self.done = {record.key for record in records}
+        self.done = {record.key for record, _ in records}
+        self.last_step = records[-1][0].step if records else 0
+        self.logger_state = records[-1][1] if records else {}
         # 0o644 like any file; no link is followed out of the run.
         self._file = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
@@ -70,13 +75,17 @@ class ResultWriter:
         os.fsync(self._file)
         sync_folder(self._path.parent)
 
-    def append(self, record: EvaluationRecord) -> None:
+    def append(self, record: EvaluationRecord, logger_state: dict[str, Any]) -> None:
         """Write a result durably.
+
+        Args:
+            record: the result.
+            logger_state: where the loggers are, which already have it.
 
         Raises:
             OSError: it could not be written; nothing of it is left.
         """
-        data = f"{dumps(asdict(record))}\n".encode()
+        data = f"{dumps({**asdict(record), _LOGGERS: logger_state})}\n".encode()
         num_written = os.write(self._file, data)
         if num_written != len(data):
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
@@ -116,7 +125,7 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     newest: dict[tuple[str, int], EvaluationRecord] = {}
     for path in sorted((run.path / FOLDER).glob("*.jsonl")):
         records, _ = _read_records(path)
-        for record in records:
+        for record, _ in records:
             if record.commit not in set_aside:
                 newest[record.evaluator, record.step] = record
     return [newest[key] for key in sorted(newest)]
@@ -130,8 +139,9 @@ def read_commit(checkpoint: Path) -> str | None:
         return None
 
 
-def _read_records(path: Path) -> tuple[list[EvaluationRecord], int]:
-    """Return the results in a file, and how many of its bytes are whole lines."""
+def _read_records(path: Path) -> tuple[list[tuple[EvaluationRecord, dict[str, Any]]], int]:
+    """Return the results in a file with the states of the loggers after each, and how many of its
+    bytes are whole lines."""
     if not path.is_file() or path.is_symlink():
         return [], 0
     data = path.read_bytes()
@@ -139,10 +149,12 @@ def _read_records(path: Path) -> tuple[list[EvaluationRecord], int]:
     records = []
     for number, line in enumerate(data[:num_bytes].splitlines(), 1):
         try:
-            record = EvaluationRecord(**loads(line))
+            values = loads(line)
+            logger_state = values.pop(_LOGGERS, {})
+            record = EvaluationRecord(**values)
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path}, line {number} is no result of an evaluator: {error}; remove it"
             ) from error
-        records.append(record)
+        records.append((record, logger_state))
     return records, num_bytes

@@ -30,7 +30,7 @@ class ConsoleLogger:
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @fg.hookimpl
-    def open_logger(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.LoggedRun) -> None:
         """Start a thread that prints, so that training does not wait for a terminal."""
         self._writer = None
         # It is None where the process was started without standard output.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from fulgurite import Record, Run, hookimpl
+from fulgurite import LoggedRun, Record, Run, hookimpl
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import RunPlugin
 
@@ -44,7 +44,7 @@ class FileLogger(RunPlugin):
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
     @abstractmethod
-    def open_backend(self, run: Run, position: Any) -> LogBackend:
+    def open_backend(self, run: LoggedRun, position: Any) -> LogBackend:
         """Return a backend that writes to files in `run.run_dir`.
 
         Args:
@@ -67,7 +67,7 @@ class FileLogger(RunPlugin):
         self._position = position
 
     @hookimpl
-    def open_logger(self, run: Run) -> None:
+    def open_logger(self, run: LoggedRun) -> None:
         """Open the files and drop what came after the checkpoint that the run resumes from."""
         if run.run_dir is None:
             raise ConfigurationError(

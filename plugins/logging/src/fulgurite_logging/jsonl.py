@@ -33,7 +33,7 @@ class JSONLLogger(FileLogger):
 
     plugin_name = "jsonl"
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         assert run.run_dir is not None
         return JSONLBackend(run.run_dir.path, position)
 

@@ -39,7 +39,7 @@ class CSVLogger(FileLogger):
 
     plugin_name = "csv"
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         assert run.run_dir is not None
         return CSVBackend(run.run_dir.path, position)
 

@@ -1,6 +1,9 @@
 """Run directories of Fulgurite: their layout, who may write there, and JSON without loss."""
 
-from fulgurite_runs.directory import RunDirectory as RunDirectory
+from fulgurite_runs.directory import (
+    EvaluationDirectory as EvaluationDirectory,
+    RunDirectory as RunDirectory,
+)
 from fulgurite_runs.opening import (
     RunPlugin as RunPlugin,
     get_run_directory as get_run_directory,

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,42 @@ class RunDirectory:
     def _list_folder(self, name: str) -> list[Path]:
         folder = self.get_folder(name)
         return list(folder.iterdir()) if folder.is_dir() else []
+
+
+@dataclass(frozen=True)
+class EvaluationDirectory:
+    """Where loggers write the results of the standalone evaluators of one group of a run.
+
+    Example:
+        from pathlib import Path
+
+        from fulgurite_runs import EvaluationDirectory, RunDirectory
+        from fulgurite_runs.lock import Lock
+
+        Path("runs/a/evaluations").mkdir(parents=True)
+        lock = Lock(Path("runs/a/evaluations/side.lock"), attempt=1)
+        directory = EvaluationDirectory(RunDirectory("runs/a"), "side", lock)
+        directory.path  # runs/a/evaluations/side
+
+    Attributes:
+        run: the directory of the run.
+        group: of evaluators.
+        lock: which this process holds; only its holder writes.
+    """
+
+    run: RunDirectory
+    group: str
+    lock: Lock
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.run.path / "evaluations" / self.group
+
+    def assert_locked(self, within: float = 0.0) -> None:
+        """Raise `CheckpointError` if another process has taken the group over; an answer less than
+        `within` seconds old will do."""
+        self.lock.check(within)
 
 
 def supersede(

@@ -48,7 +48,7 @@ class TensorBoardLogger(FileLogger):
 
     plugin_name = FOLDER
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         """Return what writes the event files."""
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER

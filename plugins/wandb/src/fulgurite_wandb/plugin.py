@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite_logging import BackgroundWriter
-from fulgurite_runs import RunPlugin
+from fulgurite_runs import EvaluationDirectory, RunPlugin
 
 from fulgurite_wandb.backend import Backend, ResumePoint
 
@@ -30,6 +30,10 @@ class WandbLogger(RunPlugin):
     is taken from `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent
     again. A run that starts from the checkpoint of another run gets its own id. Without a key or a
     network it continues offline and says so; `wandb sync` sends the records later.
+
+    Standalone evaluators have a run of their own, of the job type `evaluation`; wandb does not let
+    two processes write to one. Its group is the name of the run's directory, as that of the
+    training run, so that wandb shows both together.
 
     Example:
         from fulgurite_wandb import WandbLogger
@@ -96,7 +100,7 @@ class WandbLogger(RunPlugin):
         return self._id
 
     @fg.hookimpl
-    def open_logger(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.LoggedRun) -> None:
         """Begin the run, or go on with it."""
         self._writer = None
         if self.mode == "disabled":
@@ -112,7 +116,7 @@ class WandbLogger(RunPlugin):
         folder = run.run_dir.path if run.run_dir is not None else Path()
         if self.directory is not None:
             folder = Path(self.directory)
-        settings = {"project": self.project, "id": self._id, **self.settings}
+        settings = {"project": self.project, "id": self._id, **_describe_run(run), **self.settings}
         self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point)
         self._writer = BackgroundWriter(self.plugin_name, self._backend)
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
@@ -205,7 +209,16 @@ class WandbLogger(RunPlugin):
         return value < self._best.get(key, math.inf)
 
 
-def _find_resume_point(run: fg.Run) -> ResumePoint:
+def _describe_run(run: fg.LoggedRun) -> dict[str, str]:
+    """Return the arguments of `wandb.init` by which a run and its evaluations belong together."""
+    if isinstance(run.run_dir, EvaluationDirectory):
+        return {"group": run.run_dir.run.path.name, "job_type": "evaluation"}
+    if run.run_dir is None:
+        return {}
+    return {"group": run.run_dir.path.name}
+
+
+def _find_resume_point(run: fg.LoggedRun) -> ResumePoint:
     if run.run_dir is None:
         return ResumePoint(run.step, None, 0)
     records = run.run_dir.path / "records.jsonl"

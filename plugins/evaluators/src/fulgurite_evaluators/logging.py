@@ -1,0 +1,101 @@
+"""How the results of evaluations in a separate process reach the program's loggers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import fulgurite as fg
+import jax
+from fulgurite.evaluation.evaluator import EvaluationResult
+from fulgurite.fit.records import Record, RecordDispatcher, validate_record_values
+from fulgurite_runs.loggers import flush_loggers, rewind_loggers
+
+
+@dataclass(frozen=True)
+class EvaluationRun:
+    """What loggers are told of an evaluation; `fg.LoggedRun` describes the members."""
+
+    engine: fg.Engine
+    run_dir: Any
+    manifest: Any
+    attempt: int
+    step: int
+    step_range: fg.StepRange = field(default_factory=lambda: fg.StepRange(0))
+
+
+class ResultLogger:
+    """Passes the results of evaluators to those loggers of an engine that keep what they get: the
+    ones that can say how far they have written (hook `flush_logger`).
+
+    Example:
+        view = EvaluationRun(engine, run_dir=directory, manifest=None, attempt=1, step=0)
+        logger = ResultLogger(view)
+        state = logger.log("test", 100, fg.EvaluationResult({"loss": 0.5}))
+        logger.close()
+
+    Args:
+        run: what the loggers are told when they open.
+        state: what `log` returned after the last result that counts: what the loggers wrote later
+            is dropped. Empty at the first start.
+    """
+
+    def __init__(self, run: EvaluationRun, state: Mapping[str, Any] | None = None) -> None:
+        self._plugins = run.engine.plugins
+        hooks = self._plugins.implementations("flush_logger")
+        self._names = frozenset(hook.plugin.name for hook in hooks)
+        self._manifest = run.manifest
+        self._step = run.step
+        self._dispatcher = RecordDispatcher(self._plugins, loggers=self._names)
+        self._dispatcher.attempt = run.attempt
+        if state:
+            self._set_host_states(state["host_states"])
+            rewind_loggers(self._plugins, run.step, state["positions"])
+        self._dispatcher.open(run.step, run=run)
+
+    def log(self, name: str, step: int, result: EvaluationResult) -> dict[str, Any]:
+        """Log a result, durably, and return where the loggers are then, as JSON.
+
+        Args:
+            name: of the evaluator.
+            step: of the checkpoint.
+            result: its metrics and media.
+        """
+        self._step = step
+        if self._manifest is not None:
+            # Not at the start: a service such as wandb would begin a run without a result.
+            self._emit(Record("config", "fulgurite", step, self._manifest, "telemetry"))
+            self._manifest = None
+        # Exact though it depends on the clock which checkpoints are evaluated: what belongs to no
+        # result is dropped at the next start, so that each result is there once.
+        self._emit(Record("scalars", name, step, _validate("scalars", name, result.metrics)))
+        if result.media:
+            self._emit(Record("media", name, step, _validate("media", name, result.media)))
+        get_positions = flush_loggers(self._plugins, step)
+        return {
+            "positions": {plugin: get_position() for plugin, get_position in get_positions.items()},
+            "host_states": self._get_host_states(),
+        }
+
+    def close(self) -> None:
+        """Have the loggers write out everything and end."""
+        self._dispatcher.close(self._step)
+
+    def _emit(self, record: Record) -> None:
+        self._dispatcher.enqueue([], lambda: record)
+
+    def _get_host_states(self) -> dict[str, Any]:
+        return {
+            plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
+            for plugin, state in self._plugins.call("get_host_state", self._step)
+            if plugin.name in self._names
+        }
+
+    def _set_host_states(self, host_states: Mapping[str, Any]) -> None:
+        for hook in self._plugins.implementations("set_host_state"):
+            if hook.plugin.name in host_states:
+                entry = host_states[hook.plugin.name]
+                hook(self._step, state=entry["state"], version=entry["version"])
+
+
+def _validate(kind: str, source: str, values: Any) -> dict[str, Any]:
+    return jax.device_get(validate_record_values(kind, source, values))
