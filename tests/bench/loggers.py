@@ -57,7 +57,7 @@ class Slow(FileLogger):
     plugin_name = "slow"
     release = threading.Event()
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         return _Waiting(self.release)
 
 

@@ -461,7 +461,7 @@ class Opened:
             raise self.trouble
 
     @fg.hookimpl
-    def open_logger(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.LoggedRun) -> None:
         self.note(f"open at {run.step}")
 
     @fg.hookimpl

@@ -3,17 +3,17 @@
 import math
 
 import pytest
-from fulgurite.timing import Rate, Timings
+from fulgurite.timing import StepRate, Timings
 
 
 def test_case_18_steps_per_second():
-    rate = Rate()
+    rate = StepRate()
     assert rate(10, 1000.0) is None
     assert rate(133, 1010.0) == pytest.approx(12.3)
 
 
 def test_there_is_no_rate_when_no_time_passed():
-    rate = Rate()
+    rate = StepRate()
     rate(10, 1000.0)
     assert rate(20, 1000.0) is None
     assert rate(30, 1001.0) == 10

@@ -78,7 +78,10 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "progress": (ProgressBar, {"bad_arguments": [{"refresh": 0}]}),
     "reduce_on_plateau": (
         lambda: ReduceOnPlateau("test/loss", 4),
-        {"beside": lambda: [evaluator()], "bad_arguments": [{"monitor": "loss", "every": 4}]},
+        {
+            "other_plugins": lambda: [evaluator()],
+            "bad_arguments": [{"monitor": "loss", "every": 4}],
+        },
     ),
     "rng": (Rng, {}),
     "sharding": (Sharding, {"bad_arguments": [{"batch": "data"}]}),

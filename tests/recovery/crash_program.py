@@ -282,7 +282,7 @@ class Delayed(JSONLLogger):
         super().__init__()
         self.delay = delay
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         backend = super().open_backend(run, position)
         write = backend.write
 

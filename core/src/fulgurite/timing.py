@@ -86,8 +86,8 @@ class Timings:
         )
 
 
-class Rate:
-    """Steps a second since the last call; None the first time."""
+class StepRate:
+    """How many steps a second were done since the last call; None the first time."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None

@@ -12,7 +12,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_logging.jsonl import JSONLBackend
+from fulgurite_logging import JSONLBackend
 from fulgurite_logging.table import CSVBackend
 from fulgurite_runs.json_codec import loads
 from hypothesis import given, settings, strategies as st

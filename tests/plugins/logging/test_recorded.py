@@ -126,9 +126,9 @@ def test_numbers_are_short(value: Any, text: str) -> None:
 def test_case_18_steps_per_second_are_logged() -> None:
     """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log
     step on in a run."""
-    from fulgurite.timing import Rate
+    from fulgurite.timing import StepRate
 
-    rate = Rate()
+    rate = StepRate()
     assert rate(10, 1000.0) is None
     assert rate(133, 1010.0) == pytest.approx(12.3)
     logger = Logger()

@@ -160,7 +160,7 @@ class Gated(JSONLLogger):
         super().__init__()
         self.gate, self.free = gate, free
 
-    def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         backend = super().open_backend(run, position)
         write, left = backend.write, iter(range(self.free))
 

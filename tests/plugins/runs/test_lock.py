@@ -270,7 +270,7 @@ def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: 
     class Numbers(FileLogger):
         plugin_name = "numbers"
 
-        def open_backend(self, run: fg.Run, position: Any) -> LogBackend:
+        def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
             return Backend()
 
     def take(run: fg.Run) -> None:

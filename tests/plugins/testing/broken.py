@@ -202,7 +202,7 @@ class WritesOn:
     """Appends to its file whatever a resumed run goes on from."""
 
     @fg.hookimpl
-    def open_logger(self, run: fg.Run) -> None:
+    def open_logger(self, run: fg.LoggedRun) -> None:
         assert run.run_dir is not None
         self.file = (run.run_dir.path / "losses.txt").open("a")
 
@@ -222,7 +222,7 @@ class TellsAnOldPlace(FileLogger):
 
     plugin_name = "old"
 
-    def open_backend(self, run: fg.Run, position: Any) -> Any:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> Any:
         assert run.run_dir is not None
         return OldPlace(run.run_dir.path / "losses.txt", position or 0)
 
@@ -262,7 +262,7 @@ class WritesADatabase(FileLogger):
 
     plugin_name = "database"
 
-    def open_backend(self, run: fg.Run, position: Any) -> Any:
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> Any:
         assert run.run_dir is not None
         return Database(run.run_dir.path / "losses.db", position or 0)
 

@@ -58,7 +58,7 @@ BROKEN = [
         "get_host_state returned 1; after set_host_state on a new instance it returns",
     ),
     (
-        "fuse",
+        "fused_steps",
         broken.AsksForFuse,
         "with steps_per_execution=8 the run is not the one with steps_per_execution=1",
     ),

@@ -249,8 +249,8 @@ def test_records_of_a_lost_network_can_be_sent_later(
             pytest.warns(UserWarning, match="waits for logger 'wandb'"),
             pytest.warns(UserWarning, match=r"did nothing for 5(\.1)? s"),
         ):
-            emitter = Telling((2, "media", "told", {"hangs": figure}))
-            result = fit(tmp_path, offline(timeout=0.1), emitter, steps=2)
+            dispatcher = Telling((2, "media", "told", {"hangs": figure}))
+            result = fit(tmp_path, offline(timeout=0.1), dispatcher, steps=2)
     finally:
         gate.set()
     assert f"`wandb sync {tmp_path / 'wandb'}" in result.failures["wandb"]

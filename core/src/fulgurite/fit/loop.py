@@ -30,7 +30,7 @@ from fulgurite.fit.snapshot import Snapshot
 from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.plugins.manager import plugin_error_context
-from fulgurite.timing import Rate
+from fulgurite.timing import StepRate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
 from fulgurite.triggers import EveryEpoch, is_exact
@@ -63,7 +63,7 @@ class Loop:
         metrics: the newest metrics by source.
         stop_reason: why training ends before its planned end.
         requested_length: the steps and epochs to train, one of them None.
-        emitter: hands records to the loggers.
+        dispatcher: hands records to the loggers.
         run: what plugins see.
         resumed: the snapshot that the fit goes on from, or None.
 
@@ -84,7 +84,7 @@ class Loop:
         self.resume = plan.resume
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
-        self.emitter = RecordDispatcher(
+        self.dispatcher = RecordDispatcher(
             engine.plugins,
             history=() if plan.resumed is None else plan.resumed.history,
             loggers=None if engine.fast_dev_run is None else (),
@@ -120,7 +120,7 @@ class Loop:
         self._save_requested = False
         self._newest: tuple[StepResults | None, Any] = (None, None)
         self._num_records_before_action = 0
-        self._rate = Rate()
+        self._rate = StepRate()
 
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""
@@ -158,7 +158,7 @@ class Loop:
                 "an action failed half done: there is no state here from which a run could resume "
                 "exactly"
             )
-        self.emitter.flush(wait=True)
+        self.dispatcher.flush(wait=True)
         host_states = {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
@@ -171,7 +171,7 @@ class Loop:
             host_states,
             dict(self.metrics),
             self.requested_length,
-            tuple(self.emitter.history.records),
+            tuple(self.dispatcher.history.records),
         )
 
     def save(self) -> None:
@@ -227,7 +227,7 @@ class Loop:
             self.program.check_finite(self.program.read_nonfinite(flat))
             return Record("media", "train", step, jax.device_get(media))
 
-        self.emitter.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
+        self.dispatcher.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
 
     def _fit(self) -> None:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
@@ -237,7 +237,7 @@ class Loop:
         if self.resumed is not None:
             self._call_event("on_restore", step=self.step)
         # Before any other event, because messages are logged before `on_fit_start`.
-        self.emitter.open(self.step, run=self.run)
+        self.dispatcher.open(self.step, run=self.run)
         if self.run.manifest is not None:
             self.run.log_config("fulgurite", self.run.manifest, stream="telemetry")
         for message in self._messages:
@@ -253,9 +253,9 @@ class Loop:
             self._run_due_actions()
             self._timings.record_steps(self.step - first)
         self.state()
-        self.emitter.flush(wait=True)
+        self.dispatcher.flush(wait=True)
         self.save()
-        self.emitter.close(self.step)
+        self.dispatcher.close(self.step)
 
     @property
     def is_complete(self) -> bool:
@@ -273,11 +273,11 @@ class Loop:
             module=state.module,
             model_state=state.model_state,
             state=state,
-            history=self.emitter.history,
+            history=self.dispatcher.history,
             metrics=self.metrics,
             timings=self._timings,
             stop_reason=self.stop_reason,
-            failures=self.emitter.failures,
+            failures=self.dispatcher.failures,
             messages=self._messages,
         )
 
@@ -287,10 +287,10 @@ class Loop:
         self.is_between_steps = True
         if self._loop_state not in (LoopState.FETCHING, LoopState.INTERRUPTED):
             self._loop_state = LoopState.BROKEN
-        calls = [partial(self.emitter.flush, wait=True)]
+        calls = [partial(self.dispatcher.flush, wait=True)]
         for hook in self.engine.plugins.implementations("on_exception"):
             calls.append(partial(hook, self.step, run=self.run, exception=error))
-        calls.append(partial(self.emitter.close, self.step))
+        calls.append(partial(self.dispatcher.close, self.step))
         for call in calls:
             try:
                 call()
@@ -333,7 +333,7 @@ class Loop:
             data_seconds += fetched - started
             wait_seconds += free - fetched
             dispatch_seconds += dispatched - free
-            self.emitter.flush(wait=False)
+            self.dispatcher.flush(wait=False)
             if items[-1].epoch_end or self.step >= target:
                 break
             if self._scheduler.poll_requests(self.step):
@@ -431,7 +431,7 @@ class Loop:
         False once its action has emitted a record: the resumed run repeats the whole action and
         would emit the record twice.
         """
-        if self.emitter.num_records > self._num_records_before_action:
+        if self.dispatcher.num_records > self._num_records_before_action:
             return False
         return self._scheduler.poll_requests(self.step) and bool(self._scheduler.stop_reasons)
 
@@ -440,7 +440,7 @@ class Loop:
         self.is_between_steps = True
         self._loop_state = LoopState.ACTING
         self._pending_actions = ()
-        self.emitter.flush(wait=True)
+        self.dispatcher.flush(wait=True)
         if not self._scheduler.agreed:
             self._scheduler.poll_requests(self.step)
 
@@ -474,14 +474,14 @@ class Loop:
             due_point.window_is_closed = True
             self._close_window()
         if action.stage == "save":
-            self.emitter.flush(wait=True)
+            self.dispatcher.flush(wait=True)
             self._loop_state = LoopState.SAVING
             self._pending_actions = due_point.list_remaining(action)
-        self._num_records_before_action = self.emitter.num_records
+        self._num_records_before_action = self.dispatcher.num_records
         try:
             self._run_action(action)
         except Exception:
-            if self.emitter.num_records == self._num_records_before_action:
+            if self.dispatcher.num_records == self._num_records_before_action:
                 self._pending_actions = (action.name, *due_point.list_remaining(action))
                 self._loop_state = LoopState.INTERRUPTED
             raise
@@ -548,4 +548,4 @@ class Loop:
             self.run.log_scalars(
                 "train", {"steps_per_second": steps_per_second}, stream="telemetry"
             )
-        self.emitter.enqueue(jax.tree.leaves(values), finish)
+        self.dispatcher.enqueue(jax.tree.leaves(values), finish)

@@ -115,7 +115,7 @@ class LoopView(Protocol):
     engine: EngineView
     program: Program
     data_iterator: BatchIterator
-    emitter: RecordDispatcher
+    dispatcher: RecordDispatcher
     metrics: dict[str, dict[str, Any]]
     step: int
     step_range: StepRange
@@ -221,7 +221,7 @@ class Run:
     @property
     def attempt(self) -> int:
         """The number of this start of the run, from 1."""
-        return self._loop.emitter.attempt
+        return self._loop.dispatcher.attempt
 
     def set_run_dir(self, run_dir: Any, attempt: int) -> None:
         """Note where this run writes; for the plugin that opens the directory in `fit_context`.
@@ -231,7 +231,7 @@ class Run:
             attempt: the number of this start of the run, from 1.
         """
         self.run_dir = run_dir
-        self._loop.emitter.attempt = attempt
+        self._loop.dispatcher.attempt = attempt
 
     def set_manifest(self, manifest: dict[str, Any]) -> None:
         """Set the description of the run, a JSON value by name; for a plugin in `fit_context`."""
@@ -255,12 +255,12 @@ class Run:
             what: what failed, in words.
             error: why.
         """
-        self._loop.emitter.disable(name, what, error, self.step)
+        self._loop.dispatcher.disable(name, what, error, self.step)
 
     @property
     def failures(self) -> dict[str, str]:
         """What failed so far without ending the fit, as in `result.failures`."""
-        return dict(self._loop.emitter.failures)
+        return dict(self._loop.dispatcher.failures)
 
     @property
     def step(self) -> int:
@@ -293,14 +293,14 @@ class Run:
         """The newest metrics by source: `metrics["train"]["loss"]`, `metrics["test"]["accuracy"]`.
         Waits for any that are still being computed, so decisions based on them do not depend on
         timing."""
-        self._loop.emitter.flush(wait=True)
+        self._loop.dispatcher.flush(wait=True)
         return self._loop.metrics
 
     @property
     def history(self) -> History:
         """The newest exact scalars, from before a resume too; waits as `metrics` does."""
-        self._loop.emitter.flush(wait=True)
-        return self._loop.emitter.history
+        self._loop.dispatcher.flush(wait=True)
+        return self._loop.dispatcher.history
 
     @property
     def is_resumed(self) -> bool:
@@ -316,7 +316,7 @@ class Run:
     @property
     def num_records(self) -> int:
         """How many records this process has emitted so far."""
-        return self._loop.emitter.num_records
+        return self._loop.dispatcher.num_records
 
     @property
     def stop_reason(self) -> str | None:
@@ -375,7 +375,7 @@ class Run:
         def finish() -> Record:
             return Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
 
-        self._loop.emitter.enqueue(arrays, finish)
+        self._loop.dispatcher.enqueue(arrays, finish)
 
     def emit_media(self) -> None:
         """Emit the media of the newest step; the scheduled action `media.show` calls it."""

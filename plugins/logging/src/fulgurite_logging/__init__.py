@@ -7,7 +7,10 @@ from fulgurite_logging.compilations import CompilationMonitor as CompilationMoni
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
 from fulgurite_logging.file_logger import FileLogger as FileLogger
-from fulgurite_logging.jsonl import JSONLLogger as JSONLLogger
+from fulgurite_logging.jsonl import (
+    JSONLBackend as JSONLBackend,
+    JSONLLogger as JSONLLogger,
+)
 from fulgurite_logging.media_logger import MediaLogger as MediaLogger
 from fulgurite_logging.norms import (
     LearningRateMonitor as LearningRateMonitor,

@@ -22,8 +22,7 @@ class FileLogger(RunPlugin):
     `put`.
 
     Example:
-        from fulgurite_logging import FileLogger
-        from fulgurite_logging.jsonl import JSONLBackend
+        from fulgurite_logging import FileLogger, JSONLBackend
 
 
         class MyLogger(FileLogger):

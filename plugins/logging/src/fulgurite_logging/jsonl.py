@@ -49,7 +49,22 @@ class JSONLLogger(FileLogger):
 
 
 class JSONLBackend:
-    """The two files in `folder`, the exact one cut back to `position` unless that is None."""
+    """The two files of `JSONLLogger` in a folder.
+
+    Example:
+        from pathlib import Path
+
+        from fulgurite_logging import JSONLBackend
+
+        backend = JSONLBackend(Path(), None)
+        backend.write(fg.Record("scalars", "train", 10, {"loss": 0.5}))
+        backend.close()
+
+    Args:
+        folder: where they are.
+        position: what `get_position` returned, to which the exact file is cut back; None to keep
+            what is there.
+    """
 
     def __init__(self, folder: Path, position: Any) -> None:
         self._exact = LineFile(folder / EXACT_FILE)

@@ -58,8 +58,7 @@ class BackgroundWriter:
     Example:
         from pathlib import Path
 
-        from fulgurite_logging import BackgroundWriter
-        from fulgurite_logging.jsonl import JSONLBackend
+        from fulgurite_logging import BackgroundWriter, JSONLBackend
 
         writer = BackgroundWriter("mine", JSONLBackend(Path(), None))  # in open_logger
         writer.put(fg.Record("scalars", "train", 10, {"loss": 0.5}))  # in log_scalars

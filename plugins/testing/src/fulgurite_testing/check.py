@@ -11,7 +11,7 @@ from fulgurite_testing.process_check import check_processes
 from fulgurite_testing.run_checks import (
     check_arguments,
     check_deterministic,
-    check_fuse,
+    check_fused_steps,
     check_hooks,
     check_host_state,
     check_results,
@@ -19,7 +19,7 @@ from fulgurite_testing.run_checks import (
     check_streams,
     check_trains,
 )
-from fulgurite_testing.subject import CheckError, Subject, format_error
+from fulgurite_testing.subject import CheckError, PluginUnderTest, format_error
 from fulgurite_testing.tiny import TinyModel, tiny_data
 from fulgurite_testing.trace_checks import (
     check_no_captured_arrays,
@@ -27,7 +27,7 @@ from fulgurite_testing.trace_checks import (
     check_same_trace,
 )
 
-CHECKS: dict[str, Callable[[Subject], None]] = {
+CHECKS: dict[str, Callable[[PluginUnderTest], None]] = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_hooks,
@@ -41,7 +41,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         check_deterministic,
         check_resume,
         check_host_state,
-        check_fuse,
+        check_fused_steps,
         check_no_sync,
         check_closes,
         check_processes,
@@ -68,7 +68,7 @@ def check_plugin(
     plugin: Any,
     *,
     bad_arguments: Sequence[dict[str, Any]] = (),
-    beside: Callable[[], Sequence[Any]] = list,
+    other_plugins: Callable[[], Sequence[Any]] = list,
     model: Any = TinyModel,
     data: Callable[[], Any] = tiny_data,
     skip: Collection[str] = (),
@@ -84,7 +84,7 @@ def check_plugin(
             which each run gets a copy.
         bad_arguments: sets of keyword arguments that its class must reject, each with a
             `FulguriteError` that names one.
-        beside: a function that builds the other plugins it needs.
+        other_plugins: a function that builds the other plugins it needs.
         model, data: what to train; `data` is called for each run.
         skip, only: names of `CHECKS` to leave out, or to run alone.
         content: returns what to compare of a file that it writes, such as the rows of a database,
@@ -108,8 +108,8 @@ def check_plugin(
         tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder,
         share_compiled_programs(),
     ):
-        subject = Subject(
-            plugin, beside, model, data, bad_arguments, timeout, Path(folder), content
+        subject = PluginUnderTest(
+            plugin, other_plugins, model, data, bad_arguments, timeout, Path(folder), content
         )
         for name, check in CHECKS.items():
             if name not in selected:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_testing.subject import CheckError, Subject
+from fulgurite_testing.subject import CheckError, PluginUnderTest
 from fulgurite_testing.watch import watch
 
 CONCURRENT_HOOKS = (
@@ -32,7 +32,7 @@ NUM_PRODUCTS = 60
 SIZE = 384
 
 
-def check_no_sync(subject: Subject) -> None:
+def check_no_sync(subject: PluginUnderTest) -> None:
     """While a slow step runs, no hook and no action of the stages `log` and `act` waits for it."""
     if not subject.hooks & {*CONCURRENT_HOOKS, "register_actions"}:
         return
@@ -61,7 +61,7 @@ def check_no_sync(subject: Subject) -> None:
         )
 
 
-def check_closes(subject: Subject) -> None:
+def check_closes(subject: PluginUnderTest) -> None:
     """At the end of a run it releases everything in bounded time, and leaves no thread behind."""
     watched = subject.watched_fit
     if watched.late_hooks:

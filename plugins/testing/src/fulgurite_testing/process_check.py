@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
-from fulgurite_testing.subject import CheckError, Subject
+from fulgurite_testing.subject import CheckError, PluginUnderTest
 
 TIMEOUT = 300
 """Seconds for both processes together."""
@@ -20,7 +20,7 @@ POLL_INTERVAL = 0.05
 """Seconds."""
 
 
-def check_processes(subject: Subject) -> None:
+def check_processes(subject: PluginUnderTest) -> None:
     """Two processes that train one model with it end with the same state."""
     make_plugin = subject.plugin
     if not callable(make_plugin) or "<" in getattr(make_plugin, "__qualname__", "<"):
@@ -52,7 +52,7 @@ def check_processes(subject: Subject) -> None:
         raise CheckError(f"two processes with it end with different states: {states}")
 
 
-def _build_command(subject: Subject, make_plugin: Any) -> list[str]:
+def _build_command(subject: PluginUnderTest, make_plugin: Any) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

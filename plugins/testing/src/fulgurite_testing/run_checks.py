@@ -11,14 +11,21 @@ from fulgurite.errors import FulguriteError
 
 from fulgurite_testing.compare import find_difference, find_rough_difference
 from fulgurite_testing.memory import InMemoryCheckpointer
-from fulgurite_testing.subject import HALF, CheckError, FitRecord, SaveAt, Subject, format_error
+from fulgurite_testing.subject import (
+    HALF,
+    CheckError,
+    FitRecord,
+    PluginUnderTest,
+    SaveAt,
+    format_error,
+)
 from fulgurite_testing.tiny import STEPS, tiny_engine
 
 RUN_FILES = ("COMPLETE", "attempts", "checkpoints", "lock", "superseded")
 """What the plugin of the run directory and the checkpointer keep in it."""
 
 
-def check_hooks(subject: Subject) -> None:
+def check_hooks(subject: PluginUnderTest) -> None:
     """An engine accepts it: its hooks are known, accept their arguments, and return what they
     should."""
     try:
@@ -39,7 +46,7 @@ def check_hooks(subject: Subject) -> None:
         )
 
 
-def check_arguments(subject: Subject) -> None:
+def check_arguments(subject: PluginUnderTest) -> None:
     """Its class rejects unknown and bad arguments by clear errors."""
     cls = type(subject.make())
     if "__init__" in vars(cls) or cls.__init__ is not object.__init__:
@@ -50,7 +57,7 @@ def check_arguments(subject: Subject) -> None:
         _check_bad_arguments(cls, bad)
 
 
-def check_trains(subject: Subject) -> None:
+def check_trains(subject: PluginUnderTest) -> None:
     """A fit with it runs to the end, and nothing of it fails on the way."""
     result = subject.first_fit.result
     if result.failures:
@@ -62,11 +69,11 @@ def check_trains(subject: Subject) -> None:
         raise CheckError(f"training of {STEPS} steps ended at step {step}")
 
 
-def check_streams(subject: Subject) -> None:
+def check_streams(subject: PluginUnderTest) -> None:
     """The random streams of an engine without it have the same keys with it."""
     root = jax.random.key(0)
-    without = tiny_engine(*subject.beside()).make_rng_streams(root)
-    streams = tiny_engine(subject.make(), *subject.beside()).make_rng_streams(root)
+    without = tiny_engine(*subject.other_plugins()).make_rng_streams(root)
+    streams = tiny_engine(subject.make(), *subject.other_plugins()).make_rng_streams(root)
     for name, stream in without.streams.items():
         for phase in ("init", "train", "eval"):
             if find_difference(without.key(name, phase, 3), streams.key(name, phase, 3)):
@@ -76,7 +83,7 @@ def check_streams(subject: Subject) -> None:
                 )
 
 
-def check_results(subject: Subject) -> None:
+def check_results(subject: PluginUnderTest) -> None:
     """Nothing of a run changes, unless the plugin says that it does: by hooks whose purpose is
     that, or by a class attribute `changes_results = True`."""
     if subject.changes_results:
@@ -92,7 +99,7 @@ def check_results(subject: Subject) -> None:
         )
 
 
-def check_deterministic(subject: Subject) -> None:
+def check_deterministic(subject: PluginUnderTest) -> None:
     """Two runs with it have the same bits and the same exact records, with two instances or with
     one."""
     first = _get_state_and_records(subject.first_fit)
@@ -112,7 +119,7 @@ def check_deterministic(subject: Subject) -> None:
         )
 
 
-def check_resume(subject: Subject) -> None:
+def check_resume(subject: PluginUnderTest) -> None:
     """A run that ends at any moment after it was saved, and is resumed with a new instance, has the
     bits, the exact records and the files of a run that was not interrupted."""
     first = subject.first_fit
@@ -146,7 +153,7 @@ def check_resume(subject: Subject) -> None:
         _check_files(files, _read_files(subject, first.run_dir), exact_names, step)
 
 
-def check_host_state(subject: Subject) -> None:
+def check_host_state(subject: PluginUnderTest) -> None:
     """Its host state is JSON, and is restored."""
     missing = {"get_host_state", "set_host_state"} - subject.hooks
     if len(missing) == 1:
@@ -158,7 +165,7 @@ def check_host_state(subject: Subject) -> None:
     plugin = subject.first_fit.plugin
     text = json.dumps(plugin.get_host_state())
     new_plugin = subject.make()
-    engine = tiny_engine(new_plugin, *subject.beside())
+    engine = tiny_engine(new_plugin, *subject.other_plugins())
     for hook in engine.plugins.implementations("set_host_state"):
         if hook.plugin.plugin is new_plugin:
             hook(None, state=json.loads(text), version=getattr(plugin, "state_version", 1))
@@ -170,7 +177,7 @@ def check_host_state(subject: Subject) -> None:
         )
 
 
-def check_fuse(subject: Subject) -> None:
+def check_fused_steps(subject: PluginUnderTest) -> None:
     """With up to eight steps in a dispatch the run is the same, but for rounding."""
     fused = subject.fit(subject.make(), steps_per_execution=8)
     difference = find_rough_difference(
@@ -268,7 +275,7 @@ def _format_records(records: list[fg.Record]) -> list[Any]:
     return [{f"{record.source} at {record.step}": record.values} for record in records]
 
 
-def _read_files(subject: Subject, run_dir: Path) -> dict[str, Any]:
+def _read_files(subject: PluginUnderTest, run_dir: Path) -> dict[str, Any]:
     """Return the contents of what plugins wrote into a run directory, by path."""
     contents = {}
     for path in run_dir.rglob("*"):

@@ -64,12 +64,12 @@ class FitRecord:
 
 
 @dataclass(eq=False)
-class Subject:
+class PluginUnderTest:
     """The plugin that is checked, and what it is trained with.
 
     Attributes:
         plugin: a callable that builds the plugin, or a plugin, of which each run gets a copy.
-        beside: builds the other plugins that it needs.
+        other_plugins: builds the other plugins that it needs.
         model: the model, or a function of a key that builds it.
         data: builds the data of each run.
         bad_arguments: keyword arguments that its class must reject.
@@ -79,7 +79,7 @@ class Subject:
     """
 
     plugin: Any
-    beside: Callable[[], Sequence[Any]]
+    other_plugins: Callable[[], Sequence[Any]]
     model: Any
     data: Callable[[], Any]
     bad_arguments: Sequence[dict[str, Any]]
@@ -107,7 +107,7 @@ class Subject:
             raise CheckError(
                 f"{plugin!r} is a name: pass the class of the plugin, or a function that builds it"
             )
-        engine = tiny_engine(plugin, *self.beside())
+        engine = tiny_engine(plugin, *self.other_plugins())
         (registered,) = (
             entry for entry in engine.plugins.plugins.values() if entry.plugin is plugin
         )
@@ -155,7 +155,10 @@ class Subject:
     @functools.cached_property
     def fit_without_plugin(self) -> FitRecord:
         """Return the same fit without it."""
-        is_default = self.beside is list and (self.model, self.data) == (TinyModel, tiny_data)
+        is_default = self.other_plugins is list and (self.model, self.data) == (
+            TinyModel,
+            tiny_data,
+        )
         return _fit_tiny_model() if is_default else self.fit(None)
 
     def create_run_dir(self) -> Path:
@@ -188,7 +191,7 @@ class Subject:
         events = EventRecorder()
         memory = memory or InMemoryCheckpointer()
         plugins = [] if plugin is None else [plugin]
-        plugins += [*self.beside(), *others, SaveAt(HALF), events]
+        plugins += [*self.other_plugins(), *others, SaveAt(HALF), events]
         if not self.hooks & {"save_checkpoint", "restore_checkpoint"}:
             plugins.append(memory)
         engine = tiny_engine(*plugins, run_dir=run_dir, **settings)
@@ -247,7 +250,7 @@ def _get_hook_kinds() -> dict[str, str]:
 @functools.cache
 def _fit_tiny_model() -> FitRecord:
     with tempfile.TemporaryDirectory(prefix="fulgurite-testing-") as folder:
-        subject = Subject(SaveAt(HALF), list, TinyModel, tiny_data, (), 10.0, Path(folder))
+        subject = PluginUnderTest(SaveAt(HALF), list, TinyModel, tiny_data, (), 10.0, Path(folder))
         return subject.fit(None)
 
 

@@ -13,7 +13,7 @@ from fulgurite.triggers import StepRange
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from fulgurite_testing.subject import CheckError, Subject
+from fulgurite_testing.subject import CheckError, PluginUnderTest
 from fulgurite_testing.tiny import tiny_engine
 
 MAX_CONSTANT_SIZE = 1024
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CALLBACK = re.compile(r"\b(\w*callback\w*|debug_print|infeed|outfeed)\[")
 
 
-def check_same_trace(subject: Subject) -> None:
+def check_same_trace(subject: PluginUnderTest) -> None:
     """Traced twice, the step is the same program, and no tracer is kept."""
     if not subject.is_traced:
         return
@@ -46,7 +46,7 @@ def check_same_trace(subject: Subject) -> None:
             )
 
 
-def check_no_effects(subject: Subject) -> None:
+def check_no_effects(subject: PluginUnderTest) -> None:
     """The compiled step does not call the host."""
     if not subject.is_traced:
         return
@@ -61,7 +61,7 @@ def check_no_effects(subject: Subject) -> None:
         )
 
 
-def check_no_captured_arrays(subject: Subject) -> None:
+def check_no_captured_arrays(subject: PluginUnderTest) -> None:
     """The compiled step holds no large array as a constant."""
     if not subject.is_traced:
         return
@@ -84,19 +84,19 @@ def check_no_captured_arrays(subject: Subject) -> None:
 
 
 @functools.lru_cache(1)
-def _trace_with_plugin(subject: Subject) -> tuple[Any, list[ClosedJaxpr]]:
+def _trace_with_plugin(subject: PluginUnderTest) -> tuple[Any, list[ClosedJaxpr]]:
     """Return a plugin, and the step with it, traced twice."""
     plugin = subject.make()
     return plugin, _trace_step(subject, [plugin], 2)
 
 
 @functools.lru_cache(1)
-def _trace_without_plugin(subject: Subject) -> ClosedJaxpr:
+def _trace_without_plugin(subject: PluginUnderTest) -> ClosedJaxpr:
     return _trace_step(subject, [], 1)[0]
 
 
-def _trace_step(subject: Subject, plugins: list[Any], times: int) -> list[ClosedJaxpr]:
-    engine = tiny_engine(*plugins, *subject.beside())
+def _trace_step(subject: PluginUnderTest, plugins: list[Any], times: int) -> list[ClosedJaxpr]:
+    engine = tiny_engine(*plugins, *subject.other_plugins())
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
     program = Program(engine.services, as_model_init(subject.model), (batch,), None)
     program.select_update_rule(0, StepRange(0, 8))
