@@ -10,6 +10,7 @@ from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, LoggedRun, Run
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
+from fulgurite.model.ambient_rng import make_rng
 from fulgurite.model.context import Context
 from fulgurite.model.media import Media
 from fulgurite.model.mode import is_training, training_mode
@@ -86,6 +87,7 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "is_training",
+    "make_rng",
     "metrics",
     "select",
     "training_mode",

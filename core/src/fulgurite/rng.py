@@ -26,25 +26,25 @@ class RngStream:
     Example:
         from fulgurite_rng import Rng
 
-        engine = fg.Engine(steps=100, plugins=[Rng(fg.RngStream("dropout", train=True))])
+        engine = fg.Engine(steps=100, plugins=[Rng(fg.RngStream("noise"))])
 
     Attributes:
         name: folded into every key of the stream.
         init: whether the model gets a key when it is made.
-        train: whether training steps get one.
+        train: whether training steps get one, as they do unless told otherwise.
         eval: whether evaluations get one.
         per_step: whether each step gets another key; without it all get the same.
     """
 
     name: str
     init: bool = False
-    train: bool = False
+    train: bool = True
     eval: bool = False
     per_step: bool = True
 
 
-PARAMS = RngStream("params", init=True, per_step=False)
-DEFAULT = RngStream("default", train=True)
+PARAMS = RngStream("params", init=True, train=False, per_step=False)
+DEFAULT = RngStream("default")
 
 
 class RngStreams:
@@ -98,9 +98,8 @@ class RngStreams:
         """
         if name not in self.streams:
             raise PluginError(
-                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Install "
-                f"fulgurite-rng and add fulgurite_rng.Rng(fg.RngStream({name!r}, train=True)) to "
-                "the plugins."
+                f"no random stream is called {name!r}. {did_you_mean(name, self.streams)} Add "
+                f"Rng(fg.RngStream({name!r})) of fulgurite-rng to the plugins."
             )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PluginError
-from fulgurite_rng import Rng, RngStream
+from fulgurite.rng import fold_name
+from fulgurite_rng import Dropout, Rng, RngStream
 from jaxtyping import Array, Key, UInt32
 from numpy.testing import assert_array_equal
 
@@ -323,9 +325,7 @@ def test_random_numbers_of_a_plugin_do_not_depend_on_other_plugins():
 
 
 def test_unknown_stream_without_the_plugin_is_an_error_saying_what_to_install():
-    with pytest.raises(
-        PluginError, match=r"'dropout'.*default.*fulgurite-rng.*Stream\('dropout', train=True\)"
-    ):
+    with pytest.raises(PluginError, match=r"'dropout'.*default.*Stream\('dropout'\)"):
         trained("dropout", plugins=[], autoload=False)
 
 
@@ -336,7 +336,7 @@ def test_misspelt_stream_is_an_error_naming_the_nearest():
 
 def test_evaluation_stream_in_training_is_an_error():
     with pytest.raises(PluginError, match=r"'noise' is not for training.*train=True"):
-        trained("noise", plugins=[Rng(RngStream("noise", eval=True))])
+        trained("noise", plugins=[Rng(RngStream("noise", train=False, eval=True))])
 
 
 def test_two_plugins_with_the_same_stream_are_an_error_naming_both():
@@ -351,3 +351,36 @@ def test_invalid_stream_is_an_error():
         Rng(NOISE, RngStream("noise", train=True))
     with pytest.raises(TypeError):
         RngStream()  # type: ignore[call-arg]
+
+
+class WithDropout(fg.Module):
+    """Drops elements of the batch."""
+
+    weight: jax.Array
+    dropout: Dropout
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        dropped = jax.vmap(self.dropout, axis_name="batch")(batch)
+        return fg.Output(jnp.sum(self.weight**2), aux=dropped)
+
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return jax.vmap(self.dropout, axis_name="batch")(batch)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def test_dropout_layer_draws_a_key_for_each_example_and_rests_in_evaluation_K29():
+    batch = np.ones((3, 8), np.float32)
+    engine = fg.Engine(seed=1, plugins=[Rng()], autoload=False)
+    module = WithDropout(jnp.ones(2), Dropout(0.25, axis_name="batch"))
+    state = engine.init_state(module, [batch])
+    assert np.array_equal(engine.predict(module, [batch]), batch)
+    _, out = engine.step(state, batch, returns=("aux",))
+    key = fold_name(Rng().make_streams(1).train_keys(0)["dropout"], "make_rng", 0)
+    by_hand = [
+        eqx.nn.Dropout(0.25)(jnp.asarray(example), key=jax.random.fold_in(key, index))
+        for index, example in enumerate(batch)
+    ]
+    assert np.array_equal(out.aux, np.stack(by_hand))
+    assert 0 < np.mean(out.aux == 0) < 1

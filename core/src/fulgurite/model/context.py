@@ -1,6 +1,6 @@
 """What a step receives besides its batch: random keys, mask, model state, further losses."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -93,6 +93,15 @@ class Context:
             n: how many.
         """
         return jax.random.split(self.key(stream), n)
+
+    def keys_for(self, streams: Iterable[str]) -> dict[str, Key[Array, ""]]:
+        """Return the keys of several random streams at this step, by name, such as for the
+        `rngs=` of a model of another library.
+
+        Args:
+            streams: their names.
+        """
+        return {stream: self.key(stream) for stream in streams}
 
     def is_due(self, name: str) -> Bool[Array, ""]:
         """Return whether a scheduled action runs after this update: a traced bool.

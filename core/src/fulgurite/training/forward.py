@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 
 from fulgurite.data.sources import Batch, MaskedBatch
 from fulgurite.errors import DataError, ModelError
+from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.model.context import Context
 from fulgurite.model.media import render_if_due
 from fulgurite.model.module import Output, get_method
@@ -170,7 +171,8 @@ def call_around(
     """
 
     def call(module: Any, batch: Any) -> Any:
-        return step(module, batch, ctx)
+        with provide_rngs(ctx):
+            return step(module, batch, ctx)
 
     for hook in reversed(hooks.implementations("around_forward")):
         call = partial(_call_hook_around, hook, call, ctx)

@@ -1,6 +1,7 @@
-"""Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise", train=True,
+"""Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise",
 eval=True))])`."""
 
 from fulgurite import RngStream as RngStream
 
+from fulgurite_rng.layers import Dropout as Dropout
 from fulgurite_rng.plugin import DEFAULTS as DEFAULTS, Rng as Rng

@@ -6,9 +6,9 @@ from fulgurite.errors import ConfigurationError
 from jaxtyping import Array, Key
 
 DEFAULTS = (
-    fg.RngStream("params", init=True, per_step=False),
-    fg.RngStream("default", train=True),
-    fg.RngStream("dropout", train=True),
+    fg.RngStream("params", init=True, train=False, per_step=False),
+    fg.RngStream("default"),
+    fg.RngStream("dropout"),
 )
 
 
@@ -23,7 +23,7 @@ class Rng:
     Example:
         from fulgurite_rng import Rng
 
-        noise = fg.RngStream("noise", train=True, eval=True)
+        noise = fg.RngStream("noise", eval=True)
         engine = fg.Engine(steps=1000, plugins=[Rng(noise)])
 
     Args:
@@ -37,8 +37,7 @@ class Rng:
         for stream in streams:
             if not isinstance(stream, fg.RngStream):
                 raise ConfigurationError(
-                    f"Rng takes streams, such as Rng(RngStream('noise', train=True)), not "
-                    f"{stream!r}"
+                    f"Rng takes streams, such as Rng(RngStream('noise')), not {stream!r}"
                 )
         names = [stream.name for stream in streams]
         duplicates = [name for name in names if names.count(name) > 1]
