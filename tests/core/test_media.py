@@ -200,7 +200,7 @@ def test_invalid_media_are_errors_naming_them():
 
     for value, kind in (
         (lambda: jnp.zeros(3), "JitTracer|DynamicJaxprTracer"),
-        ({"y": NOTE}, "dict"),
+        ([NOTE], "list"),
     ):
         GIVEN.append(value)
         with pytest.raises(

@@ -282,7 +282,7 @@ class Penalized(eqx.Module):
     weight: jax.Array
 
     def __call__(self, x: Any, ctx: fg.Context) -> Any:
-        ctx.add_loss("size", jnp.square(self.weight))  # (2,): averaged
+        ctx.add_loss("size", jnp.mean(jnp.square(self.weight)))
         return x @ self.weight
 
 
@@ -301,7 +301,7 @@ class WithPart(fg.Module):
         return optax.sgd(0.5)
 
 
-def test_losses_are_added_from_a_submodule_and_averaged() -> None:
+def test_losses_are_added_from_a_submodule() -> None:
     batch = np.asarray([[1, 0], [3, 2]], np.float32)
     engine = fg.Engine(steps=1)
     state, output = engine.step(engine.init_state(WithPart, [batch]), batch)
@@ -350,11 +350,75 @@ def build_module_class(body: Callable[[Any, Any, fg.Context], Any]) -> type[Coun
 
 def test_training_with_added_losses_alone() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        ctx.add_loss("only", module.weight + batch)
+        ctx.add_loss("only", jnp.mean(module.weight + batch))
         return fg.Output()
 
     result = fg.Engine(steps=3).fit(build_module_class(body), numbers([1, 3]))
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
+
+
+@pytest.mark.parametrize("place", ["bare", "loss", "losses", "add_loss", "plugin"])
+def test_a_loss_that_is_an_array_is_averaged_with_a_warning_G4(place: str) -> None:
+    """One rule for every way in which a loss comes: the mean of w + [1, 3] at w = 0."""
+    is_plugin = place == "plugin"
+
+    def body(module: Any, batch: Any, ctx: fg.Context) -> Any:
+        values = module.weight + batch
+        if place == "add_loss":
+            ctx.add_loss("loss", values)
+            return fg.Output()
+        if place == "losses":
+            return fg.Output(losses={"loss": values})
+        if is_plugin:
+            return fg.Output(0 * module.weight)
+        return values if place == "bare" else fg.Output(values)
+
+    class Further:
+        @fg.hookimpl
+        def loss_terms(self, module: Any, batch: Any) -> Any:
+            return {"further": module.weight + batch} if is_plugin else {}
+
+    engine = fg.Engine(steps=1, plugins=[Further()])
+    with pytest.warns(UserWarning, match=r"has the shape \(2,\), and its mean is taken"):
+        result = engine.fit(build_module_class(body), numbers([1, 3]))
+    assert result.metrics["train"]["loss"] == 2 and float(result.module.weight) == -1
+
+
+def test_a_bare_number_is_the_loss() -> None:
+    class Bare(build_module_class(lambda module, batch, ctx: module.weight * batch.mean())):
+        validation_step = fg.Module.validation_step
+
+    result = fg.Engine(steps=1).fit(Bare, numbers([1, 3]))
+    assert float(result.module.weight) == -2
+    assert fg.Engine().evaluate(result, numbers([1, 3])) == {"loss": -4}
+
+
+def test_nested_metrics_have_names_with_slashes_B9() -> None:
+    def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        metrics = {"layers": {"first": {"mean": batch.mean()}, "second": batch.sum()}}
+        return fg.Output(module.weight, metrics=metrics)
+
+    class Nested(build_module_class(body)):
+        validation_step = fg.Module.validation_step
+
+    class NestedPlugin:
+        plugin_name = "nested"
+
+        @fg.hookimpl
+        def step_metrics(self, batch: Any) -> Any:
+            return {"batch": {"max": batch.max()}}
+
+    result = fg.Engine(steps=1, plugins=[NestedPlugin()]).fit(Nested, numbers([1, 3]))
+    expected = {"layers/first/mean": 2, "layers/second": 4}
+    assert expected.items() <= result.metrics["train"].items()
+    assert result.metrics["train"]["nested/batch/max"] == 3
+    assert expected.items() <= fg.Engine().evaluate(result, numbers([1, 3])).items()
+
+    def clash(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(module.weight, metrics={"a": {"b": batch.sum()}, "a/b": batch.sum()})
+
+    with pytest.raises(ModelError, match="'a/b' comes twice in nested dictionaries"):
+        fg.Engine(steps=1).fit(build_module_class(clash), numbers([1, 3]))
 
 
 def test_losses_of_one_name_add_up_where_asked() -> None:
@@ -380,7 +444,7 @@ def test_a_step_without_any_loss_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (lambda module, batch, ctx: module.weight, "returned .*: return fg.Output"),
+        (lambda module, batch, ctx: {"loss": module.weight}, "returned dict: return fg.Output"),
         (
             lambda module, batch, ctx: fg.Output(module.weight, losses={"loss": module.weight}),
             r"'loss' comes twice in Made\.training_step",
@@ -416,7 +480,7 @@ def test_invalid_results_of_a_step_are_errors(body: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        (lambda batch: batch, r"'extra' .*is float32\[2\]: a loss is one floating-point number"),
+        (lambda batch: "x", "'extra' .*is 'x': a loss is one floating-point number"),
         (
             lambda batch: jnp.int32(1),
             r"'extra' .*is int32\[\]: a loss is one floating-point number",
@@ -495,7 +559,7 @@ def test_adding_a_loss_inside_an_inner_transformation_is_an_error(inside: str) -
 def test_the_remedy_that_the_error_names_works() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         hidden, hidden_size = jax.vmap(lambda x: (x * module.weight, x + module.weight))(batch)
-        ctx.add_loss("hidden size", hidden_size)
+        ctx.add_loss("hidden size", hidden_size.mean())
         return fg.Output(0 * hidden.sum())
 
     result = fg.Engine(steps=2).fit(build_module_class(body), numbers([1, 3]))
@@ -506,7 +570,7 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
     batches = fg.ArrayData(np.asarray([2, 4, 6], np.float32), 2, remainder="pad")
 
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        ctx.add_loss("all", module.weight * jnp.ones((3, 2)))  # no array of examples
+        ctx.add_loss("all", module.weight)
         ctx.add_loss(
             "each", fg.metrics.Mean.from_values(batch, ctx.mask).compute() if careful else batch
         )
@@ -514,7 +578,7 @@ def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() 
 
     careful = False
     with pytest.raises(
-        ModelError, match=r"'each'\) got 2 values of a padded batch.*Mean\.from_values"
+        ModelError, match=r"'each' has 2 values of a padded batch.*Mean\.from_values"
     ):
         fg.Engine(steps=2).fit(build_module_class(body), batches)
     careful = True
@@ -558,7 +622,7 @@ def test_a_value_that_leaked_from_a_vmap_is_an_error() -> None:
 
 def test_losses_of_an_evaluation_are_metrics() -> None:
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
-        ctx.add_loss("size", batch)
+        ctx.add_loss("size", batch.mean())
         return fg.Output(module.weight)
 
     class Evaluated(build_module_class(body)):

@@ -639,7 +639,7 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
         "the loss term 'a' of Counting is 'x': a loss is one floating-point number",
     ),
     ("loss_terms", {"a": None}, "the loss term 'a' of Counting is None"),
-    ("loss_terms", {"a": jnp.ones(2)}, r"the loss term 'a' of Counting is float32\[2\]"),
+    ("loss_terms", {"a": jnp.int32(2)}, r"the loss term 'a' of Counting is int32\[\]"),
     ("module_views", {3: None}, "plugin 'careless' gave 3 as the name of a module_views entry"),
 ]
 

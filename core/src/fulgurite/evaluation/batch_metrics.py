@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 
 from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator, MetricFunctions
-from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_metric_dict
+from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
 from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import as_metric, to_number
 from fulgurite.model.context import Context
@@ -71,7 +71,7 @@ def compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
     its keys."""
-    return {name: to_number(value) for name, value in flatten_metric_dict(values).items()}
+    return {name: to_number(value) for name, value in flatten_nested(values).items()}
 
 
 def _choose_values(
@@ -116,7 +116,7 @@ def _collect_plugin_metrics(
         name = hook.plugin.name
         plugin_ctx = ctx.for_plugin(name)
         answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
-        for key, value in (answer or {}).items():
+        for key, value in flatten_nested(answer or {}).items():
             metrics[f"{name}/{key}"] = value
     return metrics
 

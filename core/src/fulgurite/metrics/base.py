@@ -232,7 +232,7 @@ class MetricAccumulator(eqx.Module):
         results = {}
         for name, metric in {**self.metrics, **self.running}.items():
             results[name] = _call_with_metric_name(name, metric.compute)
-        values = flatten_metric_dict(results)
+        values = flatten_nested(results)
         for name, value in values.items():
             if not eqx.is_array_like(value):
                 raise ModelError(
@@ -248,14 +248,21 @@ def _fill_with_empty(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> d
     return {**metrics, **missing}
 
 
-def flatten_metric_dict(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `name/key` for each key of a metric that computed a dictionary."""
+def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what nested dictionaries hold, by names such as `outer/inner`.
+
+    Raises:
+        ModelError: two of the names are the same.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
+        parts = {name: value}
         if isinstance(value, dict):
-            flat |= {f"{name}/{key}": part for key, part in value.items()}
-        else:
-            flat[name] = value
+            parts = {f"{name}/{key}": part for key, part in flatten_nested(value).items()}
+        duplicates = sorted(flat.keys() & parts.keys())
+        if duplicates:
+            raise ModelError(f"{duplicates[0]!r} comes twice in nested dictionaries: rename one")
+        flat |= parts
     return flat
 
 

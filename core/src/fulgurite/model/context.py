@@ -1,5 +1,6 @@
 """What a step receives besides its batch: random keys, mask, model state, further losses."""
 
+import warnings
 from collections.abc import Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -132,9 +133,9 @@ class Context:
 
         Args:
             name: of the term, as it is logged.
-            value: a scalar, or an array, which is averaged. One value per example of a padded batch
-                is an error: `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the
-                padding out.
+            value: a number. Of an array the mean is taken, with a warning. One value per example
+                of a padded batch is an error:
+                `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the padding out.
             accumulate: whether the value is added to those of the same name, as of a layer that is
                 called several times.
 
@@ -156,16 +157,11 @@ class Context:
                 f"the loss term {name!r} was added twice in one step: give the second its own "
                 "name, or add up all of them with accumulate=True"
             )
-        if self.mask is not None and jnp.shape(value)[:1] == self.mask.shape:
-            raise ModelError(
-                f"ctx.add_loss({name!r}) got {jnp.shape(value)[0]} values of a padded batch, "
-                "including the padding: average them, as by "
-                "fg.metrics.Mean.from_values(value, ctx.mask).compute()"
-            )
         if self._trace != get_opaque_trace_state(convention="nnx"):
             raise _make_leak_error(name)
         try:
-            term = jnp.mean(value)
+            # An operation also on a number: by it JAX notices a value that leaked.
+            term = jnp.mean(average_loss(name, jnp.asarray(value), self.mask))
             self.losses[name] = self.losses[name] + term if name in self.losses else term
         except jax.errors.UnexpectedTracerError as error:
             raise _make_leak_error(name) from error
@@ -193,6 +189,34 @@ class Context:
             rng_path=(*self.rng_path, (f"plugin:{name}", None)),
             plugin_state=self.plugin_states.get(name),
         )
+
+
+def average_loss(name: str, value: Array, mask: Bool[Array, " batch"] | None) -> Array:
+    """Return a loss as one number: of an array the mean, with a warning.
+
+    Args:
+        name: of the term.
+        value: of any shape.
+        mask: of the batch, or None.
+
+    Raises:
+        ModelError: there is one value per example of a padded batch, so that the padding would
+            count.
+    """
+    if value.shape == ():
+        return value
+    hint = "average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()"
+    if mask is not None and value.shape[:1] == mask.shape:
+        raise ModelError(
+            f"the loss term {name!r} has {value.shape[0]} values of a padded batch, including the "
+            f"padding: {hint}"
+        )
+    warnings.warn(
+        f"the loss term {name!r} has the shape {value.shape}, and its mean is taken: if that is "
+        "not what it should be, return one number",
+        stacklevel=2,
+    )
+    return jnp.mean(value)
 
 
 def _make_leak_error(name: str) -> ModelError:

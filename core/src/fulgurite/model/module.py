@@ -27,9 +27,11 @@ class Output(eqx.Module):
         output = fg.Output(losses.mean(), metrics={"accuracy": accuracy})
 
     Attributes:
-        loss: the scalar to minimise; after the engine's forward pass, the sum of all terms.
+        loss: the scalar to minimise; after the engine's forward pass, the sum of all terms. A step
+            that has nothing else may return it alone.
         metrics: by name: a `Metric` (merged over the window), a `RunningMetric` one (carried from
-            step to step), or a scalar, taken as a mean over the batch's examples.
+            step to step), or a scalar, taken as a mean over the batch's examples. A dictionary of
+            these gives `name/key` for each.
         losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its
             own optimizer. After the forward pass, all terms.
         preds: whatever the model predicted, for hooks and `predict`. Leaves the compiled step only
@@ -38,8 +40,8 @@ class Output(eqx.Module):
         model_state: the new `eqx.nn.State`, for models that carry one.
         media: what to show, by name: an `fg.Media`, such as those of
             `fulgurite_logging.media`, or a function without arguments that is
-            evaluated only where the result is shown. After the forward pass, zeros at all other
-            steps.
+            evaluated only where the result is shown; dictionaries as of metrics. After the forward
+            pass, zeros at all other steps.
         raw_grads: the gradients as they were computed, before they are clipped or otherwise
             transformed; set by the update rule.
         grads: the gradients as the optimizer receives them; set by the update rule.

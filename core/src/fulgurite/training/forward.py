@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool
 
 from fulgurite.data.sources import Batch, MaskedBatch
 from fulgurite.errors import DataError, ModelError
+from fulgurite.metrics.base import flatten_nested
 from fulgurite.model.ambient_rng import provide_rngs
-from fulgurite.model.context import Context
+from fulgurite.model.context import Context, average_loss
 from fulgurite.model.media import render_if_due
 from fulgurite.model.module import Output, get_method
 from fulgurite.plugins.manager import HookImpl, PluginManager, merge_by_name, plugin_error_context
@@ -54,7 +55,12 @@ def forward(
     where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch)
     output = call_around(hooks, function, module, batch, ctx)
+    if eqx.is_array_like(output):
+        output = Output(output)  # a bare loss
     _check_output(output, where)
+    output = output.replace(
+        metrics=flatten_nested(output.metrics), media=flatten_nested(output.media)
+    )
     output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
     total = _sum_terms(terms)
@@ -74,25 +80,26 @@ def forward(
     return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
 
 
-def as_loss_scalar(name: Any, value: Any, module: Any) -> Array:
-    """Return one term of the loss as a floating-point scalar.
+def as_loss_scalar(name: Any, value: Any, module: Any, mask: Any) -> Array:
+    """Return one term of the loss as a floating-point scalar; of an array the mean, with a warning.
 
     Args:
         name: the term's name.
         value: what the module or a plugin gave for it.
         module: the module, for the error.
+        mask: of the batch, or None.
 
     Raises:
-        ModelError: the value is not one floating-point number.
+        ModelError: the value is not of floating-point numbers, or has one for each example of a
+            padded batch.
     """
     term = jnp.asarray(value) if eqx.is_array_like(value) else value
     is_array = isinstance(term, jax.Array)
-    if is_array and term.shape == () and jnp.issubdtype(term.dtype, jnp.floating):
-        return term
+    if is_array and jnp.issubdtype(term.dtype, jnp.floating):
+        return average_loss(name, term, mask)
     raise ModelError(
         f"the loss term {name!r} of {type(module).__name__} is "
-        f"{format_tree(term) if is_array else repr(value)}: a loss is one floating-point number; "
-        "average it over the batch"
+        f"{format_tree(term) if is_array else repr(value)}: a loss is one floating-point number"
     )
 
 
@@ -205,21 +212,22 @@ def _collect_loss_terms(
     """Return all terms by name: of the output, of plugins, of `ctx.add_loss`."""
     terms: dict[str, Array] = {}
     if output.loss is not None:
-        terms["loss"] = as_loss_scalar("loss", output.loss, module)
+        terms["loss"] = as_loss_scalar("loss", output.loss, module, ctx.mask)
     plugin_terms = []
     for hook in hooks.implementations("loss_terms"):
         plugin_ctx = ctx.for_plugin(hook.plugin.name)
         answer = hook(ctx.step_number, module=module, output=output, batch=batch, ctx=plugin_ctx)
         with plugin_error_context(hook.plugin, "hook loss_terms", ctx.step_number):
             scalars = {
-                name: as_loss_scalar(name, value, module) for name, value in (answer or {}).items()
+                name: as_loss_scalar(name, value, module, ctx.mask)
+                for name, value in (answer or {}).items()
             }
         plugin_terms.append((hook.plugin, scalars))
     for source in (output.losses, merge_by_name(plugin_terms, "loss term"), ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
                 raise ModelError(f"the loss term {name!r} comes twice in {where}; rename one")
-            terms[name] = as_loss_scalar(name, value, module)
+            terms[name] = as_loss_scalar(name, value, module, ctx.mask)
     if not terms and ctx.training:
         raise ModelError(
             f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)"

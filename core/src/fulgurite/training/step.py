@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.metrics import Metric, RunningMetric
+from fulgurite.metrics.base import flatten_nested
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import HookImpl
@@ -228,7 +229,7 @@ class TrainStep:
                 updates=output.updates,
                 batch=batch,
             )
-            for key, value in (answer or {}).items():
+            for key, value in flatten_nested(answer or {}).items():
                 metrics[f"{name}/{key}"] = value
         return metrics
 

@@ -9,7 +9,7 @@ import numpy as np
 from fulgurite.errors import EvaluationInterrupted, PluginError, is_shared
 from fulgurite.evaluation.batch_metrics import as_numbers
 from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.metrics.base import flatten_metric_dict
+from fulgurite.metrics.base import flatten_nested
 from fulgurite.model.media import split_media
 
 
@@ -46,7 +46,7 @@ def split_values(name: str, values: Any) -> EvaluationResult:
         raise PluginError(
             f"evaluator {name!r} gave {values!r}; an evaluation gives metrics by name"
         )
-    metrics, media = split_media(flatten_metric_dict(values))
+    metrics, media = split_media(flatten_nested(values))
     numbers = as_numbers(metrics)
     for key, value in numbers.items():
         # The kinds of bool, int, unsigned int and float; bfloat16 is a `V` to NumPy.
