@@ -412,7 +412,10 @@ def test_invalid_phases_are_errors() -> None:
         engine(plugin, GradientAccumulation(2), steps=1).init_state(game(), ONE)
 
 
-def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
+def test_running_metrics_rest_while_their_phase_does_not_run_G8() -> None:
+    """y is 2 at steps 1 and 2, and 2 - 4/4 = 1 from then on; the loss is its square. The average
+    of the second value takes half of each."""
+
     class Running(Apart):
         def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Any]:
             last = fg.metrics.LastValue.from_values(self.y)
@@ -421,9 +424,37 @@ def test_a_running_metric_needs_a_phase_that_runs_at_every_step() -> None:
                 "max": lambda: fg.Output(self.y**2, metrics={"last": last}),
             }
 
-    fit(MultiOptimizer(**sgd(0.5, 0.25)), model=game(kind=Running))
-    with pytest.raises(ModelError, match="'max/last' is carried from step to step"):
-        fit(MultiOptimizer(**sgd(0.5, 0.25, every=2)), model=game(kind=Running))
+    history = fit(
+        MultiOptimizer(**sgd(0.5, 0.25, every=2)), model=game(kind=Running), steps=4
+    ).history
+    expected = {"max/last": (2, 2, 1), "max/batch_loss": (4, 4, 1), "max/loss_average": (4, 4, 2.5)}
+    for name, values in expected.items():
+        assert np.isnan(history[f"train/{name}"][0])
+        assert tuple(history[f"train/{name}"][1:]) == values
+
+
+@pytest.mark.parametrize("kind", [Game, Apart])
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+def test_batch_loss_and_its_average_of_each_phase_G8(kind: Any, order: Any) -> None:
+    history = fit(
+        MultiOptimizer(order=order, **sgd(0.5, 0.25)), model=game(kind=kind), steps=3
+    ).history
+    for phase in ("min", "max"):
+        losses = history[f"train/{phase}/loss"]
+        assert history[f"train/{phase}/batch_loss"].tolist() == losses.tolist()
+        means = np.cumsum(losses) / np.arange(1, 4)
+        assert history[f"train/{phase}/loss_average"] == pytest.approx(means, rel=1e-6)
+
+
+def test_aux_of_a_step_with_several_optimizers_leaves_it_where_asked() -> None:
+    class WithAux(Game):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch, ctx).replace(aux={"y": self.y})
+
+    trainer = engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1)
+    state = trainer.init_state(game(kind=WithAux), ONE)
+    _, output = trainer.step(state, next(iter(ONE)), returns=("aux",))
+    assert float(output.aux["y"]) == 2
 
 
 # --- what it costs

@@ -20,7 +20,7 @@ class ConsoleLogger:
         engine = fg.Engine(steps=100, plugins=[ConsoleLogger(hide=("loss_average",))])
 
     Attributes:
-        hide: names of metrics not to show.
+        hide: names of metrics not to show, also as the last part of a name with slashes.
         required: whether training ends when printing fails, such as into a closed pipe.
     """
 
@@ -61,7 +61,12 @@ class _Backend:
         self._rates: dict[str, float] = {}
 
     def write(self, record: fg.Record) -> None:
-        values = {name: value for name, value in record.values.items() if name not in self._hide}
+        values = {
+            name: value
+            for name, value in record.values.items()
+            # `batch_loss` of each phase is `PHASE/batch_loss`.
+            if name.rpartition("/")[2] not in self._hide and name not in self._hide
+        }
         if record.kind == "text":
             if "message" in values:
                 print(f"step {record.step:>7}  note: {values['message']}", flush=True)

@@ -41,6 +41,7 @@ class PhaseGradients(NamedTuple):
         metrics: by name.
         model_state: the new model state.
         preds: the predictions, None with microbatches.
+        aux: further arrays of the step, None with microbatches.
         media: the arrays of its media, for `Gradients.unflatten_media`.
     """
 
@@ -49,6 +50,7 @@ class PhaseGradients(NamedTuple):
     metrics: Metrics
     model_state: Any
     preds: PyTree
+    aux: PyTree
     media: list[Array]
 
 
@@ -175,7 +177,15 @@ class Gradients:
 
         result = run_microbatches(compute_microbatch, batch, ctx, phase.accumulate.n)
         grads, terms = result.means
-        return PhaseGradients(grads, terms, result.metrics, result.model_state, None, result.media)
+        return PhaseGradients(
+            grads,
+            terms,
+            result.metrics,
+            result.model_state,
+            preds=None,
+            aux=None,
+            media=result.media,
+        )
 
     def _select_part(
         self, name: str, output: fg.Output, batch: Any, ctx: fg.Context
@@ -194,7 +204,9 @@ class Gradients:
             raise ModelError(f"the phase {name!r} got no loss: return one from its function")
         metrics = as_metrics(output.metrics, count_examples(batch, ctx.mask))
         media, self._media_structures[name] = jax.tree.flatten(output.media)
-        return PhaseGradients(None, terms, metrics, output.model_state, output.preds, media)
+        return PhaseGradients(
+            None, terms, metrics, output.model_state, output.preds, output.aux, media
+        )
 
     def _find_owners(self, terms: LossTerms) -> dict[str, str]:
         """Return the phase of each term. A single phase owns all terms, unless the losses have

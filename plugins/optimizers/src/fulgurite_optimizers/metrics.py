@@ -1,14 +1,16 @@
 """Metrics of parts of a step, put together."""
 
+from functools import partial
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
 from fulgurite.metrics import MetricAccumulator
 from fulgurite.metrics.conversion import as_metric
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 Metrics = dict[str, Any]
 """`fg.metrics.Metric` or `RunningMetric`, by name."""
@@ -57,20 +59,46 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     return {**merged.metrics, **merged.running}
 
 
-def empty_metrics(specs: Metrics, phase_name: str) -> Metrics:
+class OptionalMetric(fg.metrics.RunningMetric):
+    """A running metric of a phase that does not run in every step; NaN before it first runs.
+
+    Attributes:
+        value: None; that of the metric counts.
+        metric: the running metric.
+        has_run: whether the phase ran in the step, or in any of the steps so far.
+    """
+
+    value: None = None
+    metric: fg.metrics.RunningMetric = eqx.field(kw_only=True)
+    has_run: Bool[Array, ""] = eqx.field(kw_only=True)
+
+    def update(self, new: Any) -> "OptionalMetric":
+        updated = jax.tree.map(
+            partial(jnp.where, self.has_run), self.metric.update(new.metric), new.metric
+        )
+        kept = jax.tree.map(partial(jnp.where, new.has_run), updated, self.metric)
+        return OptionalMetric(metric=kept, has_run=self.has_run | new.has_run)
+
+    def compute(self) -> Any:
+        return jnp.where(self.has_run, self.metric.compute(), jnp.nan)
+
+
+def make_optional(metrics: Metrics) -> Metrics:
+    """Return metrics of a phase that does not run in every step."""
+    return {
+        name: OptionalMetric(metric=metric, has_run=jnp.bool_(True))
+        if isinstance(metric, fg.metrics.RunningMetric)
+        else metric
+        for name, metric in metrics.items()
+    }
+
+
+def empty_metrics(specs: Metrics) -> Metrics:
     """Return metrics over no examples.
 
     Args:
         specs: metrics whose leaves are shapes and dtypes, by name.
-        phase_name: the phase that records them, for errors.
     """
-    for name, metric in specs.items():
-        if isinstance(metric, fg.metrics.RunningMetric):
-            raise ModelError(
-                f"the metric {name!r} is carried from step to step, but the phase {phase_name!r} "
-                "does not run at every step: give a scalar or an fg.metrics.Metric, such as "
-                "Mean.from_values(value)"
-            )
     return {name: jax.tree.map(zeros_like_spec, metric).empty() for name, metric in specs.items()}
 
 

@@ -9,6 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
+from fulgurite.metrics import ExponentialMovingAverage, LastValue
 from fulgurite.training.forward import count_examples
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -17,6 +18,7 @@ from fulgurite_optimizers.metrics import (
     Metrics,
     as_metrics,
     empty_metrics,
+    make_optional,
     merge_disjoint,
     merge_metrics,
     zeros_like_spec,
@@ -53,6 +55,7 @@ class PhaseResult(NamedTuple):
         losses: the terms of its loss by name, as they are logged.
         metrics: by name.
         preds: the predictions of the last update, None where the phase does not run in every step.
+        aux: likewise, the further arrays of the step.
         media: the arrays of its media, for `Gradients.unflatten_media`.
     """
 
@@ -65,6 +68,7 @@ class PhaseResult(NamedTuple):
     losses: LossTerms
     metrics: Metrics
     preds: PyTree
+    aux: PyTree
     media: list[Array]
 
 
@@ -137,8 +141,9 @@ class PhaseStep:
             grads=grads,
             updates=updates,
             losses=losses,
-            metrics=empty_metrics(spec.metrics, self.name),
+            metrics=empty_metrics(spec.metrics),
             preds=None,
+            aux=None,
             media=media,
         )
 
@@ -201,6 +206,7 @@ class PhaseStep:
             losses=losses,
             metrics=self._collect_metrics(part, losses, count_examples(batch, ctx.mask)),
             preds=part.preds if self.phase.every == 1 else None,
+            aux=part.aux if self.phase.every == 1 else None,
             media=part.media,
         )
 
@@ -212,9 +218,16 @@ class PhaseStep:
         return merge_disjoint(further, {f"{self.name}/loss": sum_terms(part.terms)})
 
     def _collect_metrics(self, part: PhaseGradients, losses: LossTerms, weight: Array) -> Metrics:
-        values = {} if self.is_only_phase else dict(losses)
-        values[f"{self.name}/gradient_norm"] = _compute_norm(part.grads)
-        return merge_disjoint(part.metrics, as_metrics(values, weight))
+        values: dict[str, Any] = {f"{self.name}/gradient_norm": _compute_norm(part.grads)}
+        if not self.is_only_phase:
+            loss = sum_terms(part.terms)
+            values |= {
+                **losses,
+                f"{self.name}/batch_loss": LastValue.from_values(loss),
+                f"{self.name}/loss_average": ExponentialMovingAverage.from_values(loss),
+            }
+        metrics = merge_disjoint(part.metrics, as_metrics(values, weight))
+        return metrics if self.phase.every == 1 else make_optional(metrics)
 
 
 def _compute_norm(grads: PyTree) -> Float[Array, ""]:

@@ -116,6 +116,7 @@ class PhasedUpdate(fg.UpdateRule):
         for name, result in results.items():
             metrics = merge_disjoint(metrics, _collect_optimizer_metrics(name, result.state))
         preds = [result.preds for result in results.values() if result.preds is not None]
+        aux = [result.aux for result in results.values() if result.aux is not None]
         return fg.Output(
             loss=sum_terms(losses) if len(results) == 1 else None,
             metrics=metrics,
@@ -124,6 +125,7 @@ class PhasedUpdate(fg.UpdateRule):
                 {name: result.media for name, result in results.items()}
             ),
             preds=preds[0] if preds else None,
+            aux=aux[0] if aux else None,
             raw_grads=_sum_trees([result.raw_grads for result in results.values()]),
             grads=_sum_trees([result.grads for result in results.values()]),
             updates=_sum_trees([result.updates for result in results.values()]),

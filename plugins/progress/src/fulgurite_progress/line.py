@@ -61,7 +61,7 @@ class Line:
         if self.end is not None and self.rate and not self.ended:
             seconds_left = (self.end - self.step) / self.rate
             parts.append(_Part(3, f"{_format_duration(seconds_left)} left", "cyan"))
-        names = sorted(self.metrics, key=lambda name: (name in _LAST_METRICS, name != "loss"))
+        names = sorted(self.metrics, key=_rank_metric)
         metrics = [_Part(4, f"{name} {self.metrics[name]:.4g}", "green") for name in names]
         parts += metrics[:1]
         if self.rate:
@@ -92,3 +92,8 @@ def _format_duration(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{whole_seconds:02}"
     return f"{minutes}:{whole_seconds:02}"
+
+
+def _rank_metric(name: str) -> tuple[bool, bool]:
+    """Return where a metric stands: the loss first, its variants, also of phases, last."""
+    return name.rpartition("/")[2] in _LAST_METRICS, name != "loss"
