@@ -169,6 +169,19 @@ def test_masked_values_may_hold_anything(junk: float):
     assert gradient.tolist() == [[0.25, 0.25], [0, 0], [0.25, 0.25]]
 
 
+def test_accuracy_of_one_logit_for_two_classes_G11():
+    logits, labels = jnp.array([2.0, -1.0, 0.5, NAN]), jnp.array([1, 0, 0, 1])
+    assert Accuracy.from_binary_logits(logits, labels).compute() == 0.5
+    assert Accuracy.from_binary_logits(logits, labels == 1).compute() == 0.5
+    mask = jnp.array([True, True, False, False])
+    assert Accuracy.from_binary_logits(logits, labels, mask).compute() == 1
+    probabilities = jnp.array([[0.9, 0.4], [0.6, 0.5]])
+    labels = jnp.array([[1, 0], [0, 1]])
+    assert Accuracy.from_binary_logits(probabilities, labels, threshold=0.5).compute() == 0.5
+    with pytest.raises(ModelError, match="one label for each logit"):
+        Accuracy.from_binary_logits(probabilities, jnp.array([1, 0]))
+
+
 def test_metrics_without_values():
     for nothing in (jnp.zeros(0), jnp.zeros((0, 3))):
         assert math.isnan(Mean.from_values(nothing).compute())

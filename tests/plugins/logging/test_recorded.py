@@ -1,5 +1,6 @@
 """What else is recorded: console lines, the environment, compilations, norms and learning rates."""
 
+import io
 import json
 import os
 import subprocess
@@ -24,11 +25,13 @@ from fulgurite_logging import (
     NormMonitor,
 )
 from fulgurite_logging.console import format_number
-from fulgurite_logging.environment import redact_arguments
+from fulgurite_logging.environment import describe_parameters, redact_arguments
 from fulgurite_logging.media import Histogram
 from fulgurite_optimizers import GradientClip
+from fulgurite_progress.summary import model_summary
 from fulgurite_runs.json_codec import loads
 from logged import Act, Line, data
+from rich.console import Console
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
@@ -182,6 +185,7 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
     assert values["plugins"]["environment"].startswith("fulgurite-logging ")
     # weight 3; layers 4 x 2 + 2 and 2 x 3: four bytes each
     assert (config.values["count"], config.values["bytes"]) == (19, 76)
+    assert (config.values["parameters"], config.values["extra"]) == (19, 0)
     assert config.values["modules"] == {
         "layers": {"count": 16, "bytes": 64},
         "layers[0]": {"count": 10, "bytes": 40},
@@ -403,3 +407,35 @@ def test_everything_goes_into_one_file(tmp_path: Path) -> None:
     sources = {(record["kind"], record["source"]) for record in lines}
     config = {("config", "environment"), ("config", "parameters"), ("text", "parameters")}
     assert sources >= {*config, ("scalars", "compilation/step"), ("scalars", "train")}
+
+
+class Normalized(fg.Module):
+    """Has 3 parameters, 2 integers, and 4 numbers of state: mean and variance of 2."""
+
+    weight: jax.Array
+    offsets: jax.Array
+    mean: eqx.nn.StateIndex
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.sum(self.weight**2), model_state=ctx.model_state)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def build_normalized(key: Any) -> Any:
+    def build() -> Normalized:
+        index = eqx.nn.StateIndex((jnp.zeros(2), jnp.ones(2)))
+        return Normalized(jnp.ones(3), jnp.zeros(2, jnp.int32), index)
+
+    return eqx.nn.make_with_state(build)()
+
+
+def test_parameters_and_other_numbers_are_counted_apart_B10() -> None:
+    engine = fg.Engine(steps=1, plugins=[], autoload=False)
+    state = engine.init_state(build_normalized, [np.ones(1, np.float32)])
+    counts = describe_parameters(state)
+    assert (counts["parameters"], counts["extra"]) == (3, 2 + 4)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(model_summary(state))
+    assert "Normalized: 3 parameters, 20 B; optimizer 0 B; 6 other numbers" in console.export_text()

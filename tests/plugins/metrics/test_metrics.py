@@ -16,6 +16,7 @@ import optax
 import pytest
 import sklearn.metrics as sk
 from fulgurite.errors import ConfigurationError
+from fulgurite_evaluators import Evaluator
 from fulgurite_metrics.arrays import count_indices
 from hypothesis import example, given, settings, strategies as st
 
@@ -596,3 +597,27 @@ def test_windows_over_several_steps(fuse: int) -> None:
             np.testing.assert_allclose(logged_value, value, rtol=2e-6, atol=1e-6, err_msg=name)
     samples = result.history["train/sample/id"]
     assert len(samples) == 2 and np.array_equal(samples[0], samples[1])
+
+
+def test_confusion_matrix_shows_itself_in_evaluations_B19() -> None:
+    class Fixed(fg.Module):
+        weight: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            logits = jax.nn.one_hot(batch["guess"], 2)
+            matrix = fm.ConfusionMatrix.from_predictions(logits, batch["label"])
+            return fg.Output(jnp.sum(self.weight), metrics={"confusion": {"all": matrix}})
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    batch = {"guess": np.array([0, 1, 1, 1]), "label": np.array([0, 0, 1, 1])}
+    engine = fg.Engine(plugins=[Evaluator("test", [batch])], autoload=False)
+    state = engine.init_state(Fixed(jnp.ones(1)), [batch])
+    result = engine.run_evaluator("test", state)
+    assert result.metrics["confusion/all"].tolist() == [[1, 1], [0, 2]]
+    pixels = result.media["confusion/all"].pixels
+    # Of the first class a half each, of the second all are right.
+    assert pixels.shape == (256, 256, 1)
+    corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1], 0]
+    assert corners.tolist() == [128, 128, 0, 255]

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite_metrics import Median, SampledSet
+from fulgurite.errors import ConfigurationError
+from fulgurite_metrics import Median, SampledObjects, SampledSet
 
 MERGE = jax.jit(lambda a, b: a.merge(b))
 OF = jax.jit(SampledSet.from_values, static_argnames="size")
@@ -43,6 +44,23 @@ def test_of_equal_priorities_the_smaller_id_is_kept() -> None:
         SampledSet(jnp.int32(1), jnp.zeros(1), jnp.array([id]), jnp.array([id])) for id in (3, 1, 2)
     ]
     assert {sample(reduce(MERGE, order))[0] for order in permutations(parts)} == {1}
+
+
+def test_sample_of_objects_on_the_host_is_that_of_the_same_ids_B6() -> None:
+    ids = np.random.default_rng(0).permutation(12)
+    key = jax.random.key(7)
+    on_device = SampledSet.from_values(10 * ids, ids, size=5, key=key)
+    parts = [
+        SampledObjects.from_values([f"text {id}" for id in part], part, size=5, key=key)
+        for part in np.split(ids, 3)
+    ]
+    expected = [f"text {value // 10}" for value in sample(on_device)]
+    for order in permutations(parts):
+        assert reduce(SampledObjects.merge, order).compute() == expected
+    again = SampledObjects.from_values(["other", "other"], [ids[0], ids[0]], size=5, key=key)
+    assert len(again.compute()) == 1  # an id stands for one object
+    with pytest.raises(ConfigurationError, match="2 values and 1 ids"):
+        SampledObjects.from_values(["a", "b"], [1], size=2)
 
 
 @pytest.mark.full

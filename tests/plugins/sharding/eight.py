@@ -617,7 +617,15 @@ def check_replicas_that_differ_are_found() -> None:
         return jax.make_array_from_single_device_arrays((8,), sharding, parts)
 
     check_replicas({"w": copies(None, 0), "key": jax.random.key(0), "nan": jnp.full(3, jnp.nan)})
-    check_replicas({"w": copies(5, 1e-4)}, tolerance=1e-3)
+    check_replicas({"w": copies(5, 1e-4)}, atol=1e-3)
+    # B14: the number that differs is 5 in the first copy.
+    check_replicas({"w": copies(5, 1e-4)}, rtol=1e-4)
+    try:
+        check_replicas({"w": copies(5, 1e-4)}, rtol=1e-6)
+    except ReplicaError as raised:
+        assert "rtol 1e-06" in str(raised)
+    else:
+        raise AssertionError("not found")
     try:
         check_replicas({"w": [copies(None, 0), copies(5, 0.25)]})
     except ReplicaError as raised:

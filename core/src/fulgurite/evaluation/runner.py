@@ -29,7 +29,7 @@ from fulgurite.evaluation.batch_metrics import (
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
 from fulgurite.evaluation.target import EvalTarget
-from fulgurite.metrics.base import CollectingMetric, MetricAccumulator
+from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
 from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
@@ -87,7 +87,13 @@ class EvaluationRunner:
         accumulator, parts, media = self._run_validation_steps(
             target, data, num_batches, should_stop
         )
-        values: dict[str, Any] = {} if accumulator is None else {**accumulator.compute()}
+        values: dict[str, Any] = {}
+        if accumulator is not None:
+            values |= accumulator.compute()
+            shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
+            media |= {
+                name: value for name, value in flatten_nested(shown).items() if value is not None
+            }
         for name in dict.fromkeys(name for part in parts for name in part):
             collected = [part[name] for part in parts if name in part]
             values |= compute_collected(name, collected)

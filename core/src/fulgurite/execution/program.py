@@ -30,6 +30,7 @@ from fulgurite.training.step import TrainStep
 from fulgurite.training.update import GradientUpdate, UpdateRule
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import check_same_structure, copy_arrays, is_array, shape_spec
+from fulgurite.tree.typecheck import check_module_fields
 from fulgurite.triggers import StepRange
 
 
@@ -304,6 +305,7 @@ class Program:
         params_key: Key[Array, ""],
     ) -> TrainState:
         module, model_state = model_init.build(arrays, params_key)
+        check_module_fields(module)
         return TrainState(
             step=jnp.int32(0),
             module=module,

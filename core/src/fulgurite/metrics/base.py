@@ -69,6 +69,11 @@ class Metric(eqx.Module):
     def compute(self) -> Value | dict[str, Value]:
         """Return the result, or several by name."""
 
+    def media(self) -> Any:
+        """Return how to show the result besides its numbers: an `fg.Media`, or several by name;
+        None for nothing. Called on the host, after an evaluation."""
+        return None
+
     def _is_field(self, node: Any) -> bool:
         return isinstance(node, Metric) and node is not self
 

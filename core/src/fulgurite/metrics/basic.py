@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics.base import (
     Mask,
     Metric,
@@ -140,6 +140,29 @@ class Accuracy(Metric):
         is_beaten = (logits < logit) | ((logits == logit) & (index > label))
         num_beaten = jnp.sum(is_beaten, axis=-1)
         is_correct = (num_beaten >= classes - top_k) & (label >= 0)[..., 0]
+        return Accuracy(Mean.from_values(is_correct, mask))
+
+    @staticmethod
+    def from_binary_logits(
+        logits: Values, labels: Values, mask: Mask | None = None, threshold: float = 0.0
+    ) -> "Accuracy":
+        """Return the accuracy of a batch of two classes with one logit for each example.
+
+        Args:
+            logits: of any shape; an example above the threshold is predicted as class 1. NaN is
+                never right.
+            labels: of the same shape: booleans, or 0 and 1; any other is wrong.
+            mask: bools over all axes or the leading ones.
+            threshold: 0 for logits, 0.5 for probabilities.
+        """
+        logits = to_float(logits)
+        labels = jnp.asarray(labels)
+        if labels.shape != logits.shape:
+            raise ModelError(
+                f"Accuracy of binary logits of shape {logits.shape} with labels of shape "
+                f"{labels.shape}; give one label for each logit"
+            )
+        is_correct = ((logits > threshold) == labels) & ~jnp.isnan(logits)
         return Accuracy(Mean.from_values(is_correct, mask))
 
     def compute(self) -> Value:

@@ -1,4 +1,4 @@
-"""jaxtyping annotations on batches, checked when a step is traced."""
+"""jaxtyping annotations on batches and modules, checked when a step is traced."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -7,10 +7,16 @@ from inspect import ismethod, signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import equinox as eqx
+import jax
 import jaxtyping
 
-from fulgurite.errors import DataError, error_context
+from fulgurite.errors import DataError, ModelError, error_context
+from fulgurite.tree.paths import from_keys
 from fulgurite.tree.specs import format_tree
+
+MAX_STACKED = 4
+"""The number of axes that stacked modules may have in front, and one."""
 
 # Path, value and annotation of a part of a batch.
 Part = tuple[str, Any, Any]
@@ -47,6 +53,34 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
             raise DataError(
                 f"{path} is {actual}; {step.__qualname__} expects {expected}. "
                 f"The batch: {format_tree(batch)}"
+            )
+
+
+def check_module_fields(module: Any) -> None:
+    """Check the arrays in a module, and in the modules in it, against the jaxtyping annotations of
+    their fields. Named dimensions must agree within each module.
+
+    Modules of which several are stacked, as by `eqx.filter_vmap`, have further axes in front: an
+    array may have more axes than its annotation, if the others fit.
+
+    Args:
+        module: traced, so that nothing is computed.
+
+    Raises:
+        ModelError: an array has another shape or dtype; the message names its path.
+    """
+    for keys, part in _iter_modules((), module):
+        hints = _get_array_hints(type(part))
+        fields = {name: getattr(part, name, None) for name in hints}
+        mismatches = [
+            _find_field_mismatch(fields, hints, num_stacked) for num_stacked in range(MAX_STACKED)
+        ]
+        if hints and all(mismatches):
+            assert mismatches[0] is not None
+            name, value, expected = mismatches[0]
+            path = from_keys((*keys, jax.tree_util.GetAttrKey(name)))
+            raise ModelError(
+                f"{path} is {format_tree(value)}; {type(part).__name__} declares {expected}"
             )
 
 
@@ -118,6 +152,53 @@ def _iter_parts(path: str, value: Any, hint: Any) -> Iterator[Part]:
     elif origin is dict and isinstance(value, dict):
         for name, item in value.items():
             yield f'{path}["{name}"]', item, members[1]
+
+
+def _iter_modules(keys: tuple[Any, ...], tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the modules in a tree with the keys of their paths."""
+    if isinstance(tree, eqx.Module):
+        yield keys, tree
+    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    for child_keys, child in children:
+        if child is not tree:
+            yield from _iter_modules((*keys, *child_keys), child)
+
+
+def _get_array_hints(module_class: type) -> dict[str, Any]:
+    """Return the annotations of fields that are arrays, or None, by name."""
+    try:
+        hints = get_type_hints(module_class)
+    except (NameError, TypeError):  # names that only type checkers know
+        return {}
+    arrays = {}
+    for name, hint in hints.items():
+        members = [member for member in get_args(hint) or (hint,) if member is not NoneType]
+        if len(members) == 1 and _is_array_type(members[0]):
+            arrays[name] = members[0]
+    return arrays
+
+
+def _find_field_mismatch(
+    fields: dict[str, Any], hints: dict[str, Any], num_stacked: int
+) -> Mismatch | None:
+    """Return the first field that is not as annotated; what is no array is left alone.
+
+    Args:
+        fields: values by name.
+        hints: annotations by name.
+        num_stacked: how many axes are in front of those annotated.
+    """
+    with jaxtyping.jaxtyped("context"):
+        for name, hint in hints.items():
+            value = fields[name]
+            if not isinstance(value, jax.Array):
+                continue
+            if num_stacked > value.ndim:
+                return name, value, ""
+            example = value[(0,) * num_stacked] if num_stacked else value
+            if not isinstance(example, hint):
+                return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
+    return None
 
 
 def _is_array_type(hint: Any) -> bool:

@@ -16,6 +16,7 @@ from fulgurite_logging.norms import (
     LearningRateMonitor as LearningRateMonitor,
     NormMonitor as NormMonitor,
 )
+from fulgurite_logging.null import NullLogger as NullLogger
 from fulgurite_logging.table import CSVLogger as CSVLogger
 from fulgurite_logging.writer import (
     BackgroundWriter as BackgroundWriter,

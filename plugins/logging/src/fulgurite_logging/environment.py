@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
+from fulgurite.model.module import is_floating_array
 from fulgurite.redact import MASK, NAME, redact_text
 from fulgurite.tree.paths import leaves_with_paths, parse
 from fulgurite.tree.specs import shape_summary, total_size
@@ -98,7 +100,11 @@ class EnvironmentLogger:
 
 def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
     """Return elements and bytes, as JSON: of the module, of each module in it by path, of each
-    array by path, and of the optimizer's state."""
+    array by path, and of the optimizer's state.
+
+    `parameters` are the numbers that an optimizer may update, those in arrays of floating-point
+    numbers; `extra` are the others of the module, and those of its `eqx.nn.State`.
+    """
     modules: dict[str, dict[str, int]] = defaultdict(lambda: {"count": 0, "bytes": 0})
     arrays = {}
     for path, leaf in leaves_with_paths(state.module):
@@ -112,9 +118,13 @@ def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
             module["count"] += count
             module["bytes"] += size
     count, size = total_size(state.module)
+    parameters, _ = total_size(eqx.filter(state.module, is_floating_array))
+    model_state_count, _ = total_size(state.model_state)
     _, optimizer_size = total_size(state.opt_state)
     return {
         "count": count,
+        "parameters": parameters,
+        "extra": count - parameters + model_state_count,
         "bytes": size,
         "optimizer_bytes": optimizer_size,
         "modules": dict(modules),

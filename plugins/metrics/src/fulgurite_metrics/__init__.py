@@ -11,7 +11,7 @@ from fulgurite_metrics.calibration import ExpectedCalibrationError, Perplexity
 from fulgurite_metrics.classification import F1, ConfusionMatrix, Precision, Recall
 from fulgurite_metrics.ranking import AveragePrecision, Collect, RocAuc
 from fulgurite_metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
-from fulgurite_metrics.sampled import Median, SampledSet
+from fulgurite_metrics.sampled import Median, SampledObjects, SampledSet
 
 __all__ = [
     "F1",
@@ -27,5 +27,6 @@ __all__ = [
     "Precision",
     "Recall",
     "RocAuc",
+    "SampledObjects",
     "SampledSet",
 ]

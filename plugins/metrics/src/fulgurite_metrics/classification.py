@@ -6,6 +6,7 @@ integers or booleans `(...)`, or one-hot `(..., classes)`. A label that is not a
 predicted correctly. `mask` is over all or the leading axes.
 """
 
+import importlib.util
 from abc import abstractmethod
 from typing import Any, Literal, Self
 
@@ -29,6 +30,8 @@ from jaxtyping import Array, Int
 from fulgurite_metrics.arrays import count_indices, get_array_namespace
 
 Average = Literal["macro", "micro"] | None
+PICTURE_SIZE = 256
+"""About how many pixels the picture of a confusion matrix is wide and high."""
 
 
 class ConfusionMatrix(Metric):
@@ -61,6 +64,19 @@ class ConfusionMatrix(Metric):
 
     def compute(self) -> Value:
         return self.counts.compute()
+
+    def media(self) -> Any:
+        """Return a picture: each row of the matrix as shares from black (0) to white (1). None
+        without fulgurite-logging, which has the type and shows it."""
+        if importlib.util.find_spec("fulgurite_logging") is None:
+            return None
+        from fulgurite_logging.media import Image
+
+        counts = np.asarray(self.compute())
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        size = max(1, PICTURE_SIZE // len(shares))
+        pixels = np.kron(shares, np.ones((size, size)))[..., None]
+        return Image(np.round(255 * pixels).astype(np.uint8))  # type: ignore[arg-type]
 
 
 class _ClassRatio(Metric):

@@ -1,5 +1,7 @@
 """Samples of a fixed size out of any number of examples, the same in any order and grouping."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
-from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
+from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped, UInt32
 
 from fulgurite_metrics.arrays import get_array_namespace, make_example_mask
 
@@ -66,10 +68,7 @@ class SampledSet(Metric):
                 f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example"
             )
         present = make_example_mask((values, ids), mask)
-        if key is None:
-            key = jax.random.key(0)
-        keys = jax.vmap(partial(jax.random.fold_in, key))(ids)
-        return _take_smallest(jax.vmap(jax.random.bits)(keys), ids, values, present, size)
+        return _take_smallest(_draw_priorities(ids, key), ids, values, present, size)
 
     def merge(self, other: Any) -> "SampledSet":
         entries = [
@@ -89,6 +88,64 @@ class SampledSet(Metric):
         after `count` are zero."""
         values = self.values if isinstance(self.values, dict) else {"values": self.values}
         return {"count": self.count, **values}
+
+
+@dataclass(frozen=True)
+class SampledObjects:
+    """The sample of `SampledSet`, of objects on the host, such as strings or file names.
+
+    The same ids give the same sample as a `SampledSet` with the same size and key.
+
+    Example:
+        from fulgurite_metrics import SampledObjects
+
+        first = SampledObjects.from_values(["a", "b"], ids=[0, 1], size=2)
+        sample = first.merge(SampledObjects.from_values(["c"], ids=[2], size=2))
+        sample.compute()  # two of the three
+
+    Attributes:
+        size: the largest number of objects.
+        entries: priority, id and object of each that is kept, by ascending priority.
+    """
+
+    size: int
+    entries: tuple[tuple[int, int, Any], ...]
+
+    @staticmethod
+    def from_values(
+        values: Sequence[Any],
+        ids: Sequence[int] | np.ndarray,
+        *,
+        size: int,
+        key: Key[Array, ""] | None = None,
+    ) -> "SampledObjects":
+        """Return the sample of some objects.
+
+        Args:
+            values: any objects.
+            ids: integers of 32 bits, one for each object.
+            size: the largest number of objects.
+            key: chooses the sample, as of `SampledSet.from_values`.
+        """
+        if len(values) != len(ids):
+            raise ConfigurationError(
+                f"SampledObjects with {len(values)} values and {len(ids)} ids; give one id each"
+            )
+        if size < 1:
+            raise ConfigurationError(f"a sample of size={size}; it must be at least one")
+        priorities = _draw_priorities(jnp.asarray(ids, jnp.int32), key)
+        entries = zip(map(int, priorities), map(int, ids), values, strict=True)
+        return SampledObjects(size, ()).merge(SampledObjects(size, tuple(entries)))
+
+    def merge(self, other: "SampledObjects") -> "SampledObjects":
+        """Return the sample of the objects of both."""
+        by_id = {entry[1]: entry for entry in (*other.entries, *self.entries)}
+        entries = sorted(by_id.values(), key=lambda entry: entry[:2])
+        return SampledObjects(self.size, tuple(entries[: self.size]))
+
+    def compute(self) -> list[Any]:
+        """Return the objects that are kept."""
+        return [value for _, _, value in self.entries]
 
 
 class Median(Metric):
@@ -139,6 +196,15 @@ class Median(Metric):
             middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
         nothing = (count == 0) | numpy.any(numpy.isnan(values))
         return numpy.where(nothing, np.nan, middle).astype(values.dtype)
+
+
+def _draw_priorities(
+    ids: Int[Array, " examples"], key: Key[Array, ""] | None
+) -> UInt32[Array, " examples"]:
+    """Return the random priority of each id, by a key that None is the default of."""
+    if key is None:
+        key = jax.random.key(0)
+    return jax.vmap(jax.random.bits)(jax.vmap(partial(jax.random.fold_in, key))(ids))
 
 
 def _take_smallest(

@@ -68,7 +68,7 @@ class OptionalMetric(fg.metrics.RunningMetric):
         has_run: whether the phase ran in the step, or in any of the steps so far.
     """
 
-    value: None = None
+    value: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     metric: fg.metrics.RunningMetric = eqx.field(kw_only=True)
     has_run: Bool[Array, ""] = eqx.field(kw_only=True)
 
@@ -76,8 +76,8 @@ class OptionalMetric(fg.metrics.RunningMetric):
         updated = jax.tree.map(
             partial(jnp.where, self.has_run), self.metric.update(new.metric), new.metric
         )
-        kept = jax.tree.map(partial(jnp.where, new.has_run), updated, self.metric)
-        return OptionalMetric(metric=kept, has_run=self.has_run | new.has_run)
+        metric = jax.tree.map(partial(jnp.where, new.has_run), updated, self.metric)
+        return OptionalMetric(metric=metric, has_run=self.has_run | new.has_run)
 
     def compute(self) -> Any:
         return jnp.where(self.has_run, self.metric.compute(), jnp.nan)

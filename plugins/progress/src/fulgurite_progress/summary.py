@@ -6,6 +6,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.execution.flops import count_flops
+from fulgurite.model.module import is_floating_array
 from fulgurite.tree.paths import leaves_with_paths, parse
 from jax.extend.core import ClosedJaxpr
 from rich.console import Group, RenderableType
@@ -57,7 +58,10 @@ def model_summary(
 
 def _format_totals(state: fg.TrainState, frozen: set[str]) -> str:
     arrays = _list_arrays(state.module)
-    num_parameters = sum(leaf.size for _, leaf in arrays)
+    num_parameters = sum(leaf.size for _, leaf in arrays if is_floating_array(leaf))
+    extra = [leaf for _, leaf in arrays if not is_floating_array(leaf)]
+    extra += [leaf for _, leaf in _list_arrays(state.model_state)]
+    num_extra = sum(leaf.size for leaf in extra)
     optimizer_size = sum(_count_bytes(leaf) for _, leaf in _list_arrays(state.opt_state))
     plugins_size = sum(_count_bytes(leaf) for _, leaf in _list_arrays(state.plugin_states))
     text = (
@@ -65,6 +69,8 @@ def _format_totals(state: fg.TrainState, frozen: set[str]) -> str:
         f"{_format_bytes(sum(_count_bytes(leaf) for _, leaf in arrays))}; "
         f"optimizer {_format_bytes(optimizer_size)}"
     )
+    if num_extra:
+        text += f"; {num_extra:,} other numbers, such as statistics"
     if frozen:
         text += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
     if plugins_size:

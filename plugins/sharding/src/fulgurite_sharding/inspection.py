@@ -80,19 +80,21 @@ def gather(tree: PyTree) -> PyTree:
     return jax.tree.map(gather_leaf, tree)
 
 
-def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
+def check_replicas(tree: PyTree, *, atol: float = 0.0, rtol: float = 0.0) -> None:
     """Compare all copies of each array, or of each part of one, over all devices and processes.
 
     Every process must call it.
 
     Args:
         tree: any pytree.
-        tolerance: the largest difference that is allowed.
+        atol: the largest difference that is allowed.
+        rtol: how much more is allowed, as a share of the number in the first copy.
 
     Raises:
-        ReplicaError: two copies differ by more than `tolerance`; it names path, device and largest
-            difference.
+        ReplicaError: two copies differ by more than `atol + rtol * abs(first)`; it names path,
+            device and largest difference.
     """
+    tolerances = (atol, rtol)
     for path, leaf in leaves_with_paths(tree):
         if not isinstance(leaf, jax.Array):
             continue
@@ -102,12 +104,14 @@ def check_replicas(tree: PyTree, tolerance: float = 0.0) -> None:
         for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
             start = tuple(part.start or 0 for part in shard.index)
             data = np.asarray(shard.data)
-            _compare(path, str(shard.device), first.setdefault(start, data), data, tolerance)
+            _compare(path, str(shard.device), first.setdefault(start, data), data, tolerances)
         if not leaf.is_fully_addressable:
-            _check_processes(path, first, tolerance)
+            _check_processes(path, first, tolerances)
 
 
-def _check_processes(path: str, parts: dict[tuple[int, ...], np.ndarray], tolerance: float) -> None:
+def _check_processes(
+    path: str, parts: dict[tuple[int, ...], np.ndarray], tolerances: tuple[float, float]
+) -> None:
     starts = np.asarray(list(parts), np.int64).reshape(len(parts), -1)
     all_starts = multihost_utils.process_allgather(starts)
     all_parts = multihost_utils.process_allgather(np.stack(list(parts.values())))
@@ -119,19 +123,21 @@ def _check_processes(path: str, parts: dict[tuple[int, ...], np.ndarray], tolera
                 f"process {process}",
                 first.setdefault(tuple(map(int, key)), value),
                 value,
-                tolerance,
+                tolerances,
             )
 
 
-def _compare(path: str, where: str, first: np.ndarray, other: np.ndarray, tolerance: float) -> None:
-    """Raise a ReplicaError if two copies differ by more than the tolerance.
+def _compare(
+    path: str, where: str, first: np.ndarray, other: np.ndarray, tolerances: tuple[float, float]
+) -> None:
+    """Raise a ReplicaError if two copies differ by more than is allowed.
 
     Args:
         path: of the array, for the message.
         where: the device or process of the other copy, for the message.
         first: the copy to compare with.
         other: the other copy.
-        tolerance: the largest difference that is allowed.
+        tolerances: the absolute and the relative one.
     """
     if np.array_equal(first, other, equal_nan=first.dtype.kind in "fcV"):
         return
@@ -143,12 +149,16 @@ def _compare(path: str, where: str, first: np.ndarray, other: np.ndarray, tolera
     is_same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         difference = np.where(is_same, 0.0, np.abs(a - b))
-    largest = float(np.max(np.where(np.isnan(difference), np.inf, difference)))
-    if largest > tolerance:
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    atol, rtol = tolerances
+    # A share of infinity would allow everything.
+    allowed = atol + rtol * np.where(np.isfinite(a), np.abs(a), 0)
+    if np.any(difference > allowed):
         raise ReplicaError(
-            f"{path}: the copy on {where} differs from the first one by up to {largest:.3g} "
-            f"(tolerance {tolerance:g}). Devices that should hold the same numbers do not: look "
-            "for random keys or data that differ by process"
+            f"{path}: the copy on {where} differs from the first one by up to "
+            f"{float(np.max(difference)):.3g} (atol {atol:g}, rtol {rtol:g}). "
+            "Devices that should hold the same numbers do not: look for random keys or data that "
+            "differ by process"
         )
 
 
