@@ -9,6 +9,7 @@ from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, LoggedRun, Run
+from fulgurite.fit.schedule import Schedule
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.model.ambient_rng import make_rng
 from fulgurite.model.context import Context
@@ -71,6 +72,7 @@ __all__ = [
     "RngStream",
     "RngStreams",
     "Run",
+    "Schedule",
     "ScheduledAction",
     "ShardingStrategy",
     "SingleDevice",

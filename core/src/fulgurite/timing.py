@@ -74,10 +74,15 @@ class Timings:
         return perf_counter() - self._start
 
     @property
+    def step_durations(self) -> list[float]:
+        """The newest 10,000 seconds per step, oldest first: each a mean between two steps at which
+        anything was due, without hooks."""
+        return list(self._steps)
+
+    @property
     def median_step(self) -> float:
-        """The median of the seconds per step, each a mean between two due points, without
-        hooks; NaN before the first."""
-        return statistics.median(self._steps) if self._steps else float("nan")
+        """The median of `step_durations`; 1 ms before the first, as GoMLX has it."""
+        return statistics.median(self._steps) if self._steps else 1e-3
 
     def __repr__(self) -> str:
         rows = sorted(self.seconds.items(), key=lambda row: -row[1])

@@ -52,8 +52,9 @@ class ReplaceState:
     state: TrainState
 
 
-Action = Callable[[Any], StopTraining | ReplaceState | None]
-"""`action(run)`, called with the `Run`."""
+Action = Callable[..., Any]
+"""`action(run)`, called with the `Run`, returns `StopTraining`, `ReplaceState` or None. The actions
+of a `Schedule` get and return anything."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 order."""
 
 from collections import deque
+from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -11,11 +12,17 @@ from typing import Any
 import jax
 
 from fulgurite.data.iterator import BatchItem
-from fulgurite.errors import DataError, EvaluationInterrupted, PluginError, StateError
+from fulgurite.errors import (
+    ConfigurationError,
+    DataError,
+    EvaluationInterrupted,
+    PluginError,
+    StateError,
+)
 from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite.execution.compiled_step import StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
-from fulgurite.fit.records import Record, RecordDispatcher, RecordStream
+from fulgurite.fit.records import Record, RecordDispatcher, RecordStream, check_json_value
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
     EPOCH_END,
@@ -39,6 +46,9 @@ from fulgurite.triggers import EveryEpoch, is_exact
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
 # with many of them where several processes have several devices each.
 MAX_IN_FLIGHT = 4
+
+SHARED = "fulgurite.shared"
+"""Where a snapshot holds `run.shared`, among the host states of plugins."""
 
 
 class LoopState(Enum):
@@ -91,6 +101,7 @@ class Loop:
         )
         self.is_between_steps = False
         self.is_exact = True
+        self.shared: dict[str, dict[str, Any]] = {}
         self.run = Run(self)
         self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
@@ -105,9 +116,7 @@ class Loop:
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()
         if plan.resumed is not None:
-            self.metrics = dict(plan.resumed.metrics)
-            self._data_position = plan.resumed.data_position
-            self._pending_actions = plan.resumed.pending_actions
+            self._continue_from(plan.resumed)
         self._in_flight: deque[Any] = deque()
         self._actions = insert_epoch_end(engine.actions, self._make_epoch_end_action())
         # A trial runs every action once, also those whose trigger it does not reach.
@@ -163,6 +172,9 @@ class Loop:
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
         }
+        shared = {name: _select_json(values) for name, values in self.shared.items()}
+        if any(shared.values()):
+            host_states[SHARED] = {"version": 1, "state": shared}
         return Snapshot(
             self.state(),
             self.step_range,
@@ -228,6 +240,17 @@ class Loop:
             return Record("media", "train", step, jax.device_get(media))
 
         self.dispatcher.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
+
+    def reset_train_metrics(self) -> None:
+        """Begin the metrics of training anew, at this step."""
+        self._flat = self.program.layout.flatten(self.state().reset_metrics())
+        self._state = None
+
+    def _continue_from(self, snapshot: Snapshot) -> None:
+        self.metrics = dict(snapshot.metrics)
+        self.shared = deepcopy(snapshot.host_states.get(SHARED, {}).get("state", {}))
+        self._data_position = snapshot.data_position
+        self._pending_actions = snapshot.pending_actions
 
     def _fit(self) -> None:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
@@ -549,3 +572,15 @@ class Loop:
                 "train", {"steps_per_second": steps_per_second}, stream="telemetry"
             )
         self.dispatcher.enqueue(jax.tree.leaves(values), finish)
+
+
+def _select_json(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the values that JSON can hold, as they are now."""
+    selected = {}
+    for name, value in values.items():
+        try:
+            check_json_value(value, name)
+        except ConfigurationError:
+            continue
+        selected[name] = deepcopy(value)
+    return selected

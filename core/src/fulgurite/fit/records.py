@@ -101,7 +101,7 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
                 "of fulgurite_logging.media"
             )
         if kind in ("text", "config"):
-            _check_json_value(value, f"{where}: {name!r}")
+            check_json_value(value, f"{where}: {name!r}")
     return _copy_host_arrays(values)
 
 
@@ -111,7 +111,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _check_json_value(value: Any, where: str) -> None:
+def check_json_value(value: Any, where: str) -> None:
     """Raise a `ConfigurationError` unless `value` can be written as JSON, with arrays of real
     numbers."""
     if value is None or isinstance(value, bool | int | float | str):
@@ -120,7 +120,7 @@ def _check_json_value(value: Any, where: str) -> None:
         return
     if isinstance(value, list | tuple):
         for item in value:
-            _check_json_value(item, where)
+            check_json_value(item, where)
         return
     if not isinstance(value, dict):
         raise ConfigurationError(
@@ -133,7 +133,7 @@ def _check_json_value(value: Any, where: str) -> None:
                 f"{where}: {key!r} cannot be a key in JSON: keys are strings that do not begin "
                 "with '$'"
             )
-        _check_json_value(item, where)
+        check_json_value(item, where)
 
 
 def _copy_host_arrays(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What plugins see of a run, what they can ask of it, and what is left of it in the end."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, get_args
@@ -125,6 +126,7 @@ class LoopView(Protocol):
     stop_reason: str | None
     is_between_steps: bool
     is_exact: bool
+    shared: dict[str, dict[str, Any]]
 
     @property
     def is_complete(self) -> bool: ...
@@ -142,6 +144,8 @@ class LoopView(Protocol):
     ) -> None: ...
 
     def emit_media(self) -> None: ...
+
+    def reset_train_metrics(self) -> None: ...
 
     def request_stop(self, reason: str) -> None: ...
 
@@ -272,6 +276,23 @@ class Run:
     def step_range(self) -> StepRange:
         """Start, stop (as far as it is known) and epoch ends of this fit."""
         return self._loop.step_range
+
+    @property
+    def epoch(self) -> int:
+        """The number of completed epochs of this fit, or of the run that it resumes."""
+        return bisect_right(self.step_range.epoch_ends, self.step)
+
+    @property
+    def shared(self) -> dict[str, dict[str, Any]]:
+        """What plugins tell each other, by plugin name and key, on the host alone:
+        `run.shared.setdefault("tuner", {})["factor"] = 0.5`. Values that are JSON are part of
+        checkpoints."""
+        return self._loop.shared
+
+    def reset_train_metrics(self) -> None:
+        """Begin the metrics of training anew: those of the open window, and running ones such as
+        moving averages. Waits for the device."""
+        self._loop.reset_train_metrics()
 
     @property
     def state(self) -> TrainState:

@@ -78,6 +78,15 @@ def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[B
         actions.append(BoundAction("log", get_own_plugin(hooks), scheduled, is_own=True))
     for plugin, scheduled in hooks.ask("register_actions"):
         actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
+    return order_actions(actions)
+
+
+def order_actions(actions: Sequence[BoundAction]) -> list[BoundAction]:
+    """Return actions by stage and, within one, by `after` and `before`, ties as they come.
+
+    Raises:
+        PluginError: two have the same name.
+    """
     names = [action.name for action in actions]
     for name in names:
         if names.count(name) > 1:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, PyTree
 
 from fulgurite.errors import ModelError, StateError, error_context
@@ -52,6 +53,11 @@ class TrainState(eqx.Module):
     def replace(self, **changes: Any) -> "TrainState":
         """Return a copy with some fields changed."""
         return replace(self, **changes)
+
+    def reset_metrics(self) -> "TrainState":
+        """Return a copy whose metrics begin anew: those of the open window, and running ones such
+        as moving averages."""
+        return self.replace(metric_window=jax.tree.map(jnp.zeros_like, self.metric_window))
 
 
 @dataclass(frozen=True)

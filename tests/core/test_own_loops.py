@@ -1,0 +1,169 @@
+"""Triggers and actions in a loop of one's own, and what such loops read (B7, G1, G20, G21)."""
+
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, PluginError
+from fulgurite_checkpoint import Checkpointer
+from models import Linear, regression
+
+BATCHES = 2 * list(regression())[:2]
+
+TRIGGERS = {
+    "every": fg.Every(3),
+    "start": fg.AtStart(),
+    "end": fg.AtEnd(),
+    "either": fg.At(2, 5) | fg.AtEnd(),
+    "epoch": fg.EveryEpoch(),
+}
+
+
+def list_due(schedule: fg.Schedule, first: int, last: int) -> dict[str, list[int]]:
+    """The steps at which each action runs."""
+    due: dict[str, list[int]] = {}
+    for step in range(first, last + 1):
+        for name, value in schedule.run(step, step).items():
+            assert value == step
+            due.setdefault(name, []).append(step)
+    return due
+
+
+def test_triggers_fire_as_in_a_fit_B7() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.due: dict[str, list[int]] = {}
+
+        def note(self, name: str, run: fg.Run) -> None:
+            self.due.setdefault(name, []).append(run.step)
+
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [
+                fg.ScheduledAction(name, trigger, lambda run, name=name: self.note(name, run))
+                for name, trigger in TRIGGERS.items()
+            ]
+
+    noting = Noting()
+    fg.Engine(steps=8, plugins=[noting], autoload=False).fit(Linear, BATCHES)
+    actions = [
+        fg.ScheduledAction(name, trigger, lambda step: step) for name, trigger in TRIGGERS.items()
+    ]
+    due = list_due(fg.Schedule(actions, steps=8, epoch_ends=(4, 8)), 0, 8)
+    assert due == noting.due
+    assert due["either"] == [2, 5, 8] and due["start"] == [0]
+    # A loop that goes on at step 4 makes a new schedule.
+    later = list_due(fg.Schedule(actions, steps=8, start_step=4, epoch_ends=(4, 8)), 5, 8)
+    assert later == {
+        name: [step for step in steps if step > 4] for name, steps in due.items() if max(steps) > 4
+    }
+
+
+def test_arguments_results_order_and_blame_G1() -> None:
+    order: list[str] = []
+
+    def act(name: str) -> Any:
+        def action(value: int, *, factor: int = 1) -> int:
+            order.append(name)
+            return value * factor
+
+        return action
+
+    schedule = fg.Schedule(
+        [
+            fg.ScheduledAction("save", 1, act("save"), stage="save"),
+            fg.ScheduledAction("second", 1, act("second"), after=("first",)),
+            fg.ScheduledAction("first", 1, act("first")),
+            fg.ScheduledAction("third", 1, act("third")),
+            fg.ScheduledAction("decide", 1, act("decide"), stage="decide"),
+        ]
+    )
+    results = schedule.run(1, 7, factor=2)
+    assert order == ["decide", "first", "second", "third", "save"]
+    assert results == dict.fromkeys(order, 14)
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as failure:
+        fg.Schedule([fg.ScheduledAction("broken", 2, fail)]).run(4)
+    assert "action 'broken', step 4" in str(failure.value.__notes__)
+    action = fg.ScheduledAction("twice", 1, fail)
+    with pytest.raises(PluginError, match="two scheduled actions are called 'twice'"):
+        fg.Schedule([action, action])
+    with pytest.raises(ConfigurationError, match="is no action to run"):
+        fg.Schedule([fail])  # type: ignore[list-item]
+
+
+def test_epoch_and_durations_are_values_G21() -> None:
+    epochs: list[tuple[int, int]] = []
+    engine = fg.Engine(
+        epochs=2,
+        plugins=[fg.LambdaPlugin(every={1: lambda run: epochs.append((run.step, run.epoch))})],
+        autoload=False,
+    )
+    result = engine.fit(Linear, BATCHES[:2])
+    assert epochs == [(1, 0), (2, 1), (3, 1), (4, 2)]
+    assert len(result.timings.step_durations) == 4 and min(result.timings.step_durations) > 0
+
+
+def test_metrics_of_training_begin_anew_G21() -> None:
+    """The window of steps 1 to 4 holds steps 3 and 4 alone."""
+    batches = BATCHES
+
+    def fit(reset_at: int | None) -> fg.FitResult:
+        plugins = [] if reset_at is None else [fg.LambdaPlugin(every={fg.At(reset_at): reset})]
+        engine = fg.Engine(steps=4, log_every=4, plugins=plugins, autoload=False)
+        return engine.fit(Linear, BATCHES)
+
+    def reset(run: fg.Run) -> None:
+        run.reset_train_metrics()
+
+    plain = fg.Engine(steps=4, log_every=1, plugins=[], autoload=False).fit(Linear, batches)
+    losses = plain.history["train/loss"]
+    assert fit(None).history["train/loss"][0] == pytest.approx(losses.mean(), rel=1e-6)
+    anew = fit(2)
+    assert anew.history["train/loss"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
+    assert anew.history["train/loss_average"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
+    assert jax.tree.all(jax.tree.map(np.array_equal, anew.module.weight, plain.module.weight))
+
+
+class Writer:
+    """Tells others what it has seen."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("write", 1, self.write)]
+
+    def write(self, run: fg.Run) -> None:
+        shared = run.shared.setdefault("writer", {})
+        shared.setdefault("steps", []).append(run.step)
+        shared["function"] = self.write  # no JSON: for this process alone
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("read", 1, self.read, after=("write",))]
+
+    def read(self, run: fg.Run) -> None:
+        assert callable(run.shared["writer"]["function"])
+        self.seen.append(list(run.shared["writer"]["steps"]))
+
+
+def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
+    def fit(steps: int) -> Reader:
+        reader = Reader()
+        plugins = [Writer(), reader, Checkpointer(every=1)]
+        engine = fg.Engine(steps=steps, run_dir=tmp_path / "run", plugins=plugins, autoload=False)
+        engine.fit(Linear, BATCHES, resume="auto")
+        return reader
+
+    assert fit(2).seen == [[1], [1, 2]]
+    assert fit(4).seen == [[1, 2, 3], [1, 2, 3, 4]]
