@@ -7,8 +7,9 @@ import fulgurite as fg
 import optax
 import pytest
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_evaluators import Evaluator
+from fulgurite_evaluators import Evaluator, PredictionWriter
 from fulgurite_logging import (
+    BatchPictures,
     CompilationMonitor,
     ConsoleLogger,
     CSVLogger,
@@ -17,6 +18,7 @@ from fulgurite_logging import (
     LearningRateMonitor,
     MediaLogger,
     NormMonitor,
+    NullLogger,
 )
 from fulgurite_optimizers import (
     Freeze,
@@ -56,6 +58,10 @@ class Apart(TinyModel):
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulate": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
+    "batch_pictures": (
+        BatchPictures,
+        {"other_plugins": lambda: [MediaLogger(2)], "bad_arguments": [{"num_examples": 0}]},
+    ),
     "checkpoints": (
         lambda: Checkpointer(every=3),
         {"bad_arguments": [{"every": 3, "max_to_keep": 0}]},
@@ -74,7 +80,12 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "media": (lambda: MediaLogger(2), {}),
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
     "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
+    "null": (NullLogger, {}),
     "phases": (MultiOptimizer, {"model": Apart}),
+    "predictions": (
+        lambda: PredictionWriter("test", tiny_data()),
+        {"bad_arguments": [{"name": "a/b", "data": []}]},
+    ),
     "progress": (ProgressBar, {"bad_arguments": [{"refresh": 0}]}),
     "reduce_on_plateau": (
         lambda: ReduceOnPlateau("test/loss", 4),

@@ -19,6 +19,9 @@ Spec = tuple[tuple[int, ...], str]
 _MAX_ROWS = 20
 
 
+_TRAINING_FIELDS = ("opt_state", "metric_window", "nonfinite")
+
+
 def flatten_state(state: fg.TrainState) -> dict[str, Any]:
     """Return the arrays of a state, or their shapes, by path.
 
@@ -31,6 +34,12 @@ def flatten_state(state: fg.TrainState) -> dict[str, Any]:
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             arrays[_get_name(from_keys(keys), owners)] = leaf
     return arrays
+
+
+def drop_training_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a state, by path, without those that only training needs: of the
+    optimizer, of the metric window, and of the check for finite numbers."""
+    return {name: array for name, array in arrays.items() if not name.startswith(_TRAINING_FIELDS)}
 
 
 def unflatten_state(template: fg.TrainState, arrays: Mapping[str, Any]) -> fg.TrainState:

@@ -82,6 +82,9 @@ class Checkpointer(RunPlugin):
         on_exception: whether to save when training ends with an exception, if resuming from there
             is exact. Not with several processes, because the others may not know of it.
         async_save: whether to write while training continues.
+        weights_only: whether to leave out the state of the optimizer and what else only training
+            needs. Evaluations, predictions and `init_from` read such checkpoints; a run cannot
+            resume from them.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
             checkpoint was saved and is not now, or the other way round: `error`, `warn` or
@@ -101,6 +104,7 @@ class Checkpointer(RunPlugin):
     mode: Mode = "max"
     on_exception: bool = True
     async_save: bool = True
+    weights_only: bool = False
     verify: Verify = "full"
     on_missing_plugin: MissingPluginPolicy = "error"
     resume_data: DataPolicy = "exact"
@@ -291,6 +295,7 @@ class Checkpointer(RunPlugin):
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
             metrics_by_source=metrics_by_source,
             resumed_from=checkpoint,
+            weights_only=self.weights_only,
         )
         if resumed_here is not None:
             _report_changed_loggers(run, resumed_here)

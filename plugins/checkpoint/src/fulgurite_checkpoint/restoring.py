@@ -219,6 +219,12 @@ def restore_whole(
         verify: how files are compared with their hashes.
         on_missing_plugin: `error`, `warn` or `ignore`; see `check_plugins`.
     """
+    if checkpoint.index.get("weights_only", False):
+        raise CheckpointError(
+            f"{checkpoint.path} holds weights alone, without the state of the optimizer: training "
+            f"cannot resume from it. Begin a run from the weights with "
+            f"fit(init_from={str(checkpoint.path.parent.parent)!r}, resume='never')"
+        )
     active = describe_plugins(engine.plugins)
     changes = check_plugins(checkpoint, active, on_missing_plugin)
     needed = {

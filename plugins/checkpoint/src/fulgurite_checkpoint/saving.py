@@ -77,6 +77,7 @@ class Saver:
         metrics_by_source: the newest metrics of each source, with the step at which they were
             measured.
         resumed_from: the checkpoint that the fit resumes from, or None.
+        weights_only: whether to leave out what only training needs.
     """
 
     root: Path
@@ -85,6 +86,7 @@ class Saver:
     previous_timings: dict[str, float]
     metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
     resumed_from: SavedCheckpoint | None = None
+    weights_only: bool = False
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
@@ -157,11 +159,14 @@ class Saver:
         }
         self._check_monitor(metrics)
         arrays_by_path = arrays.flatten_state(snapshot.state)
+        if self.weights_only:
+            arrays_by_path = arrays.drop_training_arrays(arrays_by_path)
         host = {"host_states": snapshot.host_states, "data_position": snapshot.data_position}
         texts = {f"host-{process}.json": _encode_host(host)}
         if process == 0:
             texts["manifest.json"] = dumps(self._make_manifest(run))
-            texts["index.json"] = dumps(_make_index(snapshot, arrays_by_path))
+            index = _make_index(snapshot, arrays_by_path)
+            texts["index.json"] = dumps({**index, "weights_only": self.weights_only})
             texts["history.json"] = self._history_encoder.encode(snapshot.history)
         policy = self.policy
         commit = Commit(

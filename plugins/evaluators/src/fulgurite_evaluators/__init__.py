@@ -1,6 +1,7 @@
 """Named evaluations for Fulgurite, during training or in a separate process."""
 
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
+from fulgurite_evaluators.predictions import PredictionWriter as PredictionWriter
 from fulgurite_evaluators.results import (
     EvaluationRecord as EvaluationRecord,
     read_results as read_results,

@@ -71,7 +71,7 @@ def _build_parser() -> argparse.ArgumentParser:
     checkpoints.add_argument(
         "--step",
         default="latest",
-        type=_parse_step,
+        type=parse_step,
         help="latest (the default), best, or a number",
     )
     checkpoints.add_argument(
@@ -139,7 +139,8 @@ def _evaluate_once(experiment: Experiment, run: RunDirectory, options: argparse.
     return evaluate_checkpoint(experiment, run, options.step, output=output, report=report)
 
 
-def _parse_step(text: str) -> int | str:
+def parse_step(text: str) -> int | str:
+    """Return a step from the command line: a number, `latest` or `best`."""
     if text in ("latest", "best"):
         return text
     if not text.isdecimal():

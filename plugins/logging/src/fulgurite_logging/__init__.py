@@ -3,6 +3,7 @@
 Each record of the exact stream is written exactly once, also by a run that is resumed.
 """
 
+from fulgurite_logging.batch_pictures import BatchPictures as BatchPictures
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger

@@ -1,0 +1,143 @@
+"""Predictions in files: NumPy archives or JSON lines, written completely or not at all."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import fulgurite as fg
+import jax
+import numpy as np
+from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.triggers import as_trigger
+from fulgurite_runs import RunPlugin
+from fulgurite_runs.directory import sync_folder
+from fulgurite_runs.json_codec import dumps
+
+FORMATS = ("npz", "jsonl")
+ROOT = "preds"
+"""What predictions are called that are one array."""
+
+AppendPredictions = Callable[[Any], None]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@contextmanager
+def open_predictions(path: Path) -> Iterator[AppendPredictions]:
+    """Give a function that takes the predictions of each batch; the file is there at the end of the
+    block, if nothing fails in it.
+
+    A file `.npz` holds an array for each path in the predictions, over all examples, and is
+    collected in memory. A file `.jsonl` holds a line for each example, with the same paths, and is
+    written batch by batch.
+
+    Args:
+        path: the file; what is there already is replaced.
+
+    Raises:
+        ConfigurationError: it has another suffix.
+    """
+    suffix = path.suffix.removeprefix(".")
+    if suffix not in FORMATS:
+        raise ConfigurationError(
+            f"{path}: predictions are written as .npz (arrays) or .jsonl (a line for each example)"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_path = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(partial_path, "wb") as file:
+            batches: list[dict[str, np.ndarray]] = []
+
+            def append(preds: Any) -> None:
+                arrays = {name or ROOT: np.asarray(leaf) for name, leaf in leaves_with_paths(preds)}
+                if suffix == "npz":
+                    batches.append(arrays)
+                else:
+                    file.writelines(_format_lines(arrays))
+
+            yield append
+            if batches:
+                names = batches[0].keys()
+                whole = {name: np.concatenate([part[name] for part in batches]) for name in names}
+                np.savez(file, **whole)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial_path, path)
+        sync_folder(path.parent)
+    finally:
+        partial_path.unlink(missing_ok=True)
+
+
+def _format_lines(arrays: dict[str, np.ndarray]) -> Iterator[bytes]:
+    num_examples = len(next(iter(arrays.values())))
+    for index in range(num_examples):
+        example = {name: array[index].tolist() for name, array in arrays.items()}
+        yield f"{dumps(example)}\n".encode()
+
+
+@dataclass(eq=False)
+class PredictionWriter(RunPlugin):
+    """Writes the predictions for some data into the run's directory.
+
+    The file is `predictions/NAME-STEP.npz`, or `.jsonl`. With several processes each writes its own
+    part, `NAME-STEP.P-of-N.npz`.
+
+    Example:
+        from fulgurite_evaluators import PredictionWriter
+
+        writer = PredictionWriter("test", data, every=fg.AtEnd(), format="jsonl")
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=[writer])
+
+    Attributes:
+        name: begins the names of the files.
+        data: any data source; one epoch of it is predicted.
+        every: a trigger, or an interval in steps.
+        format: `npz` or `jsonl`, see `open_predictions`.
+        module_view: `current`, or the name of a module that another plugin derives from the state.
+    """
+
+    plugin_name: ClassVar[str] = "predictions"
+
+    name: str
+    data: Any
+    every: fg.Trigger | int = field(default_factory=fg.AtEnd)
+    format: Literal["npz", "jsonl"] = "npz"
+    module_view: str = "current"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"PredictionWriter({self.name!r}): a name is letters, digits and . _ -, because it "
+                "names files"
+            )
+        check_one_of(self.format, FORMATS, f"PredictionWriter({self.name!r}): format")
+        self.every = as_trigger(self.every)
+
+    @property
+    def instance(self) -> str:
+        """The name, by which the engine tells writers apart."""
+        return self.name
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Return when it writes."""
+        return [fg.ScheduledAction("write", self.every, self._write)]
+
+    def _write(self, run: fg.Run) -> None:
+        if run.run_dir is None:
+            if run.engine.fast_dev_run is not None:
+                return
+            raise ConfigurationError(
+                "PredictionWriter writes into the run's directory: give Engine(run_dir=...)"
+            )
+        part = f".{jax.process_index()}-of-{jax.process_count()}"
+        part = part if jax.process_count() > 1 else ""
+        file_name = f"{self.name}-{run.step}{part}.{self.format}"
+        module = run.engine.get_module_view(run.state, self.module_view)
+        run.run_dir.assert_locked()
+        with open_predictions(run.run_dir.path / "predictions" / file_name) as append:
+            run.engine.predict(run.state.replace(module=module), self.data, callback=append)
