@@ -843,6 +843,7 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     assert note.endswith(f"), hook {hook}, step 3")
 
 
+# Events of the fit below, with the step at which each is called first.
 EVENTS = {
     "on_fit_start": 0,
     "on_compile": 1,

@@ -297,7 +297,7 @@ def on_epoch_end(run: Run, epoch: int) -> None:
 
     Args:
         run: a view of the run, valid during the call.
-        epoch: its number in this fit, from 0.
+        epoch: its number in the run, from 0.
     """
 
 

@@ -25,12 +25,12 @@ from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher, RecordStream, check_json_value
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
-    EPOCH_END,
+    EPOCH_END_ACTION,
     BoundAction,
     DuePoint,
     Scheduler,
-    get_own_plugin,
-    insert_epoch_end,
+    get_engine_plugin,
+    insert_epoch_end_action,
 )
 from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import Snapshot
@@ -118,7 +118,7 @@ class Loop:
         if plan.resumed is not None:
             self._continue_from(plan.resumed)
         self._in_flight: deque[Any] = deque()
-        self._actions = insert_epoch_end(engine.actions, self._make_epoch_end_action())
+        self._actions = insert_epoch_end_action(engine.actions, self._make_epoch_end_action())
         # A trial runs every action once, also those whose trigger it does not reach.
         self._untried_actions = {
             action.name for action in self._actions if engine.fast_dev_run is not None
@@ -373,7 +373,7 @@ class Loop:
         self.step += len(items)
         self._data_position = items[-1].position
         if items[-1].epoch_end:
-            self._note_epoch_end()
+            self._extend_step_range()
             return self._scheduler.next_due(self.step - 1, self.step_range)
         if self._epochs is not None and self.step == self.step_range.stop:
             # The last epoch is longer than the one from which its end was guessed.
@@ -425,7 +425,7 @@ class Loop:
             )
         return item
 
-    def _note_epoch_end(self) -> None:
+    def _extend_step_range(self) -> None:
         """Take the present step as the end of an epoch, and with it the end of a run that is
         counted in epochs."""
         epoch_ends = (*self.step_range.epoch_ends, self.step)
@@ -441,11 +441,11 @@ class Loop:
     def _make_epoch_end_action(self) -> BoundAction:
         """Return the action that calls `on_epoch_end`: so it is ordered, and pending after an
         interruption, as any other."""
-        scheduled = ScheduledAction(EPOCH_END, EveryEpoch(), self._finish_epoch)
-        owner = get_own_plugin(self.engine.plugins)
-        return BoundAction(EPOCH_END, owner, scheduled, is_own=True)
+        scheduled = ScheduledAction(EPOCH_END_ACTION, EveryEpoch(), self._call_on_epoch_end)
+        owner = get_engine_plugin(self.engine.plugins)
+        return BoundAction(EPOCH_END_ACTION, owner, scheduled, is_engine_action=True)
 
-    def _finish_epoch(self, run: Run) -> None:
+    def _call_on_epoch_end(self, run: Run) -> None:
         self._call_event("on_epoch_end", epoch=len(self.step_range.epoch_ends) - 1)
 
     def _should_stop(self) -> bool:
@@ -516,7 +516,7 @@ class Loop:
         function = action.scheduled.action
         if function is None:
             return
-        if action.is_own:
+        if action.is_engine_action:
             function(self.run)
             return
         where = f"action {action.scheduled.name}"

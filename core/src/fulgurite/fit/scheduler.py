@@ -19,7 +19,7 @@ from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.sharding import SINGLE_PROCESS, ProcessSync
 from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
 
-EPOCH_END = "epoch_end"
+EPOCH_END_ACTION = "epoch_end"
 """The name of the loop's own action that calls `on_epoch_end`, in the list of pending actions."""
 
 
@@ -31,13 +31,14 @@ class BoundAction:
         name: its full name, `PLUGIN.NAME`; the engine's own is `log`.
         plugin: who scheduled it.
         scheduled: what was scheduled.
-        is_own: whether it belongs to the engine and not to a plugin: it is not blamed or timed.
+        is_engine_action: whether it belongs to the engine and not to a plugin: it is not blamed or
+            timed.
     """
 
     name: str
     plugin: RegisteredPlugin
     scheduled: ScheduledAction
-    is_own: bool = False
+    is_engine_action: bool = False
 
     @property
     def aliases(self) -> set[str]:
@@ -75,7 +76,9 @@ def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[B
     actions = []
     if log_trigger is not None:
         scheduled = ScheduledAction("log", log_trigger, None, "log")
-        actions.append(BoundAction("log", get_own_plugin(hooks), scheduled, is_own=True))
+        actions.append(
+            BoundAction("log", get_engine_plugin(hooks), scheduled, is_engine_action=True)
+        )
     for plugin, scheduled in hooks.ask("register_actions"):
         actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
     return order_actions(actions)
@@ -100,7 +103,9 @@ def order_actions(actions: Sequence[BoundAction]) -> list[BoundAction]:
     return ordered
 
 
-def insert_epoch_end(actions: Sequence[BoundAction], epoch_end: BoundAction) -> list[BoundAction]:
+def insert_epoch_end_action(
+    actions: Sequence[BoundAction], epoch_end: BoundAction
+) -> list[BoundAction]:
     """Return the actions with `epoch_end` behind all others of its stage, so that a checkpoint of
     the same step holds what it did."""
     later_stages = STAGES[STAGES.index(epoch_end.stage) + 1 :]
@@ -109,7 +114,7 @@ def insert_epoch_end(actions: Sequence[BoundAction], epoch_end: BoundAction) -> 
     return [*before, epoch_end, *after]
 
 
-def get_own_plugin(hooks: PluginManager) -> RegisteredPlugin:
+def get_engine_plugin(hooks: PluginManager) -> RegisteredPlugin:
     """Return the owner of the engine's own actions."""
     return RegisteredPlugin("fulgurite", hooks, "core")
 

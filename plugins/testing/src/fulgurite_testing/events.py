@@ -1,9 +1,15 @@
 """A plugin that records the calls of its hooks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import fulgurite as fg
+from fulgurite import hookspecs
+
+_NOT_OF_A_RUN = ("on_compile",)
+"""Events outside of a fit as well, which are not recorded."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,37 @@ class Event:
     arguments: dict[str, Any]
 
 
+def _record_every_event(cls: type["EventRecorder"]) -> type["EventRecorder"]:
+    """Give a class an implementation of each event hook of a run, so that a new hook is recorded
+    without a word here."""
+    for name, spec in vars(hookspecs).items():
+        is_event = name.startswith("on_") and name not in _NOT_OF_A_RUN
+        if is_event:
+            setattr(cls, name, fg.hookimpl(_make_hook(name, signature(spec))))
+    return cls
+
+
+def _make_hook(name: str, spec: Signature) -> Callable[..., None]:
+    """Return a method that records the calls of a hook.
+
+    Args:
+        name: of the hook.
+        spec: its signature, by which it is called.
+    """
+
+    def record_event(self: "EventRecorder", **arguments: Any) -> None:
+        run = arguments.pop("run")
+        arguments.pop("step", None)  # that of the run
+        self.events.append(Event(name, run.step, arguments))
+
+    receiver = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    vars(record_event)["__signature__"] = spec.replace(
+        parameters=[receiver, *spec.parameters.values()]
+    )
+    return record_event
+
+
+@_record_every_event
 @dataclass(frozen=True, eq=False)
 class EventRecorder:
     """A plugin that keeps every event and every record.
@@ -57,41 +94,6 @@ class EventRecorder:
         return [event.hook for event in self.events]
 
     @fg.hookimpl
-    def on_fit_start(self, run: fg.Run) -> None:
-        """Record the event."""
-        self._record_event("on_fit_start", run)
-
-    @fg.hookimpl
-    def on_epoch_end(self, run: fg.Run, epoch: int) -> None:
-        """Record the event."""
-        self._record_event("on_epoch_end", run, epoch=epoch)
-
-    @fg.hookimpl
-    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        """Record the event."""
-        self._record_event("on_evaluate_end", run, name=name, metrics=metrics)
-
-    @fg.hookimpl
-    def on_save(self, run: fg.Run, step: int) -> None:
-        """Record the event."""
-        self._record_event("on_save", run)
-
-    @fg.hookimpl
-    def on_restore(self, run: fg.Run, step: int) -> None:
-        """Record the event."""
-        self._record_event("on_restore", run)
-
-    @fg.hookimpl
-    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        """Record the event."""
-        self._record_event("on_exception", run, exception=exception)
-
-    @fg.hookimpl
-    def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
-        """Record the event."""
-        self._record_event("on_fit_end", run, result=result)
-
-    @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         """Keep the record."""
         self.records.append(record)
@@ -110,6 +112,3 @@ class EventRecorder:
     def log_config(self, record: fg.Record) -> None:
         """Keep the record."""
         self.records.append(record)
-
-    def _record_event(self, hook: str, run: fg.Run, **arguments: Any) -> None:
-        self.events.append(Event(hook, run.step, arguments))
