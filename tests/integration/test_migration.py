@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARITY = ROOT.parent / "shared" / "spec" / "parity.md"
+SPEC = ROOT.parent / "shared" / "spec"
+CAPABILITIES = (SPEC / "parity.md", SPEC / "features.md")
 PAGES = {"L": "from-lightning", "K": "from-kauldron", "B": "from-bobbin", "G": "from-gomlx"}
 
 
@@ -31,9 +32,13 @@ def test_every_row_says_where_it_is_or_that_it_is_planned(letter: str, page: str
 
 
 @pytest.mark.skipif(
-    not PARITY.exists(), reason="the list of capabilities is not beside this checkout"
+    not SPEC.exists(), reason="the lists of capabilities are not beside this checkout"
 )
 @pytest.mark.parametrize(("letter", "page"), PAGES.items())
 def test_every_capability_has_a_row(letter: str, page: str):
-    capabilities = re.findall(rf"^\| ({letter}\d+) \|", PARITY.read_text(), re.MULTILINE)
+    capabilities = [
+        identity
+        for path in CAPABILITIES
+        for identity in re.findall(rf"^\| ({letter}\d+) \|", path.read_text(), re.MULTILINE)
+    ]
     assert capabilities and [identity for identity, *_ in read_rows(page)] == capabilities

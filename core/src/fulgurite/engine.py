@@ -16,8 +16,8 @@ from fulgurite.data.sources import (
     ArrayData,
     as_array,
     as_data,
+    get_array_data_spec,
     get_batch_examples,
-    get_batch_spec,
     get_device_arrays,
     get_split,
 )
@@ -618,7 +618,7 @@ class Engine:
             seed=seed,
             position=position,
             limit=self.limit_train_batches,
-            process=self.sharding.process_shard(lambda: get_batch_spec(data)),
+            process=self.sharding.process_shard(lambda: get_array_data_spec(data)),
             **options,
         )
 

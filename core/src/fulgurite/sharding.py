@@ -272,10 +272,14 @@ class SingleDevice(ShardingStrategy):
             raise failure
 
     def describe(self, batch: PyTree) -> str:
-        # Where an array lies that is not committed to a device is decided when a program uses it.
-        device = getattr(jax.config, "jax_default_device", None) or jax.local_devices()[0]
-        lines = [
-            f"{path or 'the batch'} {leaf.dtype}{list(leaf.shape)}: whole on {device}"
-            for path, leaf in leaves_with_paths(batch)
-        ]
+        default = getattr(jax.config, "jax_default_device", None) or jax.local_devices()[0]
+        lines = []
+        for path, leaf in leaves_with_paths(batch):
+            devices = str(default)
+            # Only an array that is committed to its devices stays there, and takes the step along.
+            if isinstance(leaf, jax.Array) and leaf.committed:
+                devices = ", ".join(sorted(map(str, leaf.devices())))
+                devices += ", where it was put"
+            name = path or "the batch"
+            lines.append(f"{name} {leaf.dtype}{list(leaf.shape)}: whole on {devices}")
         return "\n".join(lines)

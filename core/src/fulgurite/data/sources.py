@@ -310,7 +310,7 @@ def get_split(data: Any, part: str, name: str | None = None) -> Any:
     return split[name]
 
 
-def get_batch_spec(data: Any) -> Any:
+def get_array_data_spec(data: Any) -> Any:
     """Return the shapes of the first batch of an `ArrayData`; None for any other source, which is
     not divided among processes."""
     source = as_data(data).source

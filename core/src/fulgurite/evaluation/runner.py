@@ -17,8 +17,8 @@ from fulgurite.data.sources import (
     ArrayData,
     StatefulSource,
     as_data,
+    get_array_data_spec,
     get_batch_examples,
-    get_batch_spec,
     get_device_arrays,
 )
 from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
@@ -217,7 +217,7 @@ class EvaluationRunner:
     @contextmanager
     def _open_batches(self, data: Any, num_batches: int | None) -> Iterator[BatchIterator]:
         """Open one epoch of the part of the data that this process reads."""
-        shard = self._sharding.process_shard(lambda: get_batch_spec(data))
+        shard = self._sharding.process_shard(lambda: get_array_data_spec(data))
         with (
             self._sharding.mesh_context(),
             BatchIterator(

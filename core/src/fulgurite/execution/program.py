@@ -78,7 +78,7 @@ class Program:
                 )
                 for batch in batches
             )
-            window = eqx.filter_eval_shape(MetricWindow.empty, *self._metric_specs)
+            window = eqx.filter_eval_shape(MetricWindow.zeros, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)
         self._shardings = get_state_shardings(self._hooks, services.sharding, self.state_spec)
         self.layout = StateLayout(self.state_spec, self._shardings)
@@ -312,7 +312,7 @@ class Program:
             model_state=model_state,
             opt_state=copy_arrays(self.update_rule.init(module)),
             key=key,
-            metric_window=MetricWindow.empty(*self._metric_specs),
+            metric_window=MetricWindow.zeros(*self._metric_specs),
             nonfinite=NonFiniteTracker.init(module),
             plugin_states=init_plugin_states(self._hooks, module, key),
         )

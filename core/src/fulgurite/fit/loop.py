@@ -10,6 +10,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fulgurite.data.iterator import BatchItem
 from fulgurite.errors import (
@@ -539,9 +540,10 @@ class Loop:
             self.step_range = replace(self.step_range, stop=self.step)
         elif isinstance(answer, ReplaceState):
             state = self.state()
-            check_same_structure(state, answer.state, f"the action {action.name}")
+            new_state = _cast_numbers(answer.state, state)
+            check_same_structure(state, new_state, f"the action {action.name}")
             # What was counted and measured is the run's, also when it goes back to earlier weights.
-            new_state = answer.state.replace(step=state.step, metric_window=state.metric_window)
+            new_state = new_state.replace(step=state.step, metric_window=state.metric_window)
             self._flat = self.program.layout.flatten(new_state)
             self._state = None
         elif answer is not None:
@@ -572,6 +574,19 @@ class Loop:
                 "train", {"steps_per_second": steps_per_second}, stream="telemetry"
             )
         self.dispatcher.enqueue(jax.tree.leaves(values), finish)
+
+
+def _cast_numbers(new_state: TrainState, state: TrainState) -> TrainState:
+    """Return a state in which Python numbers, such as a new learning rate, are arrays like those
+    that they replace."""
+    if jax.tree.structure(new_state) != jax.tree.structure(state):
+        return new_state
+
+    def cast(new: Any, old: Any) -> Any:
+        is_number = isinstance(new, int | float) and isinstance(old, jax.Array)
+        return jnp.asarray(new, old.dtype) if is_number else new
+
+    return jax.tree.map(cast, new_state, state)
 
 
 def _select_json(values: dict[str, Any]) -> dict[str, Any]:

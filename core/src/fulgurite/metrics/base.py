@@ -200,10 +200,14 @@ class MetricAccumulator(eqx.Module):
         """
         metrics: dict[str, Metric] = {**self.metrics, **other.metrics}
         for name in self.metrics.keys() & other.metrics.keys():
-            metrics[name] = _merge_checked(name, other.metrics[name], self.metrics[name].merge)
+            metrics[name] = _merge_same_structure(
+                name, other.metrics[name], self.metrics[name].merge
+            )
         running: dict[str, RunningMetric] = {**self.running, **other.running}
         for name in self.running.keys() & other.running.keys():
-            running[name] = _merge_checked(name, other.running[name], self.running[name].update)
+            running[name] = _merge_same_structure(
+                name, other.running[name], self.running[name].update
+            )
         return MetricAccumulator(metrics, running)
 
     def update(
@@ -340,7 +344,7 @@ def expand_leading(leading: Any, values: Array, what: str) -> Array:
     return leading.reshape(leading.shape + (1,) * (values.ndim - leading.ndim))
 
 
-def _merge_checked(name: str, new: Any, merge: Callable[[Any], Any]) -> Any:
+def _merge_same_structure(name: str, new: Any, merge: Callable[[Any], Any]) -> Any:
     merged = _call_with_metric_name(name, merge, new)
     if _get_structure(new) != _get_structure(merged):
         raise ModelError(

@@ -39,12 +39,12 @@ class MetricWindow(eqx.Module):
     optional_steps: dict[str, Int[Array, ""]]
 
     @staticmethod
-    def empty(
+    def zeros(
         metrics: dict[str, Metric],
         running: dict[str, RunningMetric],
         optional: Iterable[str] = (),
     ) -> "MetricWindow":
-        """Return a window without steps, for metrics of this structure.
+        """Return a window without steps, as a place for metrics of this structure.
 
         Args:
             metrics: by name, or their specs.
