@@ -130,15 +130,17 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(
     assert options == [small]
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
+    steps_per_execution: int,
+) -> None:
     results = []
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
         evaluating = Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=every)
         engine = fg.Engine(
             steps=13,
-            steps_per_execution=fuse,
+            steps_per_execution=steps_per_execution,
             log_every=log,
             plugins=[events, everything, evaluating],
         )
@@ -195,15 +197,18 @@ def test_continued_fit_compiles_nothing(model: Any) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fuse", [1, 2])
-def test_no_tracer_outlives_its_trace(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_no_tracer_outlives_its_trace(steps_per_execution: int) -> None:
     """One would keep the whole trace alive."""
 
     def tracers() -> set[int]:
         gc.collect()
         return {id(item) for item in gc.get_objects() if issubclass(type(item), Tracer)}
 
-    before, engine = tracers(), fg.Engine(steps=2, steps_per_execution=fuse, log_every=1)
+    before, engine = (
+        tracers(),
+        fg.Engine(steps=2, steps_per_execution=steps_per_execution, log_every=1),
+    )
     result = engine.fit(Counting, numbers([0]))
     engine.evaluate(result, numbers([0]))
     engine.predict(result, numbers([0]))

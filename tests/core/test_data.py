@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.data.iterator import BatchItem, BatchIterator
-from fulgurite.data.sources import ArrayData, DataSource, Indexed, MaskedBatch
+from fulgurite.data.sources import ArrayData, DataSource, IndexedBatch, MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError
 from hypothesis import given, strategies as st
 
@@ -124,7 +124,9 @@ def test_batches_gathered_on_device_equal_those_of_the_host(
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(device.device_arrays))
     assert device.device_arrays is device.device_arrays
     indexed = list(device.iter_epoch(1, seed=3, process=process))
-    assert all(isinstance(batch, Indexed) and batch.indices.dtype == np.int32 for batch in indexed)
+    assert all(
+        isinstance(batch, IndexedBatch) and batch.indices.dtype == np.int32 for batch in indexed
+    )
     gathered = [jax.jit(ArrayData.gather)(device.device_arrays, batch) for batch in indexed]
     expected = list(host.iter_epoch(1, seed=3, process=process))
     assert jax.tree.structure(gathered) == jax.tree.structure(expected)

@@ -29,13 +29,15 @@ class Failing:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("at", [1, 2, 6])
-def test_an_error_of_the_source_notes_the_step(at: int, fuse: int, prefetch: int) -> None:
+def test_an_error_of_the_source_notes_the_step(
+    at: int, steps_per_execution: int, prefetch: int
+) -> None:
     events, done = Events(), []
     plugins = [events, Act(1, lambda run: done.append(run.step))]
     with pytest.raises(BrokenDisk) as caught:
-        fg.Engine(steps=10, steps_per_execution=fuse, plugins=plugins).fit(
+        fg.Engine(steps=10, steps_per_execution=steps_per_execution, plugins=plugins).fit(
             Counting, fg.DataSource(Failing(at), prefetch=prefetch)
         )
     assert str(caught.value) == f"batch {at}"
@@ -58,15 +60,15 @@ def test_step_loop_and_evaluations_note_the_step_too(at: int) -> None:
             use()
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_data_that_ends_early_names_the_step_and_what_to_pass(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_data_that_ends_early_names_the_step_and_what_to_pass(steps_per_execution: int) -> None:
     done: list[int] = []
     plugin = Act(1, lambda run: done.append(run.step))
     with pytest.raises(
         DataError,
         match=r"data ended after 3 steps of 5\..*iterated over again, such as fg\.ArrayData",
     ):
-        fg.Engine(steps=5, steps_per_execution=fuse, plugins=[plugin]).fit(
+        fg.Engine(steps=5, steps_per_execution=steps_per_execution, plugins=[plugin]).fit(
             Counting, iter(numbers([0], [0], [0]))
         )
     assert done == [1, 2, 3]
@@ -171,13 +173,15 @@ def test_a_source_that_reuses_its_buffers_needs_copy() -> None:
                 yield buffers
 
     for prefetch in (0, 2):
-        for fuse in (1, 4):
+        for steps_per_execution in (1, 4):
             result = fg.Engine(steps=8).fit(
                 Linear,
                 fg.DataSource(Reusing(), copy=True, prefetch=prefetch),
-                steps_per_execution=fuse,
+                steps_per_execution=steps_per_execution,
             )
-            expected = fg.Engine(steps=8).fit(Linear, regression(20, 5), steps_per_execution=fuse)
+            expected = fg.Engine(steps=8).fit(
+                Linear, regression(20, 5), steps_per_execution=steps_per_execution
+            )
             assert result.module.weight.tolist() == expected.module.weight.tolist()
 
 
@@ -187,8 +191,8 @@ def test_a_source_may_yield_arrays_of_the_device() -> None:
     batches = [
         {name: jnp.asarray(array) for name, array in batch.items()} for batch in regression(16, 8)
     ]
-    for fuse in (1, 4):
-        device = fg.Engine(steps=4).fit(Linear, batches, steps_per_execution=fuse)
+    for steps_per_execution in (1, 4):
+        device = fg.Engine(steps=4).fit(Linear, batches, steps_per_execution=steps_per_execution)
         assert device.module.weight.tolist() == host.module.weight.tolist()
     assert not any(array.is_deleted() for batch in batches for array in batch.values())
 

@@ -217,10 +217,10 @@ def test_the_seed_decides_parameters_and_order() -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_case_33_n_steps_are_exactly_n_updates(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_case_33_n_steps_are_exactly_n_updates(steps_per_execution: int) -> None:
     evaluating = Evaluating(fg.Evaluator("test", numbers([0, 0])), trigger=3)
-    result = fg.Engine(steps=11, steps_per_execution=fuse, plugins=[evaluating]).fit(
+    result = fg.Engine(steps=11, steps_per_execution=steps_per_execution, plugins=[evaluating]).fit(
         Counting, numbers([0], [0])
     )
     assert float(result.module.weight) == -11 and int(result.state.step) == 11
@@ -265,11 +265,11 @@ def test_case_11_with_fused_steps_and_triggers() -> None:
     assert ends == [22, -30]
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_an_epoch_that_is_longer_than_expected_is_finished(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_an_epoch_that_is_longer_than_expected_is_finished(steps_per_execution: int) -> None:
     events, ends = Events(), []
     plugins = [events, Act(fg.AtEnd(), lambda run: ends.append(run.step))]
-    result = fg.Engine(epochs=2, steps_per_execution=fuse, plugins=plugins).fit(
+    result = fg.Engine(epochs=2, steps_per_execution=steps_per_execution, plugins=plugins).fit(
         Counting, Epochs((2, 5))
     )
     assert [(epoch, step) for epoch, step, _ in events.epochs] == [(0, 2), (1, 7)]
@@ -406,8 +406,8 @@ def test_an_action_stops_training_before_its_first_step() -> None:
     )
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_an_action_replaces_the_state(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_an_action_replaces_the_state(steps_per_execution: int) -> None:
     def reset(run: fg.Run) -> fg.ReplaceState:
         weight = jnp.full((), 100.0)
         return fg.ReplaceState(
@@ -416,9 +416,9 @@ def test_an_action_replaces_the_state(fuse: int) -> None:
             )
         )
 
-    result = fg.Engine(steps=5, steps_per_execution=fuse, plugins=[Act(fg.At(3), reset)]).fit(
-        Counting, numbers([0])
-    )
+    result = fg.Engine(
+        steps=5, steps_per_execution=steps_per_execution, plugins=[Act(fg.At(3), reset)]
+    ).fit(Counting, numbers([0]))
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
@@ -452,11 +452,13 @@ def test_case_13_a_moving_average_is_carried_across_windows(log: int) -> None:
     np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
-def test_case_14_a_window_is_exact_over_uneven_batches(remainder: Any, fuse: int) -> None:
+def test_case_14_a_window_is_exact_over_uneven_batches(
+    remainder: Any, steps_per_execution: int
+) -> None:
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5, -7], np.float32), 4, remainder=remainder)
-    result = fg.Engine(steps=2, steps_per_execution=fuse).fit(Measured, data)
+    result = fg.Engine(steps=2, steps_per_execution=steps_per_execution).fit(Measured, data)
     assert result.metrics["train"]["positive"] == pytest.approx(5 / 6)
     assert result.metrics["train"]["mean"] == pytest.approx(8 / 6)
     assert result.metrics["train"]["largest"] == 5

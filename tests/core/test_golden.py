@@ -196,11 +196,15 @@ compiled evaluate.test
 """
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_golden_order_of_a_whole_run(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_golden_order_of_a_whole_run(steps_per_execution: int) -> None:
     calls: Calls = []
     engine = fg.Engine(
-        steps=10, log_every=5, steps_per_execution=fuse, plugins=plugins(calls), autoload=False
+        steps=10,
+        log_every=5,
+        steps_per_execution=steps_per_execution,
+        plugins=plugins(calls),
+        autoload=False,
     )
     with pytest.warns(UserWarning, match="logger 'logger:failing' failed"):
         result = engine.fit(Counting(), numbers([0], [0], [0], [0]))

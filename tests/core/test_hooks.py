@@ -270,13 +270,13 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
     assert float(engine(*wrapped, steps=4).fit(Counting(), numbers([0])).module.weight) == -24
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_a_rule_may_change_where_something_is_due(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_a_rule_may_change_where_something_is_due(steps_per_execution: int) -> None:
     events = Events()
     parts = [scaled("double", 2.0, until=3), Act(fg.At(3), lambda run: None), events]
-    result = engine(*parts, steps=5, steps_per_execution=fuse, max_compilations=1).fit(
-        Counting(), numbers([0])
-    )
+    result = engine(
+        *parts, steps=5, steps_per_execution=steps_per_execution, max_compilations=1
+    ).fit(Counting(), numbers([0]))
     assert float(result.module.weight) == -(2 * 3 + 2)
     assert len(events.compiled) == 2
     stepping = engine(scaled("double", 2.0, until=3), steps=5)
@@ -316,21 +316,21 @@ class Preempting(fg.ProcessSync):
         return frozenset({"stop:preempted"} if step >= 6 else ())
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_process_sync_decides_for_all_processes(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_process_sync_decides_for_all_processes(steps_per_execution: int) -> None:
     sync = Preempting()
     ends: list[int] = []
     by_clock = Act(fg.EverySeconds(1e-9), lambda run: ends.append(run.step))
     agreeing = plugin("agreeing", sharding_strategy=lambda self: fg.SingleDevice(sync))
-    result = engine(agreeing, by_clock, steps=20, steps_per_execution=fuse, log_every=None).fit(
-        Counting(), numbers(*[[0.0]] * 20)
-    )
-    end = 8 if fuse == 8 else 6
+    result = engine(
+        agreeing, by_clock, steps=20, steps_per_execution=steps_per_execution, log_every=None
+    ).fit(Counting(), numbers(*[[0.0]] * 20))
+    end = 8 if steps_per_execution == 8 else 6
     assert (result.stop_reason, int(result.state.step)) == ("preempted", end)
     assert not ends
     steps = {step for step, _ in sync.requests if step}
-    assert steps == ({8} if fuse == 8 else set(range(1, 7)))
-    assert all("task:act.act" in requests for step, requests in sync.requests if step)
+    assert steps == ({8} if steps_per_execution == 8 else set(range(1, 7)))
+    assert all("action:act.act" in requests for step, requests in sync.requests if step)
 
 
 def test_optimizers_of_a_plugin_replace_those_of_the_module() -> None:
@@ -495,11 +495,11 @@ def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return weight, average
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_weight_averages_equal_numpy(fuse: int) -> None:
-    result = engine(Averaging(), steps=11, steps_per_execution=fuse, log_every=5).fit(
-        Linear(), regression(24, 8)
-    )
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_weight_averages_equal_numpy(steps_per_execution: int) -> None:
+    result = engine(
+        Averaging(), steps=11, steps_per_execution=steps_per_execution, log_every=5
+    ).fit(Linear(), regression(24, 8))
     weight, average = averaged_by_hand(11)
     np.testing.assert_allclose(result.module.weight, weight, rtol=1e-5)
     np.testing.assert_allclose(
@@ -707,10 +707,14 @@ def test_traced_hooks_behave_the_same_in_fused_steps() -> None:
         plugin("l2", loss_terms=lambda self, module: {"l2": jnp.sum(module.weight**2)}),
     ]
     single, fused, split = (
-        engine(*plugins, *others, steps=19, steps_per_execution=fuse, log_every=6).fit(
-            Blurred, regression(80, 4)
+        engine(
+            *plugins, *others, steps=19, steps_per_execution=steps_per_execution, log_every=6
+        ).fit(Blurred, regression(80, 4))
+        for steps_per_execution, others in (
+            (1, []),
+            (8, []),
+            (8, [Act(fg.Every(5), lambda run: None)]),
         )
-        for fuse, others in ((1, []), (8, []), (8, [Act(fg.Every(5), lambda run: None)]))
     )
     assert_same_bits(fused.state, split.state)
     assert_close(
@@ -755,8 +759,8 @@ def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
         )
 
 
-@pytest.mark.parametrize("fuse", [1, 3])
-def test_traced_hooks_see_their_own_state_before_the_step(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_traced_hooks_see_their_own_state_before_the_step(steps_per_execution: int) -> None:
     def terms(self: Any, ctx: fg.Context) -> Any:
         assert ctx.training == (ctx.plugin_state is not None)
         return {self.plugin_name: 1.0 * ctx.plugin_state} if ctx.training else {}
@@ -786,7 +790,11 @@ def test_traced_hooks_see_their_own_state_before_the_step(fuse: int) -> None:
         plugin("none", loss_terms=lambda self, ctx: {"no": float(ctx.plugin_state is None)}),
     ]
     engine = fg.Engine(
-        plugins=plugins, steps=3, log_every=1, steps_per_execution=fuse, autoload=False
+        plugins=plugins,
+        steps=3,
+        log_every=1,
+        steps_per_execution=steps_per_execution,
+        autoload=False,
     )
     result = engine.fit(Fed, numbers([0.0]))
     assert (
@@ -1078,8 +1086,8 @@ def test_run_directory_that_no_plugin_opens_is_an_error(tmp_path: Any) -> None:
         engine(steps=1, run_dir=tmp_path).fit(Counting(), numbers([0]))
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_on_epoch_end_comes_at_the_last_batch(steps_per_execution: int) -> None:
     calls: list[Any] = []
     listener = plugin(
         "told",
@@ -1087,7 +1095,9 @@ def test_on_epoch_end_comes_at_the_last_batch(fuse: int) -> None:
             (epoch, run.step, run.step_range.epoch_ends)
         ),
     )
-    engine(listener, steps=8, steps_per_execution=fuse).fit(Counting(), numbers([0], [0], [0]))
+    engine(listener, steps=8, steps_per_execution=steps_per_execution).fit(
+        Counting(), numbers([0], [0], [0])
+    )
     assert calls == [(0, 3, (3,)), (1, 6, (3, 6))]
 
 

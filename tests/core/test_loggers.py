@@ -270,11 +270,13 @@ def test_only_telemetry_holds_attempt_and_time() -> None:
     assert about.wall_time is not None and before <= about.wall_time <= time.time()
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_records_come_in_step_order_and_the_window_before_the_actions(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_records_come_in_step_order_and_the_window_before_the_actions(
+    steps_per_execution: int,
+) -> None:
     logger = Logger()
     act = Act(3, lambda run: run.log_scalars("act", {"step": run.step}))
-    engine(logger, act, steps=7, steps_per_execution=fuse, log_every=2).fit(
+    engine(logger, act, steps=7, steps_per_execution=steps_per_execution, log_every=2).fit(
         Counting(), numbers(*[[0.0]] * 9)
     )
     order = [(record.step, record.source) for record in logger.exact]

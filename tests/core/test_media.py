@@ -49,12 +49,16 @@ GIVEN: list[Any] = []
 NOTE = media.Text("a note")
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_media_are_rendered_only_at_their_trigger(fuse: int):
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_media_are_rendered_only_at_their_trigger(steps_per_execution: int):
     MADE.clear()
     show, batches = Show(5), list(regression(40, 4))
     engine = fg.Engine(
-        steps=10, plugins=[show], autoload=False, steps_per_execution=fuse, log_every=2
+        steps=10,
+        plugins=[show],
+        autoload=False,
+        steps_per_execution=steps_per_execution,
+        log_every=2,
     )
     result = engine.fit(Showing, fg.DataSource(batches))
     jax.effects_barrier()
@@ -162,8 +166,8 @@ def test_pictures_of_every_rank(shape: tuple[int, ...], expected: tuple[int, ...
     assert pixels.shape == expected and pixels.dtype == jnp.uint8 and (pixels == 255).all()
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_figure_may_be_drawn_by_a_local_function(fuse: int):
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_figure_may_be_drawn_by_a_local_function(steps_per_execution: int):
     class Drawing(Linear):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             def figure() -> media.Figure:
@@ -172,7 +176,7 @@ def test_figure_may_be_drawn_by_a_local_function(fuse: int):
             return super().training_step(batch, ctx).replace(media={"figure": figure})
 
     show, batches = Show(2), list(regression(40, 4))
-    fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=fuse).fit(
+    fg.Engine(steps=4, plugins=[show], autoload=False, steps_per_execution=steps_per_execution).fit(
         Drawing, fg.DataSource(batches)
     )
     drawn = [

@@ -638,8 +638,8 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
 # ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_due_is_true_at_the_steps_of_an_action_and_no_others(steps_per_execution: int) -> None:
     class Telling:
         @fg.hookimpl
         def init_plugin_state(self) -> Any:
@@ -659,7 +659,7 @@ def test_due_is_true_at_the_steps_of_an_action_and_no_others(fuse: int) -> None:
         Act(fg.At(2, 7), lambda run: None, instance="other"),
     ]
     engine = fg.Engine(
-        steps=8, steps_per_execution=fuse, log_every=4, plugins=[*actions, Telling()]
+        steps=8, steps_per_execution=steps_per_execution, log_every=4, plugins=[*actions, Telling()]
     )
     result = engine.fit(Counting, numbers([0], [0], [0]))
     assert result.state.plugin_states["telling"]["count"].tolist() == [36, 27, 48]

@@ -100,7 +100,7 @@ class Late(Saver):
                 self.refused.append(error)
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("model", "term"),
     [
@@ -110,10 +110,14 @@ class Late(Saver):
         (Update, "the update of weight"),
     ],
 )
-def test_case_20_a_save_due_at_the_step_saves_nothing(model: Any, term: str, fuse: int) -> None:
+def test_case_20_a_save_due_at_the_step_saves_nothing(
+    model: Any, term: str, steps_per_execution: int
+) -> None:
     saver, events = Late(), Events()
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, events]).fit(model, batches())
+        fg.Engine(steps=6, steps_per_execution=steps_per_execution, plugins=[saver, events]).fit(
+            model, batches()
+        )
     assert caught.value.step == BAD and caught.value.term == term
     assert str(caught.value).startswith(f"step {BAD}: {caught.value.term} is not finite")
     assert saver.saved == list(range(1, BAD))
@@ -133,16 +137,18 @@ class Weights:
         return eqx.tree_at(lambda module: module.weight, module, weight), plugin_state
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_nothing_is_saved_of_what_after_update_broke(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_nothing_is_saved_of_what_after_update_broke(steps_per_execution: int) -> None:
     saver, good = Saver(), numbers([1.0, 2.0])
     breaking = Weights(lambda weight, step: jnp.where(step == BAD, jnp.nan, weight))
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, steps_per_execution=fuse, plugins=[saver, breaking]).fit(Root, good)
+        fg.Engine(steps=6, steps_per_execution=steps_per_execution, plugins=[saver, breaking]).fit(
+            Root, good
+        )
     assert (caught.value.step, caught.value.term) == (BAD, "what after_update made of weight")
     assert saver.saved == list(range(1, BAD))
     skipping = fg.Engine(
-        steps=6, steps_per_execution=fuse, on_nonfinite="skip", plugins=[breaking]
+        steps=6, steps_per_execution=steps_per_execution, on_nonfinite="skip", plugins=[breaking]
     ).fit(Root, good)
     assert int(skipping.state.nonfinite.skipped) == 1 and np.isfinite(skipping.module.weight).all()
 
@@ -156,7 +162,7 @@ def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fuse", "log"),
+    ("steps_per_execution", "log"),
     [
         (1, 6),
         (8, 6),
@@ -164,13 +170,15 @@ def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
         pytest.param(8, 2, marks=pytest.mark.full),
     ],
 )
-def test_case_20_the_error_names_the_step_even_if_found_later(fuse: int, log: int) -> None:
+def test_case_20_the_error_names_the_step_even_if_found_later(
+    steps_per_execution: int, log: int
+) -> None:
     saved: list[int] = []
     plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
     with pytest.raises(NonFiniteError) as caught:
-        fg.Engine(steps=6, steps_per_execution=fuse, log_every=log, plugins=[plugin]).fit(
-            Root, batches()
-        )
+        fg.Engine(
+            steps=6, steps_per_execution=steps_per_execution, log_every=log, plugins=[plugin]
+        ).fit(Root, batches())
     assert (caught.value.step, caught.value.term) == (BAD, "the gradient of shift")
     assert saved == [2]
 
@@ -213,13 +221,13 @@ class Showing:
         self.steps.append(record.step)
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_case_20_nothing_of_the_step_or_after_it_is_shown(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_case_20_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
     with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
-        fg.Engine(steps=9, steps_per_execution=fuse, log_every=None, plugins=[showing]).fit(
-            Shown, batches()
-        )
+        fg.Engine(
+            steps=9, steps_per_execution=steps_per_execution, log_every=None, plugins=[showing]
+        ).fit(Shown, batches())
     assert showing.steps == [2]
 
 
@@ -337,12 +345,14 @@ class Slice:
         return module, {"updates": plugin_state["updates"] + 1}
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_skip_leaves_every_leaf_but_the_step_as_it_was(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_skip_leaves_every_leaf_but_the_step_as_it_was(steps_per_execution: int) -> None:
     bad = numbers([0, 2])[0]
     good = numbers([1, 2], [2, 3], [3, 1])
     model = eqx.nn.make_with_state(Normed)
-    engine = fg.Engine(steps=5, steps_per_execution=fuse, on_nonfinite="skip", plugins=[Slice()])
+    engine = fg.Engine(
+        steps=5, steps_per_execution=steps_per_execution, on_nonfinite="skip", plugins=[Slice()]
+    )
     skipping = engine.fit(model, [bad, good[0], bad, good[1], bad], steps=5)
     without = engine.fit(model, good[:2], steps=2)
     assert int(skipping.state.step) == 5 and int(without.state.step) == 2

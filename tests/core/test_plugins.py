@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError, ModelError, PluginError
-from fulgurite.plugins.strategy import PluginStrategy
+from fulgurite.plugins.strategy import PluginShardingStrategy
 from models import Act, Counting, numbers
 
 
@@ -545,7 +545,7 @@ def test_none_is_no_answer_to_an_exclusive_hook() -> None:
     left = plugin("left", sharding_strategy=lambda self: None)
     right = plugin("right", sharding_strategy=lambda self: strategy)
     sharding = engine(left, right).sharding
-    assert isinstance(sharding, PluginStrategy) and sharding.strategy is strategy
+    assert isinstance(sharding, PluginShardingStrategy) and sharding.strategy is strategy
 
 
 # --- answers that are merged

@@ -38,11 +38,11 @@ def test_agreed_stop_holds_through_an_evaluation() -> None:
     assert not evaluating.results
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_an_action_may_ask_to_stop(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_an_action_may_ask_to_stop(steps_per_execution: int) -> None:
     asking = Act(3, lambda run: run.request_stop("enough"))
-    result = fg.Engine(steps=9, plugins=[asking], autoload=False, steps_per_execution=fuse).fit(
-        Counting(), numbers([0])
-    )
+    result = fg.Engine(
+        steps=9, plugins=[asking], autoload=False, steps_per_execution=steps_per_execution
+    ).fit(Counting(), numbers([0]))
     assert result.stop_reason == "enough"
     assert 3 <= int(result.state.step) < 9

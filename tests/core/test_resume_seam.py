@@ -261,10 +261,10 @@ def stop(run: fg.Run) -> fg.StopTraining:
 
 
 def training(
-    snapshots: dict[int, MemorySnapshot], file: File, fuse: int, *others: Any
+    snapshots: dict[int, MemorySnapshot], file: File, steps_per_execution: int, *others: Any
 ) -> fg.Engine:
     plugins = [Memory(snapshots=snapshots), Average(), Evaluator(4), file, *others]
-    return engine(*plugins, steps=12, seed=3, steps_per_execution=fuse, log_every=4)
+    return engine(*plugins, steps=12, seed=3, steps_per_execution=steps_per_execution, log_every=4)
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +272,11 @@ def uninterrupted() -> Callable[[int], tuple[list[str], fg.FitResult]]:
     """The lines and the result of `training` that nobody interrupts."""
 
     @cache
-    def run(fuse: int) -> tuple[list[str], fg.FitResult]:
+    def run(steps_per_execution: int) -> tuple[list[str], fg.FitResult]:
         file = File()
-        return file.lines, training({}, file, fuse).fit(Learner, regression(60, 8, shuffle=True))
+        return file.lines, training({}, file, steps_per_execution).fit(
+            Learner, regression(60, 8, shuffle=True)
+        )
 
     return run
 
@@ -287,18 +289,18 @@ INTERRUPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "fuse"), INTERRUPTIONS)
+@pytest.mark.parametrize(("how", "steps_per_execution"), INTERRUPTIONS)
 def test_a_resumed_run_ends_with_the_same_bits(
-    uninterrupted: Any, how: Callable[[fg.Run], Any], fuse: int
+    uninterrupted: Any, how: Callable[[fg.Run], Any], steps_per_execution: int
 ) -> None:
     """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
-    lines, whole = uninterrupted(fuse)
+    lines, whole = uninterrupted(steps_per_execution)
     data, file, snapshots, events = regression(60, 8, shuffle=True), File(), {}, Events()
     try:
-        training(snapshots, file, fuse, Act(fg.At(7), how)).fit(Learner, data)
+        training(snapshots, file, steps_per_execution, Act(fg.At(7), how)).fit(Learner, data)
     except Killed:
         pass
-    resumed = training(snapshots, file, fuse, events).fit(
+    resumed = training(snapshots, file, steps_per_execution, events).fit(
         Learner, data, resume=fg.CheckpointRef("memory", step=5)
     )
     assert_same_bits(resumed.state, whole.state)

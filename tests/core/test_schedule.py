@@ -141,8 +141,8 @@ def test_register_actions_returns_actions() -> None:
         engine(Loose())
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_actions_run_exactly_where_their_triggers_say(steps_per_execution: int) -> None:
     ran: list[tuple[str, int]] = []
     triggers = {
         "every": fg.Every(3),
@@ -156,7 +156,7 @@ def test_actions_run_exactly_where_their_triggers_say(fuse: int) -> None:
         fg.ScheduledAction(name, trigger, lambda run, name=name: ran.append((name, run.step)))
         for name, trigger in triggers.items()
     ]
-    engine(Schedule(actions), steps=10, steps_per_execution=fuse).fit(
+    engine(Schedule(actions), steps=10, steps_per_execution=steps_per_execution).fit(
         Counting(), numbers([0], [0], [0])
     )
     by_name = {name: [step for other, step in ran if other == name] for name in triggers}
@@ -199,8 +199,8 @@ def test_many_actions_at_one_step_are_not_looked_up_for_one_another() -> None:
     assert len(requests) == 1 and requests.pop() < 20
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_a_stop_makes_this_step_the_end(steps_per_execution: int) -> None:
     """What waits for the end runs at this step, in its phase, and the engine closes its last
     window."""
     noted, steps = Noted(), []
@@ -215,9 +215,9 @@ def test_a_stop_makes_this_step_the_end(fuse: int) -> None:
             "save",
         ),
     ]
-    result = engine(Schedule(actions), steps=100, steps_per_execution=fuse, log_every=50).fit(
-        Counting(), numbers(*[[0.0]] * 40)
-    )
+    result = engine(
+        Schedule(actions), steps=100, steps_per_execution=steps_per_execution, log_every=50
+    ).fit(Counting(), numbers(*[[0.0]] * 40))
     assert (result.stop_reason, float(result.module.weight)) == ("good enough", -5)
     assert sorted(noted.ran) == ["early", "end"]
     assert steps == [(5, 5, "good enough")]
@@ -243,8 +243,8 @@ def test_a_run_that_reaches_its_end_was_not_stopped() -> None:
     assert engine(steps=3).fit(Counting(), numbers([0])).stop_reason is None
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_replaced_state_is_used_and_seen_by_the_next_action(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_replaced_state_is_used_and_seen_by_the_next_action(steps_per_execution: int) -> None:
     observed: list[float] = []
 
     def replace(run: fg.Run) -> fg.ReplaceState:
@@ -256,9 +256,9 @@ def test_replaced_state_is_used_and_seen_by_the_next_action(fuse: int) -> None:
         )
 
     look = Act(3, lambda run: observed.append(float(run.state.module.weight)), "save", "look")
-    result = engine(Act(fg.At(3), replace), look, steps=6, steps_per_execution=fuse).fit(
-        Counting(), numbers(*[[0.0]] * 9)
-    )
+    result = engine(
+        Act(fg.At(3), replace), look, steps=6, steps_per_execution=steps_per_execution
+    ).fit(Counting(), numbers(*[[0.0]] * 9))
     assert observed == [50, 47]
     assert float(result.module.weight) == 47
     assert int(result.state.step) == 6
@@ -295,16 +295,16 @@ def test_run_is_valid_only_during_the_call() -> None:
 ALWAYS = fg.EverySeconds(1e-9)
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_time_driven_actions_run_between_steps(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_time_driven_actions_run_between_steps(steps_per_execution: int) -> None:
     steps: list[int] = []
     result = engine(
         Act(ALWAYS, lambda run: steps.append(run.step)),
         steps=16,
-        steps_per_execution=fuse,
+        steps_per_execution=steps_per_execution,
         log_every=None,
     ).fit(Counting(), numbers(*[[0.0]] * 16))
-    assert steps == list(range(fuse, 17, fuse))
+    assert steps == list(range(steps_per_execution, 17, steps_per_execution))
     assert float(result.module.weight) == -16
     assert result.messages == []
 
@@ -381,8 +381,8 @@ class Watching:
         return module, plugin_state.at[ctx.step + 1].set(ctx.is_due(self.name))
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_traced_step_knows_which_actions_are_due(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_traced_step_knows_which_actions_are_due(steps_per_execution: int) -> None:
     noted = Noted()
     watching = [
         Watching("log", "log"),
@@ -394,7 +394,7 @@ def test_traced_step_knows_which_actions_are_due(fuse: int) -> None:
         fg.ScheduledAction("window", fg.At(8), None, "log"),
     ]
     result = engine(
-        *watching, Schedule(actions), steps=12, steps_per_execution=fuse, log_every=5
+        *watching, Schedule(actions), steps=12, steps_per_execution=steps_per_execution, log_every=5
     ).fit(Counting(), numbers(*[[0.0]] * 12))
     due = {
         name.partition(":")[2]: jnp.flatnonzero(plugin_state).tolist()
@@ -413,8 +413,8 @@ def test_is_due_of_an_unscheduled_action_is_an_error() -> None:
         )
 
 
-@pytest.mark.parametrize("fuse", [1, 8])
-def test_one_executable_whatever_is_due(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_one_executable_whatever_is_due(steps_per_execution: int) -> None:
     """Every kind of traced hook, every phase, three cadences: one compilation, and the same
     bits."""
     states = []
@@ -423,7 +423,7 @@ def test_one_executable_whatever_is_due(fuse: int) -> None:
         actions = [fg.ScheduledAction(phase, cadence, lambda run: None, phase) for phase in PHASES]
         plugins = [Everything(), Schedule(actions), compilations]
         states.append(
-            engine(*plugins, steps=14, steps_per_execution=fuse, log_every=cadence)
+            engine(*plugins, steps=14, steps_per_execution=steps_per_execution, log_every=cadence)
             .fit(Linear(), regression(64))
             .state
         )

@@ -43,6 +43,6 @@ def test_median_step_time_is_that_between_due_points():
         timings.add("wait", seconds / 2)
         timings.add("dispatch", seconds / 2, steps)
         timings.add("console.log_scalars", 7.0)
-        timings.record_steps(steps)
+        timings.note_step_durations(steps)
     assert timings.median_step == 0.2
     assert timings.step_durations == [0.1, 0.2, 3.0]

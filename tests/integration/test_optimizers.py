@@ -101,7 +101,7 @@ def plugins() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("fuse", "until"),
+    ("steps_per_execution", "until"),
     [
         (4, 8),
         *(
@@ -111,7 +111,7 @@ def plugins() -> list[Any]:
     ],
 )
 def test_run_resumes_in_the_middle_of_phases_and_accumulation(
-    tmp_path: Path, until: int, fuse: int
+    tmp_path: Path, until: int, steps_per_execution: int
 ) -> None:
     def engine(name: str, *more: Any) -> fg.Engine:
         freeze = Freeze("generator.layers[0]", until=until)
@@ -120,7 +120,7 @@ def test_run_resumes_in_the_middle_of_phases_and_accumulation(
             steps=11,
             seed=3,
             log_every=2,
-            steps_per_execution=fuse,
+            steps_per_execution=steps_per_execution,
             plugins=parts,
             run_dir=tmp_path / name,
             autoload=False,

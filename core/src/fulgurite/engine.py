@@ -59,7 +59,7 @@ from fulgurite.fit.start import (
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.plugins.strategy import PluginStrategy
+from fulgurite.plugins.strategy import PluginShardingStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
 from fulgurite.sharding import FIT_START, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
@@ -158,7 +158,9 @@ class Engine:
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
         strategy = self.plugins.ask_exclusive("sharding_strategy")
-        self.sharding: ShardingStrategy = PluginStrategy(*strategy) if strategy else SingleDevice()
+        self.sharding: ShardingStrategy = (
+            PluginShardingStrategy(*strategy) if strategy else SingleDevice()
+        )
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
@@ -222,7 +224,7 @@ class Engine:
                 context = hook(loop.step, run=loop.run)
                 if context is not None:
                     stack.enter_context(context)
-            restore_host_states(self.plugins, plan.resumed)
+            restore_host_states(self.plugins, plan.resumed_from)
             return loop.run_to_end()
 
     @hide_internal_frames
@@ -545,7 +547,7 @@ class Engine:
             requested_length=request.length,
             steps_per_execution=request.steps_per_execution,
             device_arrays=device_arrays,
-            resumed=snapshot,
+            resumed_from=snapshot,
             resume=request.resume,
         )
 

@@ -49,7 +49,8 @@ class ProcessSync:
 
         Args:
             step: the number of completed updates.
-            requests: this process's own: `task:NAME` for an action due by the clock, `stop:REASON`.
+            requests: this process's own: `action:NAME` for an action due by the clock,
+                `stop:REASON`.
         """
         return requests
 

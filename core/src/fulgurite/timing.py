@@ -61,7 +61,7 @@ class Timings:
         self.seconds[name] += seconds
         self.calls[name] += calls
 
-    def record_steps(self, num_steps: int) -> None:
+    def note_step_durations(self, num_steps: int) -> None:
         """Note that so many steps took the time added to data, dispatch and wait since the last
         call."""
         previous = self._step_seconds

@@ -300,8 +300,10 @@ def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> Non
     assert "train/norms/clipped_gradients" not in plain.names()
 
 
-@pytest.mark.parametrize("fuse", [1, 4])
-def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_norms_are_computed_only_at_log_steps(
+    steps_per_execution: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     norm_steps: list[int] = []
 
     def counted(tree: Any) -> Any:
@@ -310,7 +312,10 @@ def test_norms_are_computed_only_at_log_steps(fuse: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("fulgurite_logging.norms.compute_norm", counted)
     result = engine(
-        NormMonitor(quantities=("gradients",)), steps=7, log_every=3, steps_per_execution=fuse
+        NormMonitor(quantities=("gradients",)),
+        steps=7,
+        log_every=3,
+        steps_per_execution=steps_per_execution,
     ).fit(Line, data())
     jax.effects_barrier()
     assert len(norm_steps) == len(result.history["train/norms/gradients"]) == 3

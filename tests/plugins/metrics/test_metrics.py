@@ -585,12 +585,12 @@ def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
     assert max(there) <= 6, there  # the batch, too, if it was put there
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_windows_over_several_steps(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_windows_over_several_steps(steps_per_execution: int) -> None:
     arrays = make_measurements(11)
     data = fg.ArrayData(arrays, 4, remainder="pad")
     result = fg.Engine(
-        epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=fuse, autoload=False
+        epochs=2, log_every=fg.EveryEpoch(), steps_per_execution=steps_per_execution, autoload=False
     ).fit(Measured, data)
     for name, value in expected(arrays, np.asarray(result.module.weight)).items():
         for logged_value in result.history[f"train/{name}"]:

@@ -54,8 +54,8 @@ class Linear(fg.Module):
 ONE = [np.zeros(1, np.float32)]
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_case_15_three_steps_for_one_update(fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_case_15_three_steps_for_one_update(steps_per_execution: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
     end is applied."""
     observed: list[float] = []
@@ -71,7 +71,7 @@ def test_case_15_three_steps_for_one_update(fuse: int) -> None:
 
     start = Distance(jnp.float32(0))
     result = engine(
-        GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=fuse
+        GradientAccumulation(3, "steps"), Look(), steps=5, steps_per_execution=steps_per_execution
     ).fit(start, ONE)
     np.testing.assert_allclose(observed, [0, 0, 0.1, 0.1, 0.2], rtol=1e-6)
     assert float(result.module.place) == pytest.approx(0.2)

@@ -92,8 +92,8 @@ def by_two_calls(
 
 
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-@pytest.mark.parametrize("fuse", [1, pytest.param(8, marks=pytest.mark.full)])
-def test_quadratic_games_equal_a_handwritten_step(order: Any, fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(8, marks=pytest.mark.full)])
+def test_quadratic_games_equal_a_handwritten_step(order: Any, steps_per_execution: int) -> None:
     """100 steps in float64, bit for bit, with Adam and momentum; `max` with every third update."""
 
     class Quadratic(fg.Module):
@@ -125,7 +125,9 @@ def test_quadratic_games_equal_a_handwritten_step(order: Any, fuse: int) -> None
         }
         start = Quadratic(params["min"], params["max"])
         result = engine(
-            MultiOptimizer(order=order, **phases), steps=100, steps_per_execution=fuse
+            MultiOptimizer(order=order, **phases),
+            steps=100,
+            steps_per_execution=steps_per_execution,
         ).fit(start, batches * 15)
         steps = [by_hand(loss, optimizers, simultaneous=order == "simultaneous")]
         steps += [by_two_calls(loss, optimizers)] if order == "alternating" else []
@@ -209,7 +211,7 @@ def check_gan(
     """Trains for 100 steps and compares bit for bit with one function, and for 5 steps with two
     calls to 1e-5; with the keys that each phase has for itself, unless they share `one_key`.
 
-    Without health: what it adds to a program makes XLA fuse the rest otherwise, which rounds the
+    Without health: what it adds to a program makes XLA steps_per_execution the rest otherwise, which rounds the
         last bit otherwise.
     """
     phases: dict[str, Any] = {

@@ -191,9 +191,9 @@ def test_updates_become_smaller_on_a_plateau() -> None:
         def evaluate(self, run: fg.Run) -> None:
             run.evaluate("test")
 
-    for fuse in (1, 4):
+    for steps_per_execution in (1, 4):
         plateau = ReduceOnPlateau("test/same", 2, factor=0.5, patience=2)
-        result = engine(Test(), plateau, steps=12, steps_per_execution=fuse).fit(
+        result = engine(Test(), plateau, steps=12, steps_per_execution=steps_per_execution).fit(
             Falling(jnp.float32(0)), ONE
         )
         assert result.history["reduce_on_plateau/scale"].tolist() == [1, 1, 0.5, 0.5, 0.25, 0.25]

@@ -59,9 +59,9 @@ def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
     assert compiled["frozen"].flops < 0.8 * compiled["whole"].flops
 
 
-@pytest.mark.parametrize("fuse", [1, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("until", [3, fg.At(3), fg.Every(3), fg.EveryEpoch(1)])
-def test_frozen_until_a_step(until: Any, fuse: int) -> None:
+def test_frozen_until_a_step(until: Any, steps_per_execution: int) -> None:
     """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
     as it was."""
     observed: dict[int, Any] = {}
@@ -87,7 +87,7 @@ def test_frozen_until_a_step(until: Any, fuse: int) -> None:
 
     plugins = [Freeze("first", until=until), compiled, Look(), Notices()]
     data = points(48)
-    result = engine(*plugins, steps=6, steps_per_execution=fuse).fit(Two, data)
+    result = engine(*plugins, steps=6, steps_per_execution=steps_per_execution).fit(Two, data)
     for step in (1, 2, 3):
         assert_same_bits(observed[step].module.first, Two().first)
         assert not any(

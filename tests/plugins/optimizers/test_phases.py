@@ -68,12 +68,14 @@ def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
-@pytest.mark.parametrize("fuse", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_phase_runs_with_every_kth_update(kind: Any, order: Any, fuse: int) -> None:
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_phase_runs_with_every_kth_update(
+    kind: Any, order: Any, steps_per_execution: int
+) -> None:
     """x: 1, -0.5, -1.25 while y is 2; then y is 2 - (2 + 1.25)/4, or simultaneously 2 - (2 +
     0.5)/4."""
     phases = MultiOptimizer(order=order, **sgd(0.5, 0.25, every=2))
-    result = fit(phases, model=game(kind=kind), steps=3, steps_per_execution=fuse)
+    result = fit(phases, model=game(kind=kind), steps=3, steps_per_execution=steps_per_execution)
     y = 1.1875 if order == "alternating" else 1.375
     assert played(result) == (-1.25 - (-1.25 + y) / 2, y)
     history = result.history

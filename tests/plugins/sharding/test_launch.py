@@ -40,7 +40,7 @@ if what == ["agree"]:
         agreement.broadcast(lambda: 1 / 0)
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
-    clock = {"task:save"} if mine == 0 else {"task:other"}
+    clock = {"action:save"} if mine == 0 else {"action:other"}
     for step in range(700):  # enough meetings that what they leave behind is tidied up
         agreement.reduce_requests(step, frozenset())
     say(agreed=sorted(agreement.reduce_requests(700, frozenset(clock))))
@@ -134,7 +134,7 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
     )
     assert "ZeroDivisionError" in first[3] and "ProcessError: process 0 failed" in second[3]
     assert "division by zero" in second[3]
-    assert first[4] == second[4] == '{"agreed": ["task:save"]}'
+    assert first[4] == second[4] == '{"agreed": ["action:save"]}'
     assert first[5] == second[5] == '{"voted": ["stop:enough"]}'
     assert first[6] == second[6] == '{"next": [[], []]}'
     assert first[7] == second[7] == '{"other": [[1, {"2": "new"}], ["new", "new"]]}'

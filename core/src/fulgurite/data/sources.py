@@ -69,7 +69,7 @@ class Batch:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Indexed:
+class IndexedBatch:
     """A batch for `ArrayData.gather`.
 
     The compiled step gathers, so the arrays on the device are an argument of it. A jitted call of
@@ -119,7 +119,7 @@ class ArrayData:
         seed: for that order; by default the seed of the run.
         remainder: examples that do not fill a batch make a smaller one (`keep`), none (`drop`), or
             one padded with zeros (`pad`); then every batch is a `MaskedBatch`.
-        on_device: keep the arrays on the device; batches are `Indexed` then.
+        on_device: keep the arrays on the device; batches are `IndexedBatch` then.
         num_examples: the length of the arrays.
     """
 
@@ -202,7 +202,7 @@ class ArrayData:
             batch = structure.unflatten([_pad_to(part, num_rows, padding) for part in rows])
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
             if self.on_device:
-                yield Indexed(batch, mask)
+                yield IndexedBatch(batch, mask)
             elif mask is None:
                 yield batch
             else:
@@ -215,13 +215,13 @@ class ArrayData:
 
     @staticmethod
     def gather(device_arrays: Any, batch: Any) -> Any:
-        """Return the batch that an `Indexed` one stands for. Pure; meant to be traced.
+        """Return the batch that an `IndexedBatch` stands for. Pure; meant to be traced.
 
         Args:
             device_arrays: those of the source.
-            batch: any other batch than an `Indexed` one is returned as it is.
+            batch: any other batch than an `IndexedBatch` is returned as it is.
         """
-        if not isinstance(batch, Indexed):
+        if not isinstance(batch, IndexedBatch):
             return batch
         mode = "promise_in_bounds" if batch.mask is None else "fill"
         value = jax.tree.map(

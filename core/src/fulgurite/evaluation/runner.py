@@ -34,7 +34,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
-from fulgurite.training.forward import call_around, forward, split_batch
+from fulgurite.training.forward import call_with_around_hooks, forward, split_batch
 from fulgurite.training.services import Services
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
 from fulgurite.tree.typecheck import batch_error_context, check_batch
@@ -334,7 +334,7 @@ class EvaluationRunner:
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             step = get_method(module, "predict_step")
             check_batch(step, batch)
-            preds = call_around(self._plugins, step, module, batch, ctx.for_forward())
+            preds = call_with_around_hooks(self._plugins, step, module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
             fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}
             if not all(shapes or [()]) or not fits_mask:

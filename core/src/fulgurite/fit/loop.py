@@ -76,7 +76,7 @@ class Loop:
         requested_length: the steps and epochs to train, one of them None.
         dispatcher: hands records to the loggers.
         run: what plugins see.
-        resumed: the snapshot that the fit goes on from, or None.
+        resumed_from: the snapshot that the fit goes on from, or None.
 
     Args:
         engine: the engine.
@@ -91,13 +91,13 @@ class Loop:
         self.step = int(plan.state.step)
         self.step_range = plan.step_range
         self.requested_length = plan.requested_length
-        self.resumed = plan.resumed
+        self.resumed_from = plan.resumed_from
         self.resume = plan.resume
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
         self.dispatcher = RecordDispatcher(
             engine.plugins,
-            history=() if plan.resumed is None else plan.resumed.history,
+            history=() if plan.resumed_from is None else plan.resumed_from.history,
             loggers=None if engine.fast_dev_run is None else (),
         )
         self.is_between_steps = False
@@ -116,8 +116,8 @@ class Loop:
         self._signals = signals
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()
-        if plan.resumed is not None:
-            self._continue_from(plan.resumed)
+        if plan.resumed_from is not None:
+            self._continue_from(plan.resumed_from)
         self._in_flight: deque[Any] = deque()
         self._actions = insert_epoch_end_action(engine.actions, self._make_epoch_end_action())
         # A trial runs every action once, also those whose trigger it does not reach.
@@ -128,7 +128,7 @@ class Loop:
         self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
         self._loop_state = LoopState.STEPPING
         self._save_requested = False
-        self._newest: tuple[StepResults | None, Any] = (None, None)
+        self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
         self._num_records_before_action = 0
         self._rate = StepRate()
 
@@ -227,7 +227,7 @@ class Loop:
 
     def emit_media(self) -> None:
         """Emit the media of the newest step, if it was known beforehand that they are due."""
-        results, due = self._newest
+        results, due = self._last_dispatch
         if results is None or not due[self._due_names.index(MEDIA_ACTION)]:
             return
         media = self._compiled_step.get_media(results)
@@ -258,7 +258,7 @@ class Loop:
         if self.engine.evaluators and self._should_train():
             with self._timings.time("check"):
                 self.engine.check_evaluators(self.state())
-        if self.resumed is not None:
+        if self.resumed_from is not None:
             self._call_event("on_restore", step=self.step)
         # Before any other event, because messages are logged before `on_fit_start`.
         self.dispatcher.open(self.step, run=self.run)
@@ -267,7 +267,7 @@ class Loop:
         for message in self._messages:
             self.run.log_text("fulgurite", {"message": message}, stream="telemetry")
         self._call_event("on_fit_start")
-        if self.resumed is None:
+        if self.resumed_from is None:
             self._run_due_actions()
         elif self._pending_actions:
             self._run_due_actions(only=self._pending_actions)
@@ -275,7 +275,7 @@ class Loop:
             first = self.step
             self._run_until_due()
             self._run_due_actions()
-            self._timings.record_steps(self.step - first)
+            self._timings.note_step_durations(self.step - first)
         self.state()
         self.dispatcher.flush(wait=True)
         self.save()
@@ -393,7 +393,7 @@ class Loop:
         batches = [item.batch for item in items]
         self._flat, results = self._compiled_step(self._flat, batches, due, self._resident)
         self._in_flight.append(self._flat.packed[0])
-        self._newest = (results, due)
+        self._last_dispatch = (results, due)
 
     def _collect_batches(self, target: float) -> list[BatchItem]:
         """Return the batches of the next dispatch: as many as fit before `target`, all of the same
@@ -432,9 +432,9 @@ class Loop:
         epoch_ends = (*self.step_range.epoch_ends, self.step)
         stop = self.step_range.stop
         if self._epochs is not None:
-            before = epoch_ends[-2] if len(epoch_ends) > 1 else self.step_range.start
+            previous_end = epoch_ends[-2] if len(epoch_ends) > 1 else self.step_range.start
             epochs_left = max(self._epochs - len(epoch_ends), 0)
-            stop = self.step + epochs_left * (self.step - before)
+            stop = self.step + epochs_left * (self.step - previous_end)
         self.step_range = replace(self.step_range, epoch_ends=epoch_ends, stop=stop)
 
     # --- what is due ------------------------------------------------------------------------------

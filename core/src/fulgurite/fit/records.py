@@ -334,8 +334,9 @@ class RecordDispatcher:
             if record is not None:
                 self._dispatch(record)
 
-    def disable(self, name: str, summary: str, error: Exception, step: int) -> None:
-        """Note in `failures` that something is left out from now on, and warn of it once.
+    def record_failure(self, name: str, summary: str, error: Exception, step: int) -> None:
+        """Note in `failures` that something failed, which is left out from now on, and warn of it
+        once.
 
         Args:
             name: under which the failure is noted.
@@ -382,4 +383,6 @@ class RecordDispatcher:
                 raise
             if name in self.failures:
                 return
-            self.disable(name, f"logger {name!r} failed and gets no more records", error, step)
+            self.record_failure(
+                name, f"logger {name!r} failed and gets no more records", error, step
+            )

@@ -121,7 +121,7 @@ class LoopView(Protocol):
     step: int
     step_range: StepRange
     requested_length: tuple[int | None, int | None]
-    resumed: Snapshot | None
+    resumed_from: Snapshot | None
     resume: Any
     stop_reason: str | None
     is_between_steps: bool
@@ -249,7 +249,7 @@ class Run:
     @property
     def resumed_from(self) -> Snapshot | None:
         """The snapshot that this fit resumes from, or None."""
-        return self._loop.resumed
+        return self._loop.resumed_from
 
     def report_failure(self, name: str, what: str, error: Exception) -> None:
         """Warn that something failed that does not end the fit, and note it in `result.failures`.
@@ -259,7 +259,7 @@ class Run:
             what: what failed, in words.
             error: why.
         """
-        self._loop.dispatcher.disable(name, what, error, self.step)
+        self._loop.dispatcher.record_failure(name, what, error, self.step)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -327,7 +327,7 @@ class Run:
     def is_resumed(self) -> bool:
         """Whether this fit resumes from a checkpoint and host states were restored; otherwise
         plugins start afresh."""
-        return self._loop.resumed is not None
+        return self._loop.resumed_from is not None
 
     @property
     def data_iterator(self) -> BatchIterator:

@@ -211,7 +211,7 @@ class Scheduler:
             return False
         self._now = monotonic()
         requests = {
-            f"task:{name}"
+            f"action:{name}"
             for name, state in self._clocks.items()
             if (state.deadline() or math.inf) <= self._now
         }
@@ -236,7 +236,7 @@ class Scheduler:
         """
         state = self._states[action.name]
         now = -math.inf
-        if f"task:{action.name}" in self.agreed:
+        if f"action:{action.name}" in self.agreed:
             # Where processes agreed, the clock of this one may be a little late.
             now = max(self._now, state.deadline() or self._now)
         return state.is_due(step, step_range, now)

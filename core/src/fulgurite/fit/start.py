@@ -71,7 +71,7 @@ class FitPlan:
             follows from the ends of epochs as far as they are known.
         steps_per_execution: the largest number of steps in one dispatch.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
-        resumed: the snapshot that the fit goes on from, or None.
+        resumed_from: the snapshot that the fit goes on from, or None.
         resume: what `fit(resume=...)` was.
     """
 
@@ -82,7 +82,7 @@ class FitPlan:
     requested_length: tuple[int | None, int | None]
     steps_per_execution: int
     device_arrays: Any
-    resumed: Snapshot | None
+    resumed_from: Snapshot | None
     resume: Resume
 
 

@@ -151,7 +151,11 @@ class MetricAccumulator(eqx.Module):
     """Metrics by name, merged over steps or batches: what the window of a training run, an
     evaluation and microbatches accumulate.
 
-    Every merge of metrics goes through here, so that all of them treat a metric alike.
+    Every merge of `Metric`s goes through here, so that all of them treat a metric alike. Two things
+    are elsewhere: a `CollectingMetric` is put together on the host, at the end of an evaluation,
+    and running metrics of microbatches are averaged by the plugin that makes the microbatches.
+    `merge` and `update` are traced; `compute` is traced for a training window, and runs on the
+    host, on NumPy arrays, for an evaluation.
 
     Example:
         metrics = {"loss": fg.metrics.Mean.from_values(1.0)}
@@ -345,6 +349,7 @@ def expand_leading(leading: Any, values: Array, what: str) -> Array:
 
 
 def _merge_same_structure(name: str, new: Any, merge: Callable[[Any], Any]) -> Any:
+    """Return what `merge(new)` gives; an error that names the metric if its structure changes."""
     merged = _call_with_metric_name(name, merge, new)
     if _get_structure(new) != _get_structure(merged):
         raise ModelError(

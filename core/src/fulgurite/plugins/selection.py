@@ -18,8 +18,9 @@ AUTOLOAD = "fulgurite.autoload"
 # For an error alone: what of ours brings which plugins.
 _KNOWN_DISTRIBUTIONS = {
     "checkpoint": ("checkpoints",),
-    "evaluators": ("evaluator",),
+    "evaluators": ("evaluator", "predictions"),
     "logging": (
+        "batch_pictures",
         "compilations",
         "console",
         "csv",
@@ -28,6 +29,7 @@ _KNOWN_DISTRIBUTIONS = {
         "learning_rate",
         "media",
         "norms",
+        "null",
     ),
     "optimizers": ("accumulate", "clip", "phases", "reduce_on_plateau"),
     "progress": ("progress",),

@@ -12,7 +12,7 @@ from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.sharding import ProcessShard, ShardingStrategy
 
 
-class PluginStrategy(ShardingStrategy):
+class PluginShardingStrategy(ShardingStrategy):
     """Calls another strategy, and notes on its exceptions which plugin and method raised them.
 
     A hook notes that by itself, but its answer is an object whose methods are called long after.

@@ -54,7 +54,7 @@ def forward(
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch)
-    output = call_around(hooks, function, module, batch, ctx)
+    output = call_with_around_hooks(hooks, function, module, batch, ctx)
     if eqx.is_array_like(output):
         output = Output(output)  # a bare loss
     _check_output(output, where)
@@ -157,7 +157,7 @@ def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
     return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
 
 
-def call_around(
+def call_with_around_hooks(
     hooks: PluginManager,
     step: Callable[[Any, Any, Context], Any],
     module: Any,

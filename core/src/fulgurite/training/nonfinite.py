@@ -17,7 +17,7 @@ NamedArrays = list[tuple[str, Array]]
 
 
 class NonFiniteTracker(eqx.Module):
-    """The first step whose update was not finite and was not skipped, and what of it.
+    """The first step whose update was not finite and was not skipped, and which value of it.
 
     It is sticky: later steps do not change it. NaN gradients under a finite loss are the common
     case, so looking at the loss is not enough.
@@ -57,13 +57,13 @@ class NonFiniteTracker(eqx.Module):
         )
 
     def check(
-        self, output: Output, updated: PyTree, module: PyTree, elementwise_limit: int
+        self, output: Output, updated_module: PyTree, module: PyTree, elementwise_limit: int
     ) -> tuple[Bool[Array, ""], Int[Array, ""], list[str]]:
         """Look whether anything of a step is not finite.
 
         Args:
             output: of the step, with `grads`.
-            updated: the module after the update. That an update was not finite shows in the
+            updated_module: the module after the update. That an update was not finite shows in the
                 parameter, which is written anyway; to look at the updates would force them into
                 memory.
             module: what `after_update` made of it. It is looked at in addition, where it is another
@@ -80,7 +80,9 @@ class NonFiniteTracker(eqx.Module):
         probes = [
             (name, _finite_probe(leaf, elementwise_limit)) for name, leaf in _get_terms(output)
         ]
-        parameters = zip(_get_floating_arrays(updated), _get_floating_arrays(module), strict=True)
+        parameters = zip(
+            _get_floating_arrays(updated_module), _get_floating_arrays(module), strict=True
+        )
         for index, ((path, leaf), (_, final_leaf)) in enumerate(parameters):
             looked_at = [(f"the update of {path}", leaf)]
             if final_leaf is not leaf:

@@ -27,7 +27,7 @@ from fulgurite.tree.typecheck import batch_error_context
 _ELEMENTWISE_LIMIT = 256
 
 
-class StepRecord(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step leaves before its metrics are merged into the window.
 
     Attributes:
@@ -95,7 +95,7 @@ class TrainStep:
         return new, record.output
 
     def _undo_if_bad(
-        self, state: TrainState, record: StepRecord, window: MetricWindow
+        self, state: TrainState, record: StepOutcome, window: MetricWindow
     ) -> tuple[TrainState, MetricWindow]:
         """Return state and window after the step, or those before it if it was not finite.
 
@@ -114,7 +114,7 @@ class TrainStep:
         new, window = jax.tree.map(select, (state, state.metric_window), (record.state, window))
         return new.replace(plugin_states={**new.plugin_states, **kept_states}), window
 
-    def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepRecord:
+    def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
         """Run the step up to its metrics; the arguments are those of `__call__`."""
         batch, mask, spec = split_batch(batch)
         ctx = Context(
@@ -142,7 +142,7 @@ class TrainStep:
         metrics, running_metrics = collect_step_metrics(
             output, plugin_metrics, count_examples(batch, mask)
         )
-        return StepRecord(new, output, metrics, running_metrics, is_bad, term_index)
+        return StepOutcome(new, output, metrics, running_metrics, is_bad, term_index)
 
     def _find_offset(self, names: list[str]) -> int:
         """Return where these names begin among `finite_check_names`, to which they are added if

@@ -202,7 +202,10 @@ def _describe_sharding(leaf: Any, sharding: NamedSharding) -> str:
         for size, num_parts in zip(leaf.shape, _count_parts(leaf, sharding), strict=True)
     ]
     if None in part:
-        return f"does not divide as it must: {division}"
+        return (
+            f"does not divide as training needs ({division}); an evaluation puts it whole on "
+            f"each of {devices}"
+        )
     return f"{part} on each of {devices} ({division})"
 
 

@@ -15,7 +15,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_testing.subject import CheckError, PluginUnderTest
 from fulgurite_testing.watch import watch
 
-CONCURRENT_HOOKS = (
+HOOKS_DURING_DISPATCH = (
     "on_epoch_end",
     "on_compile",
     "log_scalars",
@@ -34,7 +34,7 @@ SIZE = 384
 
 def check_no_sync(subject: PluginUnderTest) -> None:
     """While a slow step runs, no hook and no action of the stages `log` and `act` waits for it."""
-    if not subject.hooks & {*CONCURRENT_HOOKS, "register_actions"}:
+    if not subject.hooks & {*HOOKS_DURING_DISPATCH, "register_actions"}:
         return
     busy_after: dict[str, list[bool]] = defaultdict(list)
 
@@ -45,7 +45,7 @@ def check_no_sync(subject: PluginUnderTest) -> None:
             busy_after[name].append(is_device_still_busy())
         return result
 
-    plugin = watch(subject.make(), CONCURRENT_HOOKS, call_and_observe, stages=("log", "act"))
+    plugin = watch(subject.make(), HOOKS_DURING_DISPATCH, call_and_observe, stages=("log", "act"))
     subject.fit(plugin, others=[SlowStep()], log_every=1, steps=8)
     # A hook that waits finds the device idle, and one that does not wait finds it busy; on a busy
     # machine not each time.
