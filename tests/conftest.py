@@ -49,19 +49,34 @@ gc.set_threshold(50_000)
 # not. Each line is the beginning of a test's id. Single tests and variants elsewhere have the mark
 # `full` beside them, where something quicker holds the same promise in the fast selection.
 FULL = (
+    "tests/core/test_batch_structures.py::test_g6_a_run_over_two_structures_resumes_exactly[11]",
+    "tests/core/test_compilation.py::test_one_executable_whatever_is_due_and_the_same_bits_for_three_",
+    "tests/core/test_fit.py::test_logging_interval_does_not_change_the_state",
+    "tests/core/test_imports.py::test_any_module_may_be_imported_first",
+    "tests/core/test_many_arrays.py::test_single_steps_give_the_same_bits",
+    "tests/core/test_metrics.py::test_merging_in_any_grouping_and_order_gives_the_same_result",
+    "tests/core/test_resume_seam.py::test_evaluation_interrupted_at_the_end_leaves_the_run_incomplete",
+    "tests/core/test_resume_seam.py::test_pending_evaluation_may_be_interrupted_again",
     "tests/integration/",
-    "tests/recovery/",
+    "tests/plugins/checkpoint/test_data_state.py::test_a_run_goes_on_with_the_same_batches[make_grain",
+    "tests/plugins/checkpoint/test_exact.py::test_a_resumed_run_ends_with_the_same_bits",
     "tests/plugins/checkpoint/test_hostile.py",
+    "tests/plugins/cli/test_experiment.py::test_a_signal_ends_the_program_between_steps_with_its_code[15",
     "tests/plugins/dev/test_new_plugin.py",
     "tests/plugins/evaluators/test_standalone.py",
     "tests/plugins/logging/test_runs.py",
+    "tests/plugins/metrics/test_metrics.py::test_evaluations_with_an_uneven_last_batch[pad]",
+    "tests/plugins/metrics/test_metrics.py::test_windows_over_several_steps",
     "tests/plugins/optimizers/test_by_hand.py::test_the_gan_of_digits",
+    "tests/plugins/optimizers/test_phases.py::test_phases_and_repetitions_draw_distinct_numbers",
+    "tests/plugins/progress/test_progress.py::test_terminal_is_restored[os.kill",
     "tests/plugins/sharding/test_eight_devices.py",
     "tests/plugins/sharding/test_launch.py",
     "tests/plugins/sharding/test_processes.py",
     "tests/plugins/tensorboard/test_shown.py",
     "tests/plugins/testing/test_check.py",
     "tests/plugins/wandb/",
+    "tests/recovery/",
 )
 
 MEMBERS = ("core", "plugins/*", "contrib/*")

@@ -2,6 +2,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -694,3 +695,21 @@ def test_an_iterator_can_be_closed_before_its_first_batch() -> None:
     stream.close()
     assert next(stream, None) is None
     assert not threads()
+
+
+def test_a_memory_map_stays_on_disk_and_is_converted_batch_by_batch(tmp_path: Path) -> None:
+    numbers = np.arange(12, dtype=">f8").reshape(6, 2)
+    numbers.tofile(tmp_path / "numbers")
+    mapped = np.memmap(tmp_path / "numbers", dtype=">f8", mode="r", shape=(6, 2))
+    choices: tuple[dict[str, Any], ...] = ({}, {"shuffle": True}, {"remainder": "pad"})
+    for options in choices:
+        data = ArrayData({"x": mapped}, 4, **options)
+        assert isinstance(data.arrays["x"], np.memmap) and data.arrays["x"].dtype == ">f8"
+        batches = list(data)
+        first = batches[0].batch if options == {"remainder": "pad"} else batches[0]
+        assert first["x"].dtype == np.float32 and first["x"].dtype.isnative
+        in_memory = next(iter(ArrayData({"x": np.asarray(numbers, np.float32)}, 4, **options)))
+        in_memory = in_memory.batch if options == {"remainder": "pad"} else in_memory
+        assert np.array_equal(first["x"], in_memory["x"])
+    device_data = ArrayData({"x": mapped}, 4, on_device=True)
+    assert device_data.device_arrays["x"].tolist() == numbers.tolist()

@@ -528,6 +528,19 @@ def test_module_views_are_evaluated_by_name() -> None:
     )
 
 
+def test_a_view_of_a_result_is_evaluated_as_it_is() -> None:
+    data = regression(24, 8)
+    trainer = engine(Averaging(), steps=6)
+    result = trainer.fit(Linear(), data)
+    x, y = (np.concatenate([batch[name] for batch in data]) for name in ("x", "y"))
+    metrics = trainer.evaluate(result.view("averaged"), data)
+    by_hand = float(np.mean((x @ averaged_by_hand(6)[1] - y) ** 2))
+    assert metrics["error"] == pytest.approx(by_hand, rel=1e-5)
+    assert metrics != trainer.evaluate(result, data)
+    with pytest.raises(PluginError, match="Did you mean 'averaged'"):
+        result.view("averagde")
+
+
 def test_unknown_view_is_an_error_naming_the_available_ones() -> None:
     trainer = engine(Averaging(), steps=1)
     state = trainer.init_state(Linear(), regression())

@@ -924,3 +924,41 @@ def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseExcept
     assert (
         len(further) == 1 and "b fails as well" in further[0] and "plugin 'witness:b'" in further[0]
     )
+
+
+def test_two_plugins_that_are_named_by_an_argument_are_told_to_differ() -> None:
+    @dataclass(frozen=True)
+    class Named:
+        name: str
+        plugin_name = "named"
+
+        @property
+        def instance(self) -> str:
+            return self.name
+
+    with pytest.raises(
+        PluginError, match="called 'named:val': the arguments that name a Named must differ"
+    ):
+        fg.Engine(plugins=[Named("val"), Named("val")], autoload=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("callbacks", r"plugins=\[\.\.\.\]"),
+        ("max_epochs", "give epochs="),
+        ("devices", "fulgurite-sharding"),
+        ("validation_data", "Evaluator"),
+    ],
+)
+def test_arguments_of_other_trainers_are_told_their_name_here(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Engine has no argument '{name}': .*{hint}"):
+        fg.Engine(**{name: None})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no_such"):
+        fg.Engine(no_such=1)  # type: ignore[call-arg]
+
+    class WithCallbacks(fg.Engine):
+        def __init__(self, callbacks: Any) -> None:
+            super().__init__(plugins=callbacks, autoload=False)
+
+    assert WithCallbacks(callbacks=[]).plugins.plugins == {}

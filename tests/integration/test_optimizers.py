@@ -96,7 +96,7 @@ def plugins() -> list[Any]:
         ),
         GradientClip(max_norm=1.0),
         Test(),
-        ReduceOnPlateau("test/score", 2, factor=0.5, patience=1),
+        ReduceOnPlateau("test/score", 2, mode="min", factor=0.5, patience=1),
     ]
 
 

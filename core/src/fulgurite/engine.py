@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from inspect import signature
 from itertools import islice
 from typing import Any, get_args
 
@@ -77,6 +78,35 @@ RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
 
 
+_FOREIGN_ARGUMENTS = {
+    **dict.fromkeys(("max_epochs", "num_epochs"), "give epochs="),
+    **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "give steps="),
+    **dict.fromkeys(("default_root_dir", "log_dir", "workdir"), "give run_dir="),
+    **dict.fromkeys(("logger", "loggers"), "loggers are plugins, plugins=['jsonl', 'tensorboard']"),
+    **dict.fromkeys(
+        ("accelerator", "devices", "strategy"),
+        "how devices share the work is a plugin of fulgurite-sharding, such as DataParallel()",
+    ),
+    **dict.fromkeys(
+        ("check_val_every_n_epoch", "val_check_interval", "validation_data"),
+        "evaluations are plugins of fulgurite-evaluators, Evaluator('val', data, every=100)",
+    ),
+    **dict.fromkeys(
+        ("ckpt_path", "resume_from_checkpoint"), "give fit(..., resume=) or fit(..., init_from=)"
+    ),
+    "accumulate_grad_batches": "add GradientAccumulation(n) of fulgurite-optimizers to the plugins",
+    "batch_size": "it belongs to the data, fg.ArrayData(arrays, batch_size)",
+    "callbacks": "callbacks are plugins, plugins=[...]",
+    "enable_checkpointing": "add Checkpointer(every=...) of fulgurite-checkpoint to the plugins",
+    "enable_progress_bar": "the progress line is the plugin 'progress', and '-progress' leaves it "
+    "out",
+    "gradient_clip_val": "add GradientClip(max_norm=...) of fulgurite-optimizers to the plugins",
+    "log_every_n_steps": "give log_every=",
+    "optimizer": "a module has its own: define configure_optimizers, or give it to fg.Task",
+}
+"""Arguments of the trainers of other libraries, and what is in their place."""
+
+
 class Engine:
     """Compiles and runs training; plugins do everything else.
 
@@ -107,6 +137,11 @@ class Engine:
         limit_train_batches: use at most this many batches of each epoch.
         compilation_cache_dir: a directory in which compiled programs are kept for the next process.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
+        """Refuse arguments by their names in other libraries, with ours."""
+        _check_foreign_arguments(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -672,6 +707,15 @@ class Engine:
                 "how long to train: give Engine or fit either steps= or epochs="
             )
         return steps, epochs
+
+
+def _check_foreign_arguments(engine_class: type, arguments: Iterable[str]) -> None:
+    parameters = signature(engine_class.__init__).parameters
+    for name in arguments:
+        if name in _FOREIGN_ARGUMENTS and name not in parameters:
+            raise ConfigurationError(
+                f"{engine_class.__name__} has no argument {name!r}: {_FOREIGN_ARGUMENTS[name]}"
+            )
 
 
 def _unwrap_result(model: Any) -> Any:

@@ -75,7 +75,7 @@ def train(
             ]
 
     plugins = [
-        Checkpointer(every=1, max_to_keep=None, monitor="test/score"),
+        Checkpointer(every=1, max_to_keep=None, monitor="test/score", mode="max"),
         Score((0.5, 0.9, 0.9, 0.1)),
         Stopping(),
     ]
@@ -140,7 +140,7 @@ def test_runs_and_their_state(
     assert (summary["a"]["step"], summary["a"]["attempts"], summary["a"]["best"]) == (
         4,
         1,
-        ["test/score", 0.9, 2],
+        ["test/score", 0.9, 2, "max"],
     )
     assert summary["b"]["step"] in (2, 3)
     assert summary["d"]["heartbeat"] < 60 and "elsewhere" in summary["d"]["note"]
@@ -155,7 +155,8 @@ def test_runs_and_their_state(
         "commit",
         "note",
     ]
-    assert table[1].split()[:8] == ["a", "complete", "1", "4", "test/score", "0.9", "at", "2"]
+    best = ["largest", "test/score", "0.9", "at", "2"]
+    assert table[1].split()[:9] == ["a", "complete", "1", "4", *best]
     assert rows(capsys, "runs", tmp_path / "a") == [summary["a"]]
 
 

@@ -279,3 +279,23 @@ def test_state_older_than_the_newest_checkpoint_is_an_error(tmp_path: Path) -> N
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 4]
     assert (tmp_path / "superseded" / "2" / "step-3").is_dir()
+
+
+def test_a_finished_run_that_starts_again_keeps_its_checkpoint_and_its_reason(
+    tmp_path: Path,
+) -> None:
+    stop = Act(fg.At(3), lambda run: fg.StopTraining("it is good enough"), "decide")
+
+    def fit(**options: Any) -> fg.FitResult:
+        return counting(tmp_path, stop, resume="auto", max_to_keep=None, **options)
+
+    assert fit(steps=5).stop_reason == "it is good enough"
+    commit = tmp_path / "checkpoints" / "step-3" / "COMMIT"
+    before = commit.stat().st_mtime_ns, commit.read_bytes()
+    again = fit(steps=5)
+    assert again.stop_reason == "it is good enough"
+    assert int(again.state.step) == 3
+    assert (commit.stat().st_mtime_ns, commit.read_bytes()) == before
+    # Asked for more, it goes on.
+    longer = fit(steps=6)
+    assert (longer.stop_reason, int(longer.state.step)) == (None, 6)

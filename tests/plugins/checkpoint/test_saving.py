@@ -131,7 +131,7 @@ def test_case_19_the_best_is_strictly_better_and_never_nan(
 
 
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
-    counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score")
+    counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", mode="max")
     with pytest.warns(UserWarning, match="scores was"):
         counting(
             tmp_path,
@@ -139,6 +139,7 @@ def test_the_best_survives_a_restart(tmp_path: Path) -> None:
             steps=4,
             max_to_keep=1,
             monitor="test/score",
+            mode="max",
             resume="auto",
         )
     assert steps_in(tmp_path) == [2, 4]
@@ -146,7 +147,12 @@ def test_the_best_survives_a_restart(tmp_path: Path) -> None:
 
 def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     counting(
-        tmp_path, Scores((0.5, 0.4), fg.At(2, 3)), steps=4, max_to_keep=None, monitor="test/score"
+        tmp_path,
+        Scores((0.5, 0.4), fg.At(2, 3)),
+        steps=4,
+        max_to_keep=None,
+        monitor="test/score",
+        mode="max",
     )
     assert [entry.get_metric("test/score") for entry in list_entries(tmp_path)] == [
         None,
@@ -160,12 +166,12 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"
     ):
-        weights_in(tmp_path / "nan", "best", monitor="test/score")
+        weights_in(tmp_path / "nan", "best", monitor="test/score", mode="max")
 
 
 def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
-        counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe")
+        counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe", mode="max")
     assert ["which 'test' does not measure" in str(warning.message) for warning in warned] == [
         True,
         False,
@@ -174,7 +180,7 @@ def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match="no checkpoint of .* has the metric 'tset/score'.*There is: test/score"
     ):
-        counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, monitor="tset/score")
+        counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, monitor="tset/score", mode="max")
 
 
 # --- never from a state that is not finite
@@ -431,6 +437,7 @@ def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step
             steps=2,
             max_to_keep=1,
             monitor="test/score",
+            mode="max",
             resume="auto",
         )
         assert [entry.get_metric("test/score") for entry in list_entries(tmp_path)] == [

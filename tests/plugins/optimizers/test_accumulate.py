@@ -144,7 +144,7 @@ def test_remainder_is_an_ordinary_update() -> None:
             run.report_evaluation("test", {"same": 1.0})
             observed.append(float(run.state.module.place))
 
-    plateau = ReduceOnPlateau("test/same", fg.At(1, 3), factor=0.5, patience=1)
+    plateau = ReduceOnPlateau("test/same", fg.At(1, 3), mode="min", factor=0.5, patience=1)
     start = Distance(jnp.float32(0))
     result = engine(Evaluating(), GradientAccumulation(3, "steps"), plateau, steps=5).fit(
         start, ONE

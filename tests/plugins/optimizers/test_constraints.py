@@ -192,7 +192,7 @@ def test_updates_become_smaller_on_a_plateau() -> None:
             run.evaluate("test")
 
     for steps_per_execution in (1, 4):
-        plateau = ReduceOnPlateau("test/same", 2, factor=0.5, patience=2)
+        plateau = ReduceOnPlateau("test/same", 2, mode="min", factor=0.5, patience=2)
         result = engine(Test(), plateau, steps=12, steps_per_execution=steps_per_execution).fit(
             Falling(jnp.float32(0)), ONE
         )
@@ -201,15 +201,17 @@ def test_updates_become_smaller_on_a_plateau() -> None:
     with pytest.raises(
         ConfigurationError, match="there is no metric 'test/some' at step 2.*'test/same'"
     ):
-        engine(Test(), ReduceOnPlateau("test/some", 2), steps=2).fit(Falling(jnp.float32(0)), ONE)
+        engine(Test(), ReduceOnPlateau("test/some", 2, mode="min"), steps=2).fit(
+            Falling(jnp.float32(0)), ONE
+        )
     bad: Any = "most"
     clock, number = fg.EverySeconds(1.0), cast(Any, 3)
     for make in (
         lambda: ReduceOnPlateau("loss", 2),
         lambda: ReduceOnPlateau("a/b", 2, mode=bad),
-        lambda: ReduceOnPlateau("a/b", clock),
+        lambda: ReduceOnPlateau("a/b", clock, mode="min"),
         lambda: ReduceOnPlateau(number, 2),
-        lambda: ReduceOnPlateau("a/b", 2, factor=bad),
+        lambda: ReduceOnPlateau("a/b", 2, mode="min", factor=bad),
     ):
         with pytest.raises(ConfigurationError, match="ReduceOnPlateau: "):
             make()
@@ -227,7 +229,8 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
 
     start = Weights(jnp.ones((3, 2)), jnp.ones(2))
     several = [
-        ReduceOnPlateau(f"test/{name}", 1, factor=0.5, patience=1) for name in ("same", "less")
+        ReduceOnPlateau(f"test/{name}", 1, mode="min", factor=0.5, patience=1)
+        for name in ("same", "less")
     ]
     history = engine(Test(), *several, steps=2).fit(start, ONE).history
     for name in ("same", "less"):
@@ -235,7 +238,7 @@ def test_plateaus_of_several_metrics_which_are_numbers() -> None:
     with pytest.raises(
         ConfigurationError, match=r"'test/each' is an array \(3,\); choose a metric"
     ):
-        engine(Test(), ReduceOnPlateau("test/each", 1), steps=1).fit(start, ONE)
+        engine(Test(), ReduceOnPlateau("test/each", 1, mode="min"), steps=1).fit(start, ONE)
 
 
 @pytest.mark.full

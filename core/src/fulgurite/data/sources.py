@@ -113,7 +113,8 @@ class ArrayData:
 
     Attributes:
         arrays: a pytree of arrays `(examples, ...)` of numbers or bools. They are kept in the
-            dtypes that jax gives them: without x64, float64 as float32.
+            dtypes that jax gives them: without x64, float64 as float32. A `np.memmap` is kept as it
+            is, and converted batch by batch.
         batch_size: examples in a batch, over all processes.
         shuffle: whether each epoch is in another order.
         seed: for that order; by default the seed of the run.
@@ -199,7 +200,8 @@ class ArrayData:
                 leaf[low:high] if order is None else leaf.take(order[low:high], 0)
                 for leaf in leaves
             ]
-            batch = structure.unflatten([_pad_to(part, num_rows, padding) for part in rows])
+            parts = [_pad_to(_as_native(part), num_rows, padding) for part in rows]
+            batch = structure.unflatten(parts)
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
             if self.on_device:
                 yield IndexedBatch(batch, mask)
@@ -359,8 +361,19 @@ def _holds_splits(data: Any) -> bool:
 
 
 def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
-    array = np.asarray(as_array(path, leaf))
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    """Return a leaf as an array that stays in memory, or on disk where it is there: to convert a
+    whole memory map would read it into memory."""
+    array = as_array(path, leaf)
+    if isinstance(leaf, np.memmap):
+        return leaf
+    return _as_native(np.asarray(array))
+
+
+def _as_native(array: np.ndarray) -> np.ndarray:
+    """Return an array in the dtype that jax gives it."""
+    # jax does not know dtypes whose bytes are in the other order.
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
+    return array.astype(dtype, copy=False)
 
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:

@@ -103,6 +103,7 @@ class Loop:
         self.is_between_steps = False
         self.is_exact = True
         self.shared: dict[str, dict[str, Any]] = {}
+        self._action_stop_reason: str | None = None
         self.run = Run(self)
         self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
@@ -185,6 +186,7 @@ class Loop:
             dict(self.metrics),
             self.requested_length,
             tuple(self.dispatcher.history.records),
+            self._action_stop_reason,
         )
 
     def save(self) -> None:
@@ -252,6 +254,10 @@ class Loop:
         self.shared = deepcopy(snapshot.host_states.get(SHARED, {}).get("state", {}))
         self._data_position = snapshot.data_position
         self._pending_actions = snapshot.pending_actions
+        if self.is_complete:
+            # A run that an action has ended: it says so again, and trains no further.
+            self._action_stop_reason = snapshot.stop_reason
+            self.stop_reason = snapshot.stop_reason
 
     def _fit(self) -> None:
         self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
@@ -303,6 +309,7 @@ class Loop:
             stop_reason=self.stop_reason,
             failures=self.dispatcher.failures,
             messages=self._messages,
+            _get_module_view=self.engine.get_module_view,
         )
 
     def _end_with_exception(self, error: BaseException) -> None:
@@ -537,6 +544,7 @@ class Loop:
     def _apply_answer(self, action: BoundAction, answer: Any) -> None:
         if isinstance(answer, StopTraining):
             self.stop_reason = self.stop_reason or answer.reason
+            self._action_stop_reason = answer.reason
             self.step_range = replace(self.step_range, stop=self.step)
         elif isinstance(answer, ReplaceState):
             state = self.state()

@@ -183,6 +183,21 @@ class FitResult:
     stop_reason: str | None
     failures: dict[str, str]
     messages: list[str]
+    _get_module_view: Callable[[TrainState, str], Any] | None = field(default=None, repr=False)
+
+    def view(self, name: str) -> TrainState:
+        """Return the state with a module that a plugin derives from it, to evaluate or predict
+        with: `engine.evaluate(result.view("average"), data)`.
+
+        Args:
+            name: of the module, as plugins give it in the hook `module_views`.
+
+        Raises:
+            PluginError: there is no such module.
+        """
+        if self._get_module_view is None:
+            raise StateError("this result is not of a fit, so no plugin derives modules from it")
+        return self.state.replace(module=self._get_module_view(self.state, name))
 
 
 class Run:

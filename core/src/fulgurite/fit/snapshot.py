@@ -86,6 +86,7 @@ class Snapshot:
         metrics: the newest metrics by source.
         requested_length: the steps and epochs, one of them None, that the fit was to take.
         history: the exact scalars of the run that `run.history` holds, oldest first.
+        stop_reason: why an action has ended training at this step, which is the planned end since.
         is_latest: whether its run has no later one.
         run_dir: of the run that it was read from; None is the run itself.
         num_attempts: how many attempts the run itself had when this was read, if that is known.
@@ -99,6 +100,7 @@ class Snapshot:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     requested_length: tuple[int | None, int | None] | None = None
     history: tuple[Record, ...] = ()
+    stop_reason: str | None = None
     is_latest: bool = True
     run_dir: str | PathLike | None = None
     num_attempts: int | None = None

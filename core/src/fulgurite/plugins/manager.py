@@ -234,9 +234,12 @@ class PluginManager:
         except pluggy.PluginValidationError as error:
             raise PluginError(f"{where}: {error}") from error
         except ValueError as error:
-            raise PluginError(
-                f"two plugins are called {plugin.name!r}: give each its own `instance`"
-            ) from error
+            kind = type(plugin.plugin).__name__
+            remedy = "give each its own `instance`"
+            if isinstance(getattr(type(plugin.plugin), "instance", None), property):
+                # As of an `Evaluator`, whose instance is its name.
+                remedy = f"the arguments that name a {kind} must differ"
+            raise PluginError(f"two plugins are called {plugin.name!r}: {remedy}") from error
 
     def _find_hookimpls(
         self, plugin: RegisteredPlugin, where: str

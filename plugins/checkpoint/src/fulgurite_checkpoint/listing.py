@@ -30,7 +30,8 @@ class RunRow:
         heartbeat: seconds since the last one, if it runs.
         attempts: how often it was started.
         step: that of the newest complete checkpoint.
-        best: the best value of its metric, if it has one, and at which step.
+        best: its metric, the best value of it, at which step, and whether that is the largest
+            (`max`) or the smallest (`min`); None without a metric.
         commit: the commit of the program that its newest attempt ran, and whether files had
             changed since; empty if it was in no git repository.
         note: who runs it, or what is wrong.
@@ -41,7 +42,7 @@ class RunRow:
     heartbeat: float | None = None
     attempts: int = 0
     step: int | None = None
-    best: tuple[str, float, int] | None = None
+    best: tuple[str, float, int, str] | None = None
     commit: str = ""
     note: str = ""
 
@@ -151,8 +152,9 @@ def _format_heartbeat(row: RunRow) -> str:
 def _format_best(row: RunRow) -> str:
     if row.best is None:
         return ""
-    metric, value, step = row.best
-    return f"{metric} {format_number(value)} at {step}"
+    metric, value, step, mode = row.best
+    kind = "smallest" if mode == "min" else "largest"
+    return f"{kind} {metric} {format_number(value)} at {step}"
 
 
 def _format_wall_time(row: CheckpointRow) -> str:
@@ -249,8 +251,9 @@ def _read_commit(directory: RunDirectory) -> str:
     return format_commit(program) if isinstance(program, dict) else ""
 
 
-def _find_best(entries: list[Entry]) -> tuple[str, float, int] | None:
-    """Return the metric by which the run chooses the best, its best value and at which step."""
+def _find_best(entries: list[Entry]) -> tuple[str, float, int, str] | None:
+    """Return the metric by which the run chooses the best, its best value, at which step, and
+    whether that is the largest or the smallest."""
     monitors = [entry.commit.monitor for entry in entries if entry.commit and entry.commit.monitor]
     if not monitors:
         return None
@@ -259,7 +262,7 @@ def _find_best(entries: list[Entry]) -> tuple[str, float, int] | None:
     value = None if best is None else best.get_metric(metric)
     if best is None or value is None:
         return None
-    return metric, value, best.step
+    return metric, value, best.step, mode
 
 
 def _describe_checkpoint(entry: Entry, verify: Verify, marks: tuple[str, ...]) -> CheckpointRow:

@@ -16,6 +16,7 @@ from fulgurite.errors import (
     check_one_of,
 )
 from fulgurite.fit.run import EngineView
+from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
 from fulgurite_runs.loggers import rewind_loggers
@@ -33,7 +34,6 @@ from fulgurite_checkpoint.retention import (
 )
 from fulgurite_checkpoint.saving import Saver, check_place, try_saving
 
-Mode = Literal["max", "min"]
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
 DataPolicy = Literal["exact", "replay", "restart"]
 
@@ -78,7 +78,9 @@ class Checkpointer(RunPlugin):
         monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
             and `step="best"` refers to it. Only metrics measured at exactly the saved step count,
             and NaN never wins.
-        mode: whether the largest (`max`) or the smallest (`min`) is the best.
+        mode: whether the largest (`max`) or the smallest (`min`) is the best. None to tell it from
+            the metric's name: a loss is to be small, an accuracy large; a name that does not tell
+            is an error.
         on_exception: whether to save when training ends with an exception, if resuming from there
             is exact. Not with several processes, because the others may not know of it.
         async_save: whether to write while training continues.
@@ -101,7 +103,7 @@ class Checkpointer(RunPlugin):
     max_to_keep: int | None = 3
     keep_period: int | None = None
     monitor: str | None = None
-    mode: Mode = "max"
+    mode: Mode | None = None
     on_exception: bool = True
     async_save: bool = True
     weights_only: bool = False
@@ -125,7 +127,9 @@ class Checkpointer(RunPlugin):
                 f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as "
                 f"'test/accuracy'"
             )
-        check_one_of(self.mode, get_args(Mode), "Checkpointer: mode")
+        if self.monitor is not None or self.mode is not None:
+            mode = resolve_mode(self.monitor or "", self.mode, "Checkpointer")
+            object.__setattr__(self, "mode", mode)
         check_one_of(self.verify, get_args(Verify), "Checkpointer: verify")
         check_one_of(
             self.on_missing_plugin,
@@ -190,6 +194,22 @@ class Checkpointer(RunPlugin):
             snapshot = replace(snapshot, data_position=None)
         return snapshot
 
+    @property
+    def _best_by(self) -> tuple[str, Mode] | None:
+        """The metric by which the best checkpoint is chosen, and its mode; None without one."""
+        if self.monitor is None or self.mode is None:
+            return None
+        return self.monitor, self.mode
+
+    def _is_saved_already(self, run: fg.Run) -> bool:
+        """Return whether this is a finished run that was started again: its last checkpoint is as
+        it would be."""
+        checkpoint = self._fit.resumed_here
+        if checkpoint is None or not run.is_complete:
+            return False
+        had_nothing_to_do = not checkpoint.index["pending_actions"]
+        return checkpoint.commit.step == run.step and had_nothing_to_do
+
     def _save_or_try(self, run: fg.Run) -> None:
         """Save; in a trial, do what of it leaves nothing behind."""
         if run.engine.fast_dev_run is None:
@@ -229,8 +249,7 @@ class Checkpointer(RunPlugin):
             )
             if step is None:
                 return None
-        best = None if self.monitor is None else (self.monitor, self.mode)
-        return read(restoring.find_checkpoint(root, step, best))
+        return read(restoring.find_checkpoint(root, step, self._best_by))
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
@@ -290,7 +309,7 @@ class Checkpointer(RunPlugin):
             }
         self._fit.saver = Saver(
             root,
-            RetentionPolicy(self.max_to_keep, self.keep_period, self.monitor, self.mode),
+            RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by),
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
             metrics_by_source=metrics_by_source,
@@ -299,10 +318,17 @@ class Checkpointer(RunPlugin):
         )
         if resumed_here is not None:
             _report_changed_loggers(run, resumed_here)
+        if self._best_by is not None:
+            metric, mode = self._best_by
+            kind = "smallest" if mode == "min" else "largest"
+            message = f"the best checkpoint is that with the {kind} {metric}"
+            run.log_text("checkpoints", {"message": message}, stream="telemetry")
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         """Save; at the end of a run, and where it stops, return when the checkpoint is complete."""
+        if self._is_saved_already(run):
+            return
         if run.run_dir is not None:
             run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
         if self._fit.saver is not None:
@@ -314,11 +340,11 @@ class Checkpointer(RunPlugin):
         """Let go of everything; warn if there is no best checkpoint after all."""
         saver = self._fit.saver
         self._close()
-        if saver is None or self.monitor is None:
+        if saver is None or self._best_by is None:
             return
         if result.stop_reason is None and jax.process_index() == 0:
             try:
-                restoring.find_checkpoint(saver.root, "best", (self.monitor, self.mode))
+                restoring.find_checkpoint(saver.root, "best", self._best_by)
             except CheckpointError as error:
                 warnings.warn(str(error), stacklevel=2)
 

@@ -189,6 +189,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
             metrics=dict(index["metrics"]),
             requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
             history=decode_history(history),
+            stop_reason=index.get("stop_reason"),
         )
         specs = {
             name: (tuple(map(int, shape)), str(dtype))

@@ -26,21 +26,20 @@ class RetentionPolicy:
     Attributes:
         max_to_keep: how many of the newest; None for all.
         keep_period: those whose step is a multiple of this stay too.
-        monitor: the metric `SOURCE/NAME` by which the best stays; None for none.
-        mode: whether the largest (`max`) or the smallest (`min`) is the best.
+        best_by: the metric `SOURCE/NAME` by which the best stays, and whether the largest (`max`)
+            or the smallest (`min`) is the best; None for none.
     """
 
     max_to_keep: int | None
     keep_period: int | None
-    monitor: str | None
-    mode: str
+    best_by: tuple[str, str] | None
 
     def select_superfluous(self, entries: list[Entry]) -> list[Entry]:
         """Return the complete checkpoints that need not stay, oldest first."""
         complete = [entry for entry in entries if entry.commit]
         newest = complete if self.max_to_keep is None else complete[-self.max_to_keep :]
         stays = {entry.step for entry in newest}
-        best = find_best(complete, self.monitor, self.mode) if self.monitor else None
+        best = find_best(complete, *self.best_by) if self.best_by else None
         if best is not None:
             stays.add(best.step)
         if self.keep_period is not None:

@@ -175,7 +175,7 @@ class Saver:
             hashes=[],
             logger_positions=[],
             metrics=metrics,
-            monitor=None if policy.monitor is None else (policy.monitor, policy.mode),
+            monitor=policy.best_by,
             timings=self._sum_timings(run),
             wall_time=time.time(),
         )
@@ -225,13 +225,16 @@ class Saver:
     def _check_monitor(self, metrics: dict[str, dict[str, Any]]) -> None:
         """Warn once if the metric of the best is not among those that its source has just
         measured."""
-        source, _, name = (self.policy.monitor or "").partition("/")
+        if self.policy.best_by is None:
+            return
+        monitor, _ = self.policy.best_by
+        source, _, name = monitor.partition("/")
         values = metrics.get(source, {})
         if not values or source == "train" or name in values or self._has_warned_of_monitor:
             return
         self._has_warned_of_monitor = True
         warnings.warn(
-            f"the best checkpoint is that by {self.policy.monitor!r}, which {source!r} does not "
+            f"the best checkpoint is that by {monitor!r}, which {source!r} does not "
             f"measure. {did_you_mean(name, values)}",
             stacklevel=2,
         )
@@ -290,6 +293,7 @@ def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[s
         "step_range": snapshot.step_range.to_json(),
         "pending_actions": snapshot.pending_actions,
         "metrics": snapshot.metrics,
+        "stop_reason": snapshot.stop_reason,
     }
 
 

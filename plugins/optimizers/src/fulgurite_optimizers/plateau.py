@@ -1,14 +1,15 @@
 """The plugin that makes updates smaller once a metric stops improving."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite.errors import ConfigurationError, check_one_of, did_you_mean
+from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.training.update import Forward
 from fulgurite.triggers import as_trigger, is_exact
 from optax.contrib import reduce_on_plateau
@@ -29,7 +30,8 @@ class ReduceOnPlateau:
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
         every: when to check the metric: the trigger of its evaluator.
-        mode: whether a smaller or a larger value is better.
+        mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
+            the metric's name, as `Checkpointer` does.
         factor, patience, cooldown, min_scale, rtol, atol: see optax.
 
     Example:
@@ -44,7 +46,7 @@ class ReduceOnPlateau:
     monitor: str
     every: fg.Trigger | int
     _: KW_ONLY
-    mode: Literal["min", "max"] = "min"
+    mode: Mode | None = None
     factor: float = 0.1
     patience: int = 10
     cooldown: int = 0
@@ -57,7 +59,8 @@ class ReduceOnPlateau:
             raise ConfigurationError(
                 f"ReduceOnPlateau: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
             )
-        check_one_of(self.mode, ("min", "max"), "ReduceOnPlateau: mode")
+        mode = resolve_mode(self.monitor, self.mode, "ReduceOnPlateau")
+        object.__setattr__(self, "mode", mode)
         if not is_exact(as_trigger(self.every)):
             raise ConfigurationError(
                 f"ReduceOnPlateau: every is {self.every!r}; pass steps, or a trigger that counts "
