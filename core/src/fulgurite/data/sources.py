@@ -213,7 +213,7 @@ class ArrayData:
     @cached_property
     def device_arrays(self) -> Any:
         """Return the pytree of all arrays on the default device."""
-        return jax.tree.map(jnp.asarray, self.arrays)
+        return jax.tree.map(lambda array: jnp.asarray(_as_native(array)), self.arrays)
 
     @staticmethod
     def gather(device_arrays: Any, batch: Any) -> Any:
