@@ -69,7 +69,7 @@ def load_arrays() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
     `image` is float32 (n, 64) from 0 to 1, `label` is int32 (n,).
     """
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(labels))
     arrays: dict[str, Float[np.ndarray, "n 64"] | Int[np.ndarray, " n"]] = {
         "image": (pixels[order] / 16).astype(np.float32),

@@ -236,7 +236,7 @@ def upsample2x(x: Float[Array, "c h w"]) -> Float[Array, "c 2*h 2*w"]:
 
 def load_images() -> tuple[Float[np.ndarray, "n 1 8 8"], Int[np.ndarray, " n"]]:
     """Return 1,797 images, float32 (n, 1, 8, 8) from -1 to 1, and their labels, int32 (n,)."""
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     return (pixels / 8 - 1).astype(np.float32).reshape(-1, 1, 8, 8), labels.astype(np.int32)
 
 
