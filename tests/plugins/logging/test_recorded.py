@@ -19,6 +19,7 @@ from fulgurite.errors import ConfigurationError, PathError
 from fulgurite.redact import redact_text
 from fulgurite_logging import (
     CompilationMonitor,
+    ConsoleLogger,
     EnvironmentLogger,
     LearningRateMonitor,
     MediaLogger,
@@ -444,3 +445,13 @@ def test_parameters_and_other_numbers_are_counted_apart_B10() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(model_summary(state))
     assert "Normalized: 3 parameters, 20 B; optimizer 0 B; 6 other numbers" in console.export_text()
+
+
+def test_lines_in_a_format_of_one_s_own_B24(capsys: pytest.CaptureFixture[str]) -> None:
+    def format_loss(record: fg.Record) -> str | None:
+        if record.stream == "exact" and "loss" in record.values:
+            return f"<{record.step} {record.source}>"
+        return None
+
+    engine(ConsoleLogger(format=format_loss), steps=4).fit(Line, data())
+    assert capsys.readouterr().out.splitlines() == ["<2 train>", "<4 train>"]

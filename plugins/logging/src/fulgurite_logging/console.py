@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,13 +20,24 @@ class ConsoleLogger:
 
         engine = fg.Engine(steps=100, plugins=[ConsoleLogger(hide=("loss_average",))])
 
+
+        def format_loss(record):
+            if record.kind == "scalars" and "loss" in record.values:
+                return f"{record.step}: {record.values['loss']:.3f}"
+
+
+        engine = fg.Engine(steps=100, plugins=[ConsoleLogger(format=format_loss)])
+
     Attributes:
         hide: names of metrics not to show, also as the last part of a name with slashes.
         required: whether training ends when printing fails, such as into a closed pipe.
+        format: `format(record)` returns the line for a record of scalars or text, or None for no
+            line, instead of this logger's own.
     """
 
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     required: bool = False
+    format: Callable[[fg.Record], str | None] | None = None
     plugin_name: ClassVar[str] = "console"
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
@@ -35,7 +47,9 @@ class ConsoleLogger:
         self._writer = None
         # It is None where the process was started without standard output.
         if sys.stdout is not None:
-            self._writer = BackgroundWriter(self.plugin_name, _Backend(frozenset(self.hide)))
+            self._writer = BackgroundWriter(
+                self.plugin_name, _Backend(frozenset(self.hide), self.format)
+            )
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -56,11 +70,19 @@ class ConsoleLogger:
 
 
 class _Backend:
-    def __init__(self, hide: frozenset[str]) -> None:
+    def __init__(
+        self, hide: frozenset[str], format_record: Callable[[fg.Record], str | None] | None
+    ) -> None:
         self._hide = hide
+        self._format_record = format_record
         self._rates: dict[str, float] = {}
 
     def write(self, record: fg.Record) -> None:
+        if self._format_record is not None:
+            line = self._format_record(record)
+            if line is not None:
+                print(line, flush=True)
+            return
         values = {
             name: value
             for name, value in record.values.items()
