@@ -7,6 +7,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import ConfigurationError, DataError
 from models import Act, Counting, Events, Linear, numbers, regression
 
@@ -205,3 +206,28 @@ def test_long_lists_of_numbers_in_a_batch_are_an_error() -> None:
         fg.Engine(steps=1).fit(Linear, [{"x": np.zeros((3, 3), np.float32), "y": [0.0, 1.0, 2.0]}])
     few = [{"x": [jnp.zeros((3, 3))], "scale": [2.0]}]  # a list of arrays, and one number
     assert next(iter(fg.Engine(steps=1).iter_batches(few)))["scale"][0] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "promise", "says"),
+    [
+        (Failing(9), "exact", r"Failing cannot be resumed exactly.*resume='replay'"),
+        (iter(Failing(9)), "replay", "cannot be replayed, because it is an iterator"),
+        ([], "skip", "'exact', 'replay' or 'restart'"),
+    ],
+)
+def test_promises_that_a_source_cannot_keep_are_refused(
+    source: Any, promise: Any, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        fg.DataSource(source, resume=promise)
+
+
+def test_errors_name_the_source_G23() -> None:
+    data = fg.DataSource([{"x": "text"}], name="captions")
+    with pytest.raises(DataError) as error:
+        fg.Engine(steps=1, autoload=False).fit(Linear, data)
+    assert error.value.__notes__[0] == (
+        "while the data source 'captions' made the batch for step 1"
+    )
+    assert BatchIterator(data, seed=0).description == "captions: list"

@@ -690,3 +690,49 @@ def test_loss_terms_of_plugins_are_part_of_an_evaluation() -> None:
 def test_empty_data_is_an_error(call: str) -> None:
     with pytest.raises(DataError, match="no batch 0 in epoch 0"):
         getattr(fg.Engine(), call)(Counting(), [])
+
+
+def test_training_and_evaluations_measure_different_metrics_G25() -> None:
+    """Also which metrics there are, by name and kind, before anything has run."""
+
+    def loss(preds: Any, batch: Any) -> Any:
+        return (preds - batch[1]) ** 2
+
+    def error(preds: Any, batch: Any) -> Any:
+        return jnp.abs(preds - batch[1])
+
+    def last(preds: Any, batch: Any, mask: Any) -> Any:
+        return fg.metrics.LastValue.from_values(preds[-1])
+
+    x = np.arange(4, dtype=np.float32)
+    data = [(x, 2 * x)]
+
+    class Scale(eqx.Module):
+        factor: Any
+
+        def __call__(self, value: Any) -> Any:
+            return self.factor * value
+
+    model = Scale(jnp.ones(()))
+    task = fg.Task(
+        model, loss, optax.sgd(0.1), metrics={"last": last}, eval_metrics={"error": error}
+    )
+    engine = fg.Engine(
+        steps=1, plugins=[Evaluating(fg.Evaluator("val", data), trigger=1)], autoload=False
+    )
+    state = engine.init_state(task, data)
+    assert engine.get_metric_types(state) == {
+        "loss": fg.metrics.Mean,
+        "batch_loss": fg.metrics.LastValue,
+        "loss_average": fg.metrics.ExponentialMovingAverage,
+        "last": fg.metrics.LastValue,
+    }
+    assert engine.get_metric_types(state, "val") == {
+        "loss": fg.metrics.Mean,
+        "error": fg.metrics.Mean,
+    }
+    with pytest.raises(PluginError, match="no evaluator is called 'vla'. Did you mean 'val'"):
+        engine.get_metric_types(state, "vla")
+    assert engine.evaluate(task, data) == {"loss": 3.5, "error": 1.5}
+    plain = fg.Task(model, loss, optax.sgd(0.1), metrics={"last": last})
+    assert engine.evaluate(plain, data) == {"loss": 3.5, "last": 3.0}

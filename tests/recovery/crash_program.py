@@ -216,7 +216,7 @@ SOURCES: dict[str, Callable[[Callable[[], None]], Any]] = {
     "arrays": lambda tell: examples(100, 1, 16, shuffle=True),
     "ahead": lambda tell: fg.DataSource(examples(96, 1, 16, shuffle=True), prefetch=3),
     "replayed": lambda tell: fg.DataSource(
-        Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2
+        Telling(examples(96, 1, 16, shuffle=True), tell), prefetch=2, resume="replay"
     ),
     "stream": lambda tell: fg.DataSource(
         Stream(examples(112, 1, 16, shuffle=True), tell), prefetch=3
@@ -259,7 +259,6 @@ def experiment(
         Checkpointer(
             every=fg.Every(save) | fg.EverySeconds(period),
             async_save=async_save,
-            resume_data="replay" if source == "replayed" else "exact",
         ),
     ]
     engine = fg.Engine(

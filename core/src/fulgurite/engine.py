@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import wraps
 from inspect import signature
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -107,6 +108,25 @@ _FOREIGN_ARGUMENTS = {
 """Arguments of the trainers of other libraries, and what is in their place."""
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _use_device(
+    method: "Callable[Concatenate[Engine, P], R]",
+) -> "Callable[Concatenate[Engine, P], R]":
+    """Make a method of the engine compute on the engine's device."""
+
+    @wraps(method)
+    def call(engine: "Engine", *args: P.args, **kwargs: P.kwargs) -> R:
+        if engine.device is None:
+            return method(engine, *args, **kwargs)
+        with jax.default_device(engine.device):
+            return method(engine, *args, **kwargs)
+
+    return call
+
+
 class Engine:
     """Compiles and runs training; plugins do everything else.
 
@@ -136,6 +156,8 @@ class Engine:
             nothing written.
         limit_train_batches: use at most this many batches of each epoch.
         compilation_cache_dir: a directory in which compiled programs are kept for the next process.
+        device: the one device to compute on, as `jax.Device` or as `"gpu:1"`, `"cpu"`; by default
+            that of JAX. Several devices are a plugin's.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
@@ -159,6 +181,7 @@ class Engine:
         fast_dev_run: int | None = None,
         limit_train_batches: int | None = None,
         compilation_cache_dir: str | PathLike | None = None,
+        device: Any = None,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             raise ConfigurationError(
@@ -193,6 +216,12 @@ class Engine:
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
         strategy = self.plugins.ask_exclusive("sharding_strategy")
+        if strategy and device is not None:
+            raise ConfigurationError(
+                f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
+                "to compute on: leave one of them out"
+            )
+        self.device = None if device is None else _find_device(device)
         self.sharding: ShardingStrategy = (
             PluginShardingStrategy(*strategy) if strategy else SingleDevice()
         )
@@ -212,6 +241,7 @@ class Engine:
         self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
     @hide_internal_frames
+    @_use_device
     def fit(
         self,
         model: Any = None,
@@ -263,6 +293,7 @@ class Engine:
             return loop.run_to_end()
 
     @hide_internal_frames
+    @_use_device
     def init_state(self, model: Any, data: Any) -> TrainState:
         """Return a new train state for `step`, for batches like the first one of `data`.
 
@@ -290,6 +321,7 @@ class Engine:
             return program.init_state(model_init, self._make_root_key())
 
     @hide_internal_frames
+    @_use_device
     def step(
         self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ()
     ) -> tuple[TrainState, Output]:
@@ -385,6 +417,7 @@ class Engine:
         return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
     @hide_internal_frames
+    @_use_device
     def evaluate(
         self,
         model: Any,
@@ -417,6 +450,7 @@ class Engine:
         return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
 
     @hide_internal_frames
+    @_use_device
     def predict(
         self,
         model: Any,
@@ -441,6 +475,7 @@ class Engine:
         )
 
     @hide_internal_frames
+    @_use_device
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
         """Return a train state for `evaluate` and `predict` from a checkpoint, without optimizer
         state. Needs no data.
@@ -452,6 +487,7 @@ class Engine:
         return load_weights(self, model, weights)
 
     @hide_internal_frames
+    @_use_device
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop = never_stop
     ) -> EvaluationResult:
@@ -465,16 +501,13 @@ class Engine:
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        if name not in self.evaluators:
-            raise PluginError(
-                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
-            )
-        spec = self.evaluators[name]
+        spec = self._get_evaluator(name)
         state = state.replace(module=self.get_module_view(state, spec.module_view))
         target = as_eval_target(state, state.key)
         num_batches = self._min_with_dev_run(spec.num_batches)
         return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
 
+    @_use_device
     def check_evaluators(self, state: TrainState) -> None:
         """Trace the evaluations of plugins by shape, for a state; `fit` does so before its first
         step. Nothing is compiled.
@@ -485,9 +518,22 @@ class Engine:
         for name, spec in self.evaluators.items():
             if spec.check_at_start:
                 with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
-                    module = self.get_module_view(state, spec.module_view)
-                    target = as_eval_target(state.replace(module=module), state.key)
-                    self._get_runner(spec).check(target, spec.data)
+                    self._check_evaluator(spec, state)
+
+    @_use_device
+    def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
+        """Return the class of each metric that a source of records gives, by name. Nothing is
+        compiled.
+
+        Args:
+            state: a train state, as `init_state` or a fit gives it.
+            source: `train`, or an evaluation that a plugin declared in `register_evaluators`.
+        """
+        if source == "train":
+            window = state.metric_window.values
+            metrics = window.metrics | window.running
+            return {name: type(metric) for name, metric in metrics.items()}
+        return self._check_evaluator(self._get_evaluator(source), state)
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
@@ -498,6 +544,7 @@ class Engine:
         """
         return get_module_view(self.plugins, state, name)
 
+    @_use_device
     def explain_sharding(self, batch: PyTree) -> str:
         """Return where each array of a batch goes, a line each: which axis is divided over which
         axis of the mesh, on which devices.
@@ -568,7 +615,8 @@ class Engine:
             if self.fast_dev_run is not None:
                 steps = int(state.step) - start_step + self.fast_dev_run
             # Otherwise the data begins anew, as it has already.
-            if snapshot.data_position is not None or batches.is_shared:
+            has_position = snapshot.data_position is not None or batches.is_shared
+            if has_position and batches.resume != "restart":
                 batches.close()
                 position = snapshot.data_position
                 batches = stack.enter_context(self._iterate(request.data, start_step, position))
@@ -673,6 +721,18 @@ class Engine:
             size=16 + len(self.evaluators),
         )
 
+    def _get_evaluator(self, name: str) -> Evaluator:
+        if name not in self.evaluators:
+            raise PluginError(
+                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
+            )
+        return self.evaluators[name]
+
+    def _check_evaluator(self, spec: Evaluator, state: TrainState) -> dict[str, type]:
+        module = self.get_module_view(state, spec.module_view)
+        target = as_eval_target(state.replace(module=module), state.key)
+        return self._get_runner(spec).check(target, spec.data)
+
     def _check_run_dir(self) -> None:
         if self.run_dir is None or self.fast_dev_run is not None:
             return
@@ -724,7 +784,7 @@ def _unwrap_result(model: Any) -> Any:
 
 
 def _peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
-    with error_context(lambda: f"while the data source made the batch for step {start_step + 1}"):
+    with error_context(lambda: f"while {batches.label} made the batch for step {start_step + 1}"):
         return batches.peek()
 
 
@@ -767,6 +827,20 @@ def _check_counts(**counts: Any) -> None:
             raise ConfigurationError(
                 f"{name} is {value!r}; it must be a positive integer below 2**31"
             )
+
+
+def _find_device(device: Any) -> Any:
+    """Return a device, given as such or as `PLATFORM` or `PLATFORM:NUMBER`."""
+    if isinstance(device, jax.Device):
+        return device
+    platform, _, number = str(device).partition(":")
+    try:
+        return jax.local_devices(backend=platform)[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError) as error:
+        devices = ", ".join(f"{known.platform}:{known.id}" for known in jax.local_devices())
+        raise ConfigurationError(
+            f"Engine: there is no device {device!r}; there are {devices}"
+        ) from error
 
 
 def _check_policy(on_nonfinite: Any) -> None:

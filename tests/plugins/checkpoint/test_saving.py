@@ -12,6 +12,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fulgurite.data.sources import get_resume_hint
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.format import list_entries
@@ -256,8 +257,8 @@ def test_an_exception_of_the_data_saves_the_step_before_it(tmp_path: Path) -> No
             raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        engine(tmp_path, Checkpointer(99, resume_data="replay"), steps=5).fit(
-            Counting, fg.DataSource(Data(), prefetch=0)
+        engine(tmp_path, Checkpointer(99), steps=5).fit(
+            Counting, fg.DataSource(Data(), prefetch=0, resume="replay")
         )
     assert steps_in(tmp_path) == [3]
 
@@ -296,7 +297,6 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         ({"mode": "most"}, "'max' or 'min'"),
         ({"verify": True}, "'full', 'size' or 'none'"),
         ({"on_missing_plugin": "raise"}, "'error', 'warn' or 'ignore'"),
-        ({"resume_data": "skip"}, "'exact', 'replay' or 'restart'"),
     ],
 )
 def test_invalid_options_are_errors(options: dict[str, Any], says: str) -> None:
@@ -317,18 +317,32 @@ class Stream:
 
 
 @pytest.mark.full
-def test_data_without_a_state_needs_an_explicit_choice(tmp_path: Path) -> None:
-    def fit(resume_data: Any, data: Any, **options: Any) -> fg.FitResult:
-        checkpoints = Checkpointer(2, resume_data=resume_data)
-        return engine(tmp_path / resume_data, checkpoints, steps=5, log_every=None).fit(
+def test_data_without_a_state_says_what_it_promises(tmp_path: Path) -> None:
+    def fit(promise: Any, **options: Any) -> fg.FitResult:
+        data = fg.DataSource(Stream(), resume=promise)
+        return engine(tmp_path / str(promise), Checkpointer(2), steps=5, log_every=None).fit(
             Counting, data, **options
         )
 
-    with pytest.raises(ConfigurationError, match=r"no get_state\(\).*'replay'.*'restart'"):
-        fit("exact", Stream())
-    for how in ("replay", "restart"):
-        fit(how, Stream())
-        assert float(fit(how, Stream(), resume=2).module.weight) == -5
+    with pytest.raises(ConfigurationError, match=r"data \(Stream\).*'replay'.*'restart'"):
+        fit(None)
+    for promise in ("replay", "restart"):
+        fit(promise)
+        assert float(fit(promise, resume=2).module.weight) == -5
+
+
+class IterableDataset:
+    """Stands for that of Hugging Face, which is known by its library and name."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def test_what_is_known_of_a_library_is_part_of_the_error() -> None:
+    assert "leaves its shuffle buffer out" in get_resume_hint(IterableDataset())
+    assert get_resume_hint([]) == ""
 
 
 def test_iterator_can_only_restart(tmp_path: Path) -> None:
@@ -346,20 +360,16 @@ def test_iterator_can_only_restart(tmp_path: Path) -> None:
                 .replace(metrics={"seen": fg.metrics.LastValue.from_values(batch[0])})
             )
 
-    def fit(how: Any, data: Any, resume: Any = None, **settings: Any) -> fg.FitResult:
-        checkpoints, settings = (
-            Checkpointer(2, resume_data=how),
-            {"steps": 2, "log_every": 1} | settings,
-        )
-        return engine(tmp_path / how, checkpoints, **settings).fit(Seeing, data, resume=resume)
+    def fit(data: Any, resume: Any = None, **settings: Any) -> fg.FitResult:
+        settings = {"steps": 2, "log_every": 1} | settings
+        return engine(tmp_path, Checkpointer(2), **settings).fit(Seeing, data, resume=resume)
 
-    for how in ("exact", "replay"):
-        with pytest.raises(ConfigurationError, match="is an iterator.*'restart'"):
-            fit(how, iter(Stream()))
+    with pytest.raises(ConfigurationError, match="is an iterator.*'restart'"):
+        fit(iter(Stream()))
     with pytest.raises(ConfigurationError, match=r"cut off by Engine\(limit_train_batches=\)"):
-        fit("exact", Kept(), limit_train_batches=3)
-    fit("restart", iter(Stream()))
-    resumed = fit("restart", iter(Stream()), "auto", steps=4)
+        fit(fg.DataSource(Kept(), resume="exact"), limit_train_batches=3)
+    fit(fg.DataSource(iter(Stream()), resume="restart"))
+    resumed = fit(fg.DataSource(iter(Stream()), resume="restart"), "auto", steps=4)
     assert resumed.history["train/seen"].tolist() == [0, 1, 0, 1]
 
 

@@ -34,6 +34,7 @@ from fulgurite_sharding import (
     bytes_per_device,
     check_replicas,
     gather,
+    parallel,
     visualize_sharding,
 )
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
@@ -683,6 +684,92 @@ def check_show_prints_a_table() -> None:
         ["total", "204"],
     ], lines[:4]
     assert "CPU 7" in out.getvalue()
+
+
+def check_parallel_takes_an_uneven_number_of_examples_B23() -> None:
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    def project(batch: dict[str, Any], weight: Any) -> Any:
+        assert batch["x"].shape[0] == 16  # 11 examples and 5 copies of the last, for 8 devices
+        return {"y": batch["x"] @ weight, "n": batch["n"]}
+
+    run = parallel(project, engine(DataParallel()).sharding.mesh, in_axes=(0, None))
+    x = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+    result = run({"x": x, "n": np.arange(11)}, matrix)
+    assert np.allclose(result["y"], x @ matrix, atol=1e-6)
+    assert result["n"].tolist() == list(range(11))
+    whole = parallel(lambda x: x * 2, engine(DataParallel()).sharding.mesh, in_axes=1, out_axes=1)
+    doubled = whole(np.ones((2, 16)))
+    assert len(doubled.sharding.device_set) == 8 and doubled.addressable_shards[0].data.shape == (
+        2,
+        2,
+    )
+    assert parallel(lambda x: x + 1, None)(np.zeros(3)).tolist() == [1, 1, 1]
+    for call, says in [
+        (lambda: parallel(project, some(8), mesh_axes=("model",)), "no axis 'model'; it has data"),
+        (lambda: run({"x": x, "n": np.arange(3)}, matrix), r"\[3, 11\] examples"),
+    ]:
+        try:
+            call()
+        except (ConfigurationError, DataError) as error:
+            assert re.search(says, str(error)), error
+        else:
+            raise AssertionError(says)
+
+
+def check_an_engine_computes_on_its_device_G22() -> None:
+    class Places:
+        def __init__(self) -> None:
+            self.devices: set[Any] = set()
+
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", 1, self.look)]
+
+        def look(self, run: fg.Run) -> None:
+            for leaf in jax.tree.leaves(eqx.filter(run.state, eqx.is_array)):
+                self.devices |= leaf.devices()
+
+    model = eqx.nn.make_with_state(Net)
+    device = jax.devices()[3]
+    on_default = engine(steps=4).fit(model, regression())
+    for data in (regression(), regression(on_device=True)):
+        places = Places()
+        trained = engine(places, steps=4, device="cpu:3")
+        result = trained.fit(model, data)
+        assert places.devices == {device}, places.devices
+        modules = [eqx.filter(fit.module, eqx.is_array) for fit in (result, on_default)]
+        leaves = zip(*map(jax.tree.leaves, modules), strict=True)
+        assert all(np.array_equal(mine, other) for mine, other in leaves)
+        state, _ = trained.step(result.state, next(iter(regression())))
+        assert state.module.first.weight.devices() == {device}
+        assert trained.evaluate(state, data)["loss"] > 0
+    assert "cpu:3" in trained.explain_sharding(next(iter(regression()))).lower()
+
+
+def check_devices_that_are_not_there_are_errors_G22() -> None:
+    for plugins, device, says in [
+        ([], "cpu:8", "there is no device 'cpu:8'; there are cpu:0, cpu:1"),
+        ([], "abacus", "there is no device 'abacus'"),
+        ([DataParallel()], "cpu:1", "plugin 'sharding' says which devices"),
+    ]:
+        try:
+            engine(*plugins, device=device)
+        except ConfigurationError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError(says)
+
+
+def check_batches_are_put_where_a_loop_wants_them_K26() -> None:
+    sharding = NamedSharding(some(8), P("data"))
+    batches = list(regression().device_put(sharding))
+    assert [batch["index"].tolist() for batch in batches] == [
+        list(range(start, start + 32)) for start in (0, 32, 64)
+    ]
+    assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(batches))
+    (batch,) = fg.DataSource([{"x": np.ones(8)}]).device_put(jax.devices()[5])
+    assert batch["x"].devices() == {jax.devices()[5]}
 
 
 if __name__ == "__main__":

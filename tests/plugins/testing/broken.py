@@ -97,6 +97,21 @@ class Unchecked:
     def on_fit_start(self, run: fg.Run) -> None: ...
 
 
+@dataclass
+class NeedsStrength:
+    """Is no broken plugin; its first argument has no default."""
+
+    strength: float
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigurationError(f"NeedsStrength: every is {self.every}; it must be positive")
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None: ...
+
+
 class CountsTraces:
     traces = 0
 

@@ -4,6 +4,7 @@ promise."""
 import sqlite3
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_all_failures_are_reported_at_once() -> None:
         check_plugin(broken.TellsTheTime, only=["deterministic", "resume", "streams"])
     assert list(failure.value.failures) == ["deterministic", "resume"]
     assert str(failure.value).startswith("TellsTheTime does not pass:\n  deterministic: two runs")
+
+
+def test_arguments_of_a_partial_are_kept() -> None:
+    build = partial(broken.NeedsStrength, 0.5)
+    check_plugin(build, only=["arguments"], bad_arguments=[{"every": -1}])
+    with pytest.raises(PluginFailure, match=r"^NeedsStrength does not pass:\n.*every=3.*accepted"):
+        check_plugin(build, only=["arguments"], bad_arguments=[{"every": 3}])
 
 
 def test_compared_part_of_a_file_may_be_specified() -> None:

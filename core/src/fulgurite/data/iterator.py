@@ -17,7 +17,16 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fulgurite.data.sources import ArrayData, DataSource, Seed, StatefulSource, as_array, as_data
+from fulgurite.data.sources import (
+    ArrayData,
+    DataSource,
+    ResumePromise,
+    Seed,
+    StatefulSource,
+    as_array,
+    as_data,
+    get_resume_hint,
+)
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
 from fulgurite.tree.specs import is_array, is_real_dtype
@@ -51,7 +60,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     batches before them.
 
     From the `position` of an item, `ArrayData` seeks, and a `StatefulSource` gets its state back.
-    Any other source is *replayed*: a new pass begins, without its first batches.
+    Any other source is *replayed*: a new pass begins, without its first batches. Where
+    `DataSource.resume` is `restart`, the position does not count.
 
     A `StatefulSource` is left right after the batch consumed last, because what was read ahead
     would be lost to the next walk, and how much that is depends on timing.
@@ -64,10 +74,12 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     Attributes:
         epoch_length: batches in the last epoch that ended, before that what `len()` says, or None.
         description: what the source is, in words.
+        label: what errors call the source.
         is_resumable: whether a walk can begin at a position. An iterator can if it is a
             `StatefulSource`, and a `StatefulSource` if it has no limit.
-        is_exact: whether it then certainly goes on with the same batches. A replayed source does if
-            it is a list or tuple.
+        resume: whether it then goes on with the same batches, as `DataSource.resume` says; None
+            where nobody knows.
+        resume_hint: what is known of sources of this library; empty if nothing is.
         is_shared: whether the position is that of all processes together, as for `ArrayData`; in
             other sources each process has its own.
     """
@@ -101,13 +113,22 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
                 batch holds anything but numbers.
         """
         options = as_data(data)
+        if options.resume == "restart":
+            position = None
         position = position or {"epoch": 0, "batch": 0}
         self._reader = _make_reader(options, seed, limit, epochs, process)
         self.epoch_length = self._reader.epoch_length
         self.is_resumable = self._reader.is_resumable
-        self.is_exact = self._reader.is_exact
+        known: ResumePromise | None = "exact" if self._reader.is_exact else None
+        # A limit cuts off a source that would be exact otherwise.
+        self.resume = known if options.resume in (None, "exact") else options.resume
+        self.resume_hint = get_resume_hint(options.source)
         self.is_shared = isinstance(self._reader, SeekableReader)
         self.description = self._reader.description
+        self.label = "the data source"
+        if options.name is not None:
+            self.label += f" {options.name!r}"
+            self.description = f"{options.name}: {self.description}"
         self._check_position(position, options.source)
         items = self._reader.iter_items(position)
         self._items = _prefetch(items, options.prefetch) if options.prefetch else items
@@ -357,7 +378,7 @@ def _make_reader(
 ) -> SeekableReader | ReplayedReader:
     if isinstance(options.source, ArrayData):
         return SeekableReader(options.source, seed, limit, epochs, process)
-    if isinstance(options.source, StatefulSource):
+    if isinstance(options.source, StatefulSource) and options.resume != "replay":
         return StatefulReader(options, limit, epochs)
     return ReplayedReader(options, limit, epochs)
 

@@ -6,10 +6,11 @@ buffers in ``DataSource(source, copy=True)``.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,25 @@ from fulgurite.errors import (
 from fulgurite.tree.specs import shape_spec
 
 Seed = int | tuple[int, ...]
+ResumePromise = Literal["exact", "replay", "restart"]
+"""What a run may expect of its data when it resumes, see `DataSource`."""
+
+_RESUME_HINTS = {
+    ("datasets", "IterableDataset"): "The state of a Hugging Face IterableDataset leaves its "
+    "shuffle buffer out. Each pass is the same, so 'replay', without shuffle() or with "
+    "shuffle(seed=...)",
+    ("torch", "DataLoader"): "Each pass over a torch DataLoader is the same, so 'replay', without "
+    "shuffle=True, and with a dataset that draws no random numbers",
+    ("torchdata", "StatefulDataLoader"): "Give a torchdata StatefulDataLoader get_state and "
+    "set_state that call its state_dict and load_state_dict",
+    ("tensorflow", "DatasetV2"): "Each pass over a tf.data.Dataset is the same, so 'replay', "
+    "without shuffle() or with shuffle(seed=..., reshuffle_each_iteration=False)",
+}
+"""What sources of known libraries promise, by library and class."""
+
+_BATCHES_AHEAD = 2
+"""How many batches `device_put` has on their way: one that the device copies while it computes with
+the other."""
 
 
 # No array types on the fields of these two: jax also builds them around placeholders.
@@ -210,6 +230,14 @@ class ArrayData:
             else:
                 yield MaskedBatch(batch, mask)
 
+    def device_put(self, sharding: Any = None) -> Iterator[Any]:
+        """Yield the batches of epoch 0 on devices, for a loop of one's own.
+
+        Args:
+            sharding: see `DataSource.device_put`.
+        """
+        return DataSource(self, prefetch=0).device_put(sharding)
+
     @cached_property
     def device_arrays(self) -> Any:
         """Return the pytree of all arrays on the default device."""
@@ -246,6 +274,12 @@ class DataSource:
         prefetch: the number of batches that a background thread reads ahead; 0 for no thread.
         batch_examples: a batch of each structure that the source yields, if these are several; the
             numbers in them do not matter. A batch of any other structure is an error.
+        resume: what the source promises a run that resumes. `exact`: it has `get_state` and
+            `set_state`, which say everything, or it is an `ArrayData`, a list or a tuple. `replay`:
+            each pass over it is the same, so that batches that were seen are read again and
+            skipped. `restart`: neither; it begins again with its first batch, and the run is not
+            exact. None for `exact` where it is so, and no promise otherwise.
+        name: what errors and the description of a run call it.
     """
 
     source: Any
@@ -253,6 +287,8 @@ class DataSource:
     copy: bool = False
     prefetch: int = 2
     batch_examples: tuple[Any, ...] = ()
+    resume: ResumePromise | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Mapping | np.ndarray | jax.Array):
@@ -268,6 +304,31 @@ class DataSource:
             raise ConfigurationError(
                 f"DataSource: prefetch is {self.prefetch}; it must be 0 or a positive integer."
             )
+        if self.resume is not None:
+            check_one_of(self.resume, get_args(ResumePromise), "DataSource: resume")
+        _check_promise(self.source, self.resume)
+
+    def device_put(self, sharding: Any = None) -> Iterator[Any]:
+        """Yield the batches of one pass on devices, for a loop of one's own; `fit` places batches
+        by itself.
+
+        The copy of a batch begins two batches before the loop gets it.
+
+        Args:
+            sharding: a device, a sharding, or a tree of them, as of `jax.device_put`; None for the
+                default device.
+        """
+        on_the_way: deque[Any] = deque()
+        device_arrays = get_device_arrays(self)
+        for batch in self.source:
+            arrays = jax.tree_util.tree_map_with_path(as_array, batch)
+            if self.copy:
+                arrays = jax.tree.map(lambda array: array.copy(), arrays)
+            arrays = ArrayData.gather(device_arrays, arrays)
+            on_the_way.append(jax.device_put(arrays, sharding))
+            if len(on_the_way) > _BATCHES_AHEAD:
+                yield on_the_way.popleft()
+        yield from on_the_way
 
 
 def as_data(source: Any) -> DataSource:
@@ -347,6 +408,33 @@ def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
         f"data{keystr(path)} is a {type(leaf).__name__} of dtype {array.dtype}, but batches hold "
         "arrays of numbers or bools: encode it first."
     )
+
+
+def get_resume_hint(source: Any) -> str:
+    """Return a sentence on how a run can resume from a source of a known library, or nothing."""
+    for source_class in type(source).__mro__:
+        library = source_class.__module__.partition(".")[0]
+        hint = _RESUME_HINTS.get((library, source_class.__name__))
+        if hint is not None:
+            return hint
+    return ""
+
+
+def _check_promise(source: Any, promise: ResumePromise | None) -> None:
+    """Raise `ConfigurationError` if a source cannot keep what it promises."""
+    kind = type(source).__name__
+    is_exact = isinstance(source, ArrayData | Sequence | StatefulSource)
+    if promise == "exact" and not is_exact:
+        raise ConfigurationError(
+            f"DataSource: {kind} cannot be resumed exactly, because it has no get_state() and "
+            "set_state(state). Give resume='replay' if each pass over it is the same, or 'restart' "
+            "(not exact)"
+        )
+    if promise == "replay" and isinstance(source, Iterator):
+        raise ConfigurationError(
+            f"DataSource: {kind} cannot be replayed, because it is an iterator, which can be used "
+            "up once. Pass what can be iterated again"
+        )
 
 
 def _holds_splits(data: Any) -> bool:

@@ -104,8 +104,9 @@ class EvaluationRunner:
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)
 
-    def check(self, target: EvalTarget, data: Any) -> None:
-        """Trace an evaluation by shape, on the first batch of `data`; nothing is compiled.
+    def check(self, target: EvalTarget, data: Any) -> dict[str, type]:
+        """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
+        metrics by name; nothing is compiled.
 
         The program that is traced is the one that the evaluation runs, so this is work done earlier
         and not twice. A source with a state is left as it was; from any other, a new pass begins.
@@ -124,14 +125,19 @@ class EvaluationRunner:
                 f"({type(source).__name__}), which its first evaluation uses up: pass what can be "
                 "iterated again, such as fg.ArrayData, a list, or an object with __iter__"
             )
+        metric_types: dict[str, type] = {}
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, 1) as iterator:
             for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
                 run = self._get_compiled("validation_step", target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
-                carry = jax.eval_shape(run, *arguments, None)[0]
+                carry, collected, _ = jax.eval_shape(run, *arguments, None)
                 jax.eval_shape(run, *arguments, carry)
+                accumulator: MetricAccumulator = carry[0]
+                metrics = accumulator.metrics | accumulator.running | collected
+                metric_types = {name: type(metric) for name, metric in metrics.items()}
+        return metric_types
 
     def predict(
         self,

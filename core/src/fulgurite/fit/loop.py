@@ -422,7 +422,8 @@ class Loop:
         try:
             item = next(self._batches, None)
         except Exception as error:
-            error.add_note(f"while the data source made the batch for step {step + 1}")
+            label = self.data_iterator.label
+            error.add_note(f"while {label} made the batch for step {step + 1}")
             raise
         if item is None:
             of_steps = "" if self.step_range.stop is None else f" of {self.step_range.stop}"

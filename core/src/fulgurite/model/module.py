@@ -192,6 +192,7 @@ class Task(Module):
         optimizer: an `optax.GradientTransformation`.
         metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
             `Metric`.
+        eval_metrics: what evaluations measure instead; by default the same.
         forward: `forward(model, batch, ctx)` returns `preds`, or an `Output` with `preds` and
             `model_state`. By default the model is applied to the first entry of a tuple or list,
             with one key per example if it takes `key`.
@@ -204,9 +205,20 @@ class Task(Module):
     metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
     forward: Callable[[Any, Any, Context], Any] | None = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
+    eval_metrics: Mapping[str, Callable[..., Any]] | None = eqx.field(static=True, default=None)
 
     def training_step(self, batch: Any, ctx: Context) -> Output:
         """Return the weighted loss and the metrics of one batch."""
+        return self._run(batch, ctx, self.metrics)
+
+    def validation_step(self, batch: Any, ctx: Context) -> Output:
+        """Return the weighted loss and the metrics of evaluations of one batch."""
+        metrics = self.metrics if self.eval_metrics is None else self.eval_metrics
+        return self._run(batch, ctx, metrics)
+
+    def _run(
+        self, batch: Any, ctx: Context, metric_fns: Mapping[str, Callable[..., Any]]
+    ) -> Output:
         forward = self.forward or _vmap_model
         result = forward(self.model, batch, ctx)
         output = result if isinstance(result, Output) else Output(preds=result)
@@ -216,7 +228,7 @@ class Task(Module):
         )
         metrics = {
             name: evaluate_metric_fn(name, metric, output.preds, batch, ctx.mask)
-            for name, metric in self.metrics.items()
+            for name, metric in metric_fns.items()
         }
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 

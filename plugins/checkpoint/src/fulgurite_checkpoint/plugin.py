@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import fulgurite as fg
 import jax
+from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
@@ -35,7 +36,6 @@ from fulgurite_checkpoint.retention import (
 from fulgurite_checkpoint.saving import Saver, check_place, try_saving
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
-DataPolicy = Literal["exact", "replay", "restart"]
 
 
 @dataclass
@@ -91,9 +91,6 @@ class Checkpointer(RunPlugin):
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
             checkpoint was saved and is not now, or the other way round: `error`, `warn` or
             `ignore`.
-        resume_data: how to resume data that has no state: `exact` refuses it, `replay` reads and
-            skips the batches already seen, `restart` starts again with the first batch, which is
-            not exact.
     """
 
     plugin_name = "checkpoints"
@@ -109,7 +106,6 @@ class Checkpointer(RunPlugin):
     weights_only: bool = False
     verify: Verify = "full"
     on_missing_plugin: MissingPluginPolicy = "error"
-    resume_data: DataPolicy = "exact"
     _fit: _FitState = field(default_factory=_FitState, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +132,6 @@ class Checkpointer(RunPlugin):
             get_args(MissingPluginPolicy),
             "Checkpointer: on_missing_plugin",
         )
-        check_one_of(self.resume_data, get_args(DataPolicy), "Checkpointer: resume_data")
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -190,8 +185,6 @@ class Checkpointer(RunPlugin):
             self._fit.is_same_run = is_same_run
             has_later = is_same_run and bool(list_later(root, checkpoint.commit.step))
             snapshot = replace(snapshot, is_latest=not has_later, num_attempts=num_attempts)
-        if self.resume_data == "restart":
-            snapshot = replace(snapshot, data_position=None)
         return snapshot
 
     @property
@@ -263,7 +256,7 @@ class Checkpointer(RunPlugin):
         checkpoint = self._fit.resumed_from
         if checkpoint is None:
             return
-        if self.resume_data != "restart":
+        if run.data_iterator.resume != "restart":
             restoring.check_num_processes(checkpoint, run.data_iterator)
         if self._fit.is_same_run:
             self._supersede_later(run, step)
@@ -286,7 +279,7 @@ class Checkpointer(RunPlugin):
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
                 "Checkpointer(directory=...)"
             )
-        self._check_data(run)
+        _check_data(run.data_iterator)
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
         if jax.process_index() == 0:
@@ -396,30 +389,33 @@ class Checkpointer(RunPlugin):
                 f"writable, or choose another directory"
             ) from error
 
-    def _check_data(self, run: fg.Run) -> None:
-        if self.resume_data == "restart" or run.data_iterator.is_exact:
-            return
-        if not run.data_iterator.is_resumable:
-            raise ConfigurationError(
-                "no run could resume in the middle of this data: it is an iterator, which can be "
-                "used up once, or has get_state() and set_state() and is cut off by "
-                "Engine(limit_train_batches=). Pass what can be iterated again, without a limit, "
-                "or choose Checkpointer(resume_data='restart') (not exact)"
-            )
-        if self.resume_data == "exact":
-            raise ConfigurationError(
-                "the data has no get_state() and set_state(), so that a resumed run could see "
-                "other batches than an uninterrupted one. Give it both, pass a list or "
-                "fg.ArrayData, or choose Checkpointer(resume_data='replay') (the batches already "
-                "seen are read again and skipped) or 'restart' (not exact)"
-            )
-
     def _close(self) -> None:
         saver = self._fit.saver
         self._fit.saver = None
         self._fit.resumed_from = None
         if saver is not None:
             saver.close()
+
+
+def _check_data(batches: BatchIterator) -> None:
+    """Raise `ConfigurationError` for data of which nobody knows whether a run can resume."""
+    if batches.resume is not None:
+        return
+    if not batches.is_resumable:
+        raise ConfigurationError(
+            "no run could resume in the middle of this data: it is an iterator, which can be used "
+            "up once, or has get_state() and set_state() and is cut off by "
+            "Engine(limit_train_batches=). Pass what can be iterated again, without a limit, or "
+            "say fg.DataSource(data, resume='restart') (not exact)"
+        )
+    raise ConfigurationError(
+        f"nothing is known of how a run resumes in the middle of this data "
+        f"({batches.description}), so that it could see other batches than an uninterrupted one. "
+        "Pass fg.ArrayData, a list, or a source with get_state() and set_state(); or say "
+        "fg.DataSource(data, resume='replay') if each pass over it is the same (the batches "
+        f"already seen are read again and skipped), or resume='restart' (not exact). "
+        f"{batches.resume_hint}".rstrip()
+    )
 
 
 def _is_metric_name(monitor: object) -> bool:

@@ -12,6 +12,10 @@ from fulgurite_testing.compare import (
 )
 from fulgurite_testing.events import Event as Event, EventRecorder as EventRecorder
 from fulgurite_testing.memory import InMemoryCheckpointer as InMemoryCheckpointer
+from fulgurite_testing.source_check import (
+    SourceFailure as SourceFailure,
+    check_source as check_source,
+)
 from fulgurite_testing.tiny import (
     TinyModel as TinyModel,
     tiny_data as tiny_data,

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class PluginFailure(AssertionError):
     """
 
     def __init__(self, plugin: Any, failures: dict[str, str]) -> None:
-        name = getattr(plugin, "__name__", type(plugin).__name__)
+        function = plugin.func if isinstance(plugin, partial) else plugin
+        name = getattr(function, "__name__", type(plugin).__name__)
         problems = [f"  {check}: {problem}" for check, problem in failures.items()]
         super().__init__("\n".join([f"{name} does not pass:", *problems]))
         self.failures = failures

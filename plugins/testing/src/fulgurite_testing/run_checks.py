@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def check_arguments(subject: PluginUnderTest) -> None:
     if "__init__" in vars(cls) or cls.__init__ is not object.__init__:
         kinds = [parameter.kind for parameter in inspect.signature(cls).parameters.values()]
         if inspect.Parameter.VAR_KEYWORD in kinds:
-            _check_unknown_argument(cls)
+            _check_unknown_argument(cls, subject.constructor)
     for bad in subject.bad_arguments:
-        _check_bad_arguments(cls, bad)
+        _check_bad_arguments(cls, subject.constructor, bad)
 
 
 def check_trains(subject: PluginUnderTest) -> None:
@@ -190,9 +191,9 @@ def check_fused_steps(subject: PluginUnderTest) -> None:
         )
 
 
-def _check_unknown_argument(cls: type) -> None:
+def _check_unknown_argument(cls: type, constructor: Callable[..., Any]) -> None:
     try:
-        cls(no_such_argument=object())
+        constructor(no_such_argument=object())
     except (FulguriteError, TypeError):
         return
     raise CheckError(
@@ -200,10 +201,10 @@ def _check_unknown_argument(cls: type) -> None:
     )
 
 
-def _check_bad_arguments(cls: type, bad: dict[str, Any]) -> None:
+def _check_bad_arguments(cls: type, constructor: Callable[..., Any], bad: dict[str, Any]) -> None:
     call = f"{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in bad.items())})"
     try:
-        cls(**bad)
+        constructor(**bad)
     except FulguriteError as error:
         text = str(error)
         if not any(name in text or repr(value) in text for name, value in bad.items()):

@@ -99,6 +99,15 @@ class PluginUnderTest:
                 f"{self.plugin!r} cannot be copied: pass its class, or a function that builds it"
             ) from error
 
+    @property
+    def constructor(self) -> Callable[..., Any]:
+        """Return what takes keyword arguments of its class, after those that are fixed by a
+        `functools.partial`."""
+        cls = type(self.make())
+        if isinstance(self.plugin, functools.partial) and self.plugin.func is cls:
+            return self.plugin
+        return cls
+
     @functools.cached_property
     def hooks(self) -> set[str]:
         """Return the names of the hooks that it implements."""
