@@ -19,6 +19,7 @@ from fulgurite_logging import (
     MediaLogger,
     NormMonitor,
     NullLogger,
+    PythonLogger,
 )
 from fulgurite_optimizers import (
     Freeze,
@@ -81,6 +82,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
     "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
     "null": (NullLogger, {}),
+    "python": (PythonLogger, {}),
     "phases": (MultiOptimizer, {"model": Apart}),
     "predictions": (
         lambda: PredictionWriter("test", tiny_data()),

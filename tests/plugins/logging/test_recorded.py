@@ -24,6 +24,7 @@ from fulgurite_logging import (
     LearningRateMonitor,
     MediaLogger,
     NormMonitor,
+    PythonLogger,
 )
 from fulgurite_logging.console import format_number
 from fulgurite_logging.environment import describe_parameters, redact_arguments
@@ -455,3 +456,25 @@ def test_lines_in_a_format_of_one_s_own_B24(capsys: pytest.CaptureFixture[str]) 
 
     engine(ConsoleLogger(format=format_loss), steps=4).fit(Line, data())
     assert capsys.readouterr().out.splitlines() == ["<2 train>", "<4 train>"]
+
+
+def test_lines_go_to_logging_B22(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "mine")
+
+    def say(run: fg.Run) -> None:
+        run.log_text("act", {"message": "half of it"})
+
+    engine(
+        PythonLogger("mine", level=10, hide=("batch_loss", "loss_average")), Act(2, say), steps=2
+    ).fit(Line, data())
+    lines = [(record.levelname, record.getMessage().split()[:4]) for record in caplog.records]
+    assert ("DEBUG", ["step", "2", "train", "error"]) in lines
+    assert ("WARNING", ["step", "2", "note:", "half"]) in lines
+
+
+def test_monitors_rename_what_they_measure_B22() -> None:
+    monitor = NormMonitor(("gradients",), {"all": fg.select("**")}, rename=str.upper)
+    history = engine(monitor, steps=2).fit(Line, data()).history
+    assert float(history["train/norms/GRADIENTS"][0]) == float(
+        history["train/norms/GRADIENTS/ALL"][0]
+    )

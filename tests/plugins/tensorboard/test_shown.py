@@ -154,7 +154,7 @@ def test_a_server_gives_pictures_histograms_and_text(shown: Any):
     assert [step for _, step, _ in histograms] == steps
     weight = np.asarray(whole.module.weight)
     assert sum(count for _, _, count in histograms[-1][2]) == len(weight)
-    texts = server.data("text", "text", tag="note/text_summary", run="tensorboard/train")
+    texts = server.data("text", "text", tag="note", run="tensorboard/train")
     assert [text["step"] for text in texts] == steps and "a note" in texts[0]["text"]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_logging import media
 from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
 from fulgurite_tensorboard.events import build_start_event
@@ -80,12 +81,18 @@ BATCHES = [
 ]
 
 
-def fit(run: Path, *plugins: Any, steps: int = 8, **arguments: Any) -> fg.FitResult:
+def fit(
+    run: Path,
+    *plugins: Any,
+    steps: int = 8,
+    logger: TensorBoardLogger | None = None,
+    **arguments: Any,
+) -> fg.FitResult:
     engine = fg.Engine(
         steps=steps,
         run_dir=run,
         log_every=2,
-        plugins=[TensorBoardLogger(), *plugins],
+        plugins=[logger or TensorBoardLogger(), *plugins],
         autoload=False,
     )
     return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
@@ -145,7 +152,7 @@ def test_media(tmp_path: Path):
     histogram = values["weight"].histo
     assert list(histogram.bucket) == list(counts) and histogram.num == 4
     np.testing.assert_allclose(histogram.bucket_limit, edges[1:], rtol=1e-5)
-    assert values["note/text_summary"].tensor.string_val[0] == b"a note"
+    assert values["note"].tensor.string_val[0] == b"a note"
     assert values["figure"].image.width == 20
 
 
@@ -174,7 +181,7 @@ def test_records_of_a_plugin_are_written(tmp_path: Path):
     (shown,) = [value for event in events(tmp_path, "shown") for value in event.summary.value]
     assert (shown.tag, shown.image.height, shown.image.width) == ("picture", 2, 3)
     tags = [value.tag for event in events(tmp_path, "setting") for value in event.summary.value]
-    assert tags == ["setting/text_summary"]
+    assert tags == ["setting"]
     assert [v.tag for event in events(tmp_path, "") for v in event.summary.value] == [
         "_hparams_/session_start_info"
     ]
@@ -231,7 +238,7 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
         for event in events(tmp_path, "told")
         for value in event.summary.value
     ]
-    assert tags == [(step, tag) for step in (1, 2) for tag in ("own/text_summary", "figure")]
+    assert tags == [(step, tag) for step in (1, 2) for tag in ("own", "figure")]
 
 
 def test_each_source_has_its_own_directory(tmp_path: Path):
@@ -283,8 +290,8 @@ def test_text_values_that_are_not_plain_strings_are_shown(tmp_path: Path):
     values = {
         value.tag: value for event in events(tmp_path, "told") for value in event.summary.value
     }
-    assert values["list/text_summary"].tensor.string_val[0] == b"['a', 1]"
-    assert values["name/text_summary"].tensor.string_val[0] == b"caf\\udce9"
+    assert values["list"].tensor.string_val[0] == b"['a', 1]"
+    assert values["name"].tensor.string_val[0] == b"caf\\udce9"
 
 
 @dataclass(eq=False)
@@ -486,3 +493,23 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path):
     )
     engine.fit(Line, fg.DataSource(BATCHES))
     assert not (tmp_path / "run").exists()
+
+
+def test_layout_chooses_directory_and_tag_B20(tmp_path: Path):
+    """Also each value once, in a run that is resumed."""
+
+    def join_windows(source: str, name: str) -> tuple[str, str]:
+        kind, _, rest = name.partition("_")
+        return (f"{source}-{kind}", rest) if rest == "loss" else (source, name)
+
+    logger = TensorBoardLogger(layout=join_windows)
+    fit(tmp_path, Checkpointer(4), steps=6, logger=logger)
+    fit(tmp_path, Checkpointer(4), logger=logger, resume=4)
+    whole = fit(tmp_path / "whole").history
+    assert [(step, tag) for step, tag, _ in scalars(tmp_path, "train-batch")] == [
+        (step, "loss") for step in (2, 4, 6, 8)
+    ]
+    assert [value for _, _, value in scalars(tmp_path, "train-batch")] == [
+        np.float32(value) for value in whole["train/batch_loss"]
+    ]
+    assert {tag for _, tag, _ in scalars(tmp_path, "train")} == {"loss", "loss_average", "double"}

@@ -30,6 +30,7 @@ _KNOWN_DISTRIBUTIONS = {
         "media",
         "norms",
         "null",
+        "python",
     ),
     "optimizers": ("accumulate", "clip", "phases", "reduce_on_plateau"),
     "progress": ("progress",),

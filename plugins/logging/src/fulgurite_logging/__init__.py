@@ -5,7 +5,10 @@ Each record of the exact stream is written exactly once, also by a run that is r
 
 from fulgurite_logging.batch_pictures import BatchPictures as BatchPictures
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
-from fulgurite_logging.console import ConsoleLogger as ConsoleLogger
+from fulgurite_logging.console import (
+    ConsoleLogger as ConsoleLogger,
+    PythonLogger as PythonLogger,
+)
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
 from fulgurite_logging.file_logger import FileLogger as FileLogger
 from fulgurite_logging.jsonl import (

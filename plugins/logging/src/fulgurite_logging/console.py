@@ -1,14 +1,17 @@
-"""Print records as lines in a terminal or a pipe."""
+"""Print records as lines in a terminal or a pipe, or hand them to Python's `logging`."""
 
+import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
 
 from fulgurite_logging.writer import BackgroundWriter
+
+RecordFormat = Callable[[fg.Record], str | None]
 
 
 @dataclass(eq=False)
@@ -37,7 +40,7 @@ class ConsoleLogger:
 
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     required: bool = False
-    format: Callable[[fg.Record], str | None] | None = None
+    format: RecordFormat | None = None
     plugin_name: ClassVar[str] = "console"
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
 
@@ -48,7 +51,7 @@ class ConsoleLogger:
         # It is None where the process was started without standard output.
         if sys.stdout is not None:
             self._writer = BackgroundWriter(
-                self.plugin_name, _Backend(frozenset(self.hide), self.format)
+                self.plugin_name, _LineBackend(self.hide, self.format, _print_line)
             )
 
     @fg.hookimpl
@@ -69,20 +72,82 @@ class ConsoleLogger:
             self._writer.close()
 
 
-class _Backend:
+@dataclass(eq=False)
+class PythonLogger:
+    """Hand a line for each record of exact scalars, and every message, to Python's `logging`.
+
+    They are those of `ConsoleLogger`. Where they go, the program says by `logging.basicConfig` or a
+    handler.
+
+    Example:
+        import logging
+
+        from fulgurite_logging import PythonLogger
+
+        logging.basicConfig(level=logging.INFO)
+        engine = fg.Engine(steps=100, plugins=[PythonLogger("my_project")])
+
+    Attributes:
+        name: of the logger in `logging`.
+        level: of the lines of scalars; those of messages are warnings.
+        hide: as of `ConsoleLogger`.
+        format: as of `ConsoleLogger`.
+    """
+
+    name: str = "fulgurite"
+    level: int = logging.INFO
+    hide: tuple[str, ...] = ("batch_loss", "loss_average")
+    format: RecordFormat | None = None
+    plugin_name: ClassVar[str] = "python"
+    _backend: "_LineBackend | None" = field(default=None, init=False, repr=False)
+
+    @fg.hookimpl
+    def open_logger(self, run: fg.LoggedRun) -> None:
+        """Begin with no rate known."""
+        self._backend = _LineBackend(self.hide, self.format, self._log_line)
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        """Log the record."""
+        if self._backend is not None:
+            self._backend.write(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Log the record."""
+        self.log_scalars(record)
+
+    def _log_line(self, record: fg.Record, line: str) -> None:
+        level = logging.WARNING if record.kind == "text" else self.level
+        logging.getLogger(self.name).log(level, "%s", line)
+
+
+class _LineBackend:
+    """Turns records into lines.
+
+    Args:
+        hide: names of metrics not to show.
+        format_record: `format` of the logger, instead of the lines of this class.
+        write_line: takes a record and its line.
+    """
+
     def __init__(
-        self, hide: frozenset[str], format_record: Callable[[fg.Record], str | None] | None
+        self,
+        hide: Iterable[str],
+        format_record: RecordFormat | None,
+        write_line: Callable[[fg.Record, str], None],
     ) -> None:
-        self._hide = hide
-        self._format_record = format_record
+        self._hide = frozenset(hide)
+        self._format_record = format_record or self._format_default
+        self._write_line = write_line
         self._rates: dict[str, float] = {}
 
     def write(self, record: fg.Record) -> None:
-        if self._format_record is not None:
-            line = self._format_record(record)
-            if line is not None:
-                print(line, flush=True)
-            return
+        line = self._format_record(record)
+        if line is not None:
+            self._write_line(record, line)
+
+    def _format_default(self, record: fg.Record) -> str | None:
         values = {
             name: value
             for name, value in record.values.items()
@@ -90,16 +155,18 @@ class _Backend:
             if name.rpartition("/")[2] not in self._hide and name not in self._hide
         }
         if record.kind == "text":
-            if "message" in values:
-                print(f"step {record.step:>7}  note: {values['message']}", flush=True)
-        elif record.stream == "exact":
+            if "message" not in values:
+                return None
+            return f"step {record.step:>7}  note: {values['message']}"
+        if record.stream == "exact":
             cells = [f"{name} {format_number(value)}" for name, value in values.items()]
             rate = self._rates.get(record.source)
             if rate is not None:
                 cells.append(f"{format_number(rate)} steps/s")
-            print(f"step {record.step:>7}  {record.source}  {'  '.join(cells)}", flush=True)
-        elif "steps_per_second" in values:
+            return f"step {record.step:>7}  {record.source}  {'  '.join(cells)}"
+        if "steps_per_second" in values:
             self._rates[record.source] = values["steps_per_second"]
+        return None
 
     def sync(self) -> None:
         sys.stdout.flush()
@@ -109,6 +176,10 @@ class _Backend:
 
     def close(self) -> None:
         sys.stdout.flush()
+
+
+def _print_line(record: fg.Record, line: str) -> None:
+    print(line, flush=True)
 
 
 def format_number(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Log norms of gradients, updates and parameters, and learning rates."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -36,10 +36,13 @@ class NormMonitor:
     Attributes:
         quantities: which of the four.
         groups: selections of the module by name: `fg.select(...)`, or a pattern for it.
+        rename: `rename(name)` returns another name for `gradients/head` and the like; the plugin's
+            name stays before it.
     """
 
     quantities: tuple[str, ...] = QUANTITIES
     groups: Mapping[str, Selector | str] = field(default_factory=dict)
+    rename: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if not self.quantities or not set(self.quantities) <= set(QUANTITIES):
@@ -89,7 +92,7 @@ class NormMonitor:
             return {name: jnp.float32(jnp.nan) for name in jax.eval_shape(compute_norms)}
 
         values = jax.lax.cond(ctx.is_due("log"), compute_norms, skip_norms)
-        return {name: fg.metrics.LastValue.from_values(value) for name, value in values.items()}
+        return _as_metrics(values, self.rename)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,12 @@ class LearningRateMonitor:
         # What `configure_optimizers` of the module returns.
         optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
         engine = fg.Engine(steps=100, plugins=[LearningRateMonitor()])
+
+    Attributes:
+        rename: `rename(name)` returns another name for that of an optimizer.
     """
+
+    rename: Callable[[str], str] | None = None
 
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
@@ -118,14 +126,24 @@ class LearningRateMonitor:
             values = _find_learning_rates(opt_state)
             for number, value in enumerate(values, 1):
                 label = name if len(values) == 1 else f"{name}/{number}"
-                rates[label] = fg.metrics.LastValue.from_values(value)
+                rates[label] = value
         if not rates:
             raise ConfigurationError(
                 "learning_rate: no optimizer exposes its learning rate. Write "
                 "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), or leave learning_rate "
                 "out"
             )
-        return rates
+        return _as_metrics(rates, self.rename)
+
+
+def _as_metrics(
+    values: Mapping[str, Any], rename: Callable[[str], str] | None
+) -> dict[str, fg.metrics.LastValue]:
+    """Return values as metrics, under the names that a user gives them."""
+    return {
+        name if rename is None else rename(name): fg.metrics.LastValue.from_values(value)
+        for name, value in values.items()
+    }
 
 
 def _find_learning_rates(opt_state: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import sync_folder
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -48,7 +48,7 @@ class EventFile:
         from pathlib import Path
 
         from fulgurite_tensorboard import EventFile, read_events
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event
 
         file = EventFile(Path("events.out.tfevents.1"))
         file.append(Event(step=1, wall_time=0.0))

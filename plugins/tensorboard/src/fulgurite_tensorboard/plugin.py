@@ -6,7 +6,8 @@ import shutil
 import time
 import warnings
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from fulgurite_runs.directory import sync_folder
 
 if TYPE_CHECKING:
     from fulgurite_tensorboard.events import EventFile
+
+Layout = Callable[[str, str], tuple[str, str]]
 
 FOLDER = "tensorboard"
 _FILE = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.fulgurite")
@@ -44,9 +47,22 @@ class TensorBoardLogger(FileLogger):
         from fulgurite_tensorboard import TensorBoardLogger
 
         engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=[TensorBoardLogger()])
+
+
+        def draw_losses_together(source, name):  # one chart for `generator/loss` and `critic/loss`
+            part, _, rest = name.partition("/")
+            return (f"{source}-{part}", rest) if rest else (source, name)
+
+
+        logger = TensorBoardLogger(layout=draw_losses_together)
+
+    Attributes:
+        layout: `layout(source, name)` returns the directory and the tag of a value; TensorBoard
+            draws tags of the same name into one chart. By default these are source and name.
     """
 
     plugin_name = FOLDER
+    layout: Layout | None = None
 
     def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         """Return what writes the event files."""
@@ -59,7 +75,7 @@ class TensorBoardLogger(FileLogger):
             sizes = {
                 split: _measure_files(folder / split, run.step) for split in _list_splits(folder)
             }
-        return _Backend(folder, sizes, run.step)
+        return _Backend(folder, sizes, run.step, self.layout)
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
@@ -87,17 +103,21 @@ class _Backend:
         folder: where the splits are.
         sizes: the position to go on from; other files are set aside.
         step: the step to go on from.
+        layout: that of the logger.
     """
 
-    def __init__(self, folder: Path, sizes: dict[str, dict[str, int]], step: int) -> None:
+    def __init__(
+        self, folder: Path, sizes: dict[str, dict[str, int]], step: int, layout: Layout | None
+    ) -> None:
         self._folder = folder
+        self._layout = layout
         self._files: dict[str, EventFile] = {}
         self._earlier_sizes = sizes
         self._refused_names: set[str] = set()
         folder.mkdir(exist_ok=True)
         for split in ("", *_list_splits(folder)):
             _set_aside(folder / split, sizes.get(split, {}))
-        # Imported here, on the writer's thread or in a fit: tensorboardX takes its time.
+        # Imported here, on the writer's thread or in a fit: TensorBoard takes its time.
         from fulgurite_tensorboard.events import build_start_event
 
         for split, files in sizes.items():
@@ -115,9 +135,10 @@ class _Backend:
             # In the folder of the splits, because TensorBoard compares what is below it.
             event = build_summary_event(record.step, wall_time, hyperparameters)
             self._get_file("").append(event)
-        summary = build_summary(record, partial(self._refuse, record))
-        event = build_summary_event(record.step, wall_time, summary)
-        self._get_file(get_split(record)).append(event)
+        for part in self._divide(record):
+            summary = build_summary(part, partial(self._refuse, part))
+            event = build_summary_event(record.step, wall_time, summary)
+            self._get_file(get_split(part)).append(event)
 
     def sync(self) -> None:
         for file in self._files.values():
@@ -134,6 +155,18 @@ class _Backend:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+    def _divide(self, record: fg.Record) -> list[fg.Record]:
+        """Return the parts of a record that go to different directories."""
+        if self._layout is None or record.kind == "config":
+            return [record]
+        values: dict[str, dict[str, Any]] = {}
+        for name, value in record.values.items():
+            directory, tag = self._layout(record.source, name)
+            values.setdefault(directory, {})[tag] = value
+        return [
+            replace(record, source=directory, values=part) for directory, part in values.items()
+        ]
 
     def _refuse(self, record: fg.Record, name: str, error: Exception) -> None:
         """Warn, once for each name, that a value is not shown."""

@@ -1,5 +1,6 @@
 """Turn records into summaries of TensorBoard."""
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +10,11 @@ import fulgurite as fg
 import numpy as np
 from fulgurite_logging import media
 from fulgurite_runs.json_codec import dumps
-from tensorboardX import summary
-from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from PIL import Image as PillowImage
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 
 def build_summary(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
@@ -49,9 +53,11 @@ def build_hyperparameters(record: fg.Record) -> Any:
         name: value if isinstance(value, bool | int | float) else _escape_surrogates(str(value))
         for name, value in arguments.items()
     }
+    # Imported here, because it takes 0.3 s and few programs have arguments.
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
     # Without a list of metrics TensorBoard finds out by itself which there are to compare.
-    _, start, _ = summary.hparams(values, {})
-    return start
+    return hparams_pb(values, start_time_secs=record.wall_time or 0.0)
 
 
 def _summarize_value(name: str, value: Any) -> Iterator[Any]:
@@ -78,17 +84,17 @@ def _summarize_scalar(tag: str, value: float) -> Any:
 def _summarize_config(record: fg.Record) -> Any:
     text = json.dumps(json.loads(dumps(record.values)), indent=2)
     # Markdown shows lines that are indented by four spaces as they are.
-    return summary.text(record.source, "\n".join("    " + line for line in text.splitlines()))
+    return _build_text(record.source, "\n".join("    " + line for line in text.splitlines()))
 
 
 def _summarize_image(name: str, image: media.Image) -> Iterator[Any]:
-    yield summary.image(name, np.asarray(image.pixels), dataformats="HWC")
+    yield _build_image(name, np.asarray(image.pixels))
 
 
 def _summarize_images(name: str, images: media.Images) -> Iterator[Any]:
     for index, pixels in enumerate(np.asarray(images.pixels)):
         tag = name if len(images.pixels) == 1 else f"{name}/{index}"
-        yield summary.image(tag, pixels, dataformats="HWC")
+        yield _build_image(tag, pixels)
 
 
 def _summarize_histogram(name: str, histogram: media.Histogram) -> Iterator[Any]:
@@ -96,20 +102,47 @@ def _summarize_histogram(name: str, histogram: media.Histogram) -> Iterator[Any]
     edges = np.asarray(histogram.edges, np.float64)
     # The sums of values and squares, as if each value were in the middle of its bin.
     centers = (edges[1:] + edges[:-1]) / 2
-    yield summary.histogram_raw(
-        name,
-        edges[0],
-        edges[-1],
-        counts.sum(),
-        float(counts @ centers),
-        float(counts @ centers**2),
-        bucket_limits=edges[1:].tolist(),
-        bucket_counts=counts.tolist(),
+    histogram_proto = HistogramProto(
+        min=edges[0],
+        max=edges[-1],
+        num=counts.sum(),
+        sum=float(counts @ centers),
+        sum_squares=float(counts @ centers**2),
+        bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
     )
+    yield Summary(value=[Summary.Value(tag=name, histo=histogram_proto)])
 
 
 def _summarize_text(name: str, text: media.Text) -> Iterator[Any]:
-    yield summary.text(name, _escape_surrogates(text.text))
+    yield _build_text(name, _escape_surrogates(text.text))
+
+
+def _build_image(tag: str, pixels: np.ndarray) -> Any:
+    """Return the summary of a picture, uint8 `(height, width, 1, 3 or 4)`, as a PNG."""
+    height, width, num_channels = pixels.shape
+    picture = PillowImage.fromarray(pixels[:, :, 0] if num_channels == 1 else pixels)
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    image = Summary.Image(
+        height=height,
+        width=width,
+        colorspace=num_channels,
+        encoded_image_string=file.getvalue(),
+    )
+    return Summary(value=[Summary.Value(tag=tag, image=image)])
+
+
+def _build_text(tag: str, text: str) -> Any:
+    """Return the summary of a text in Markdown."""
+    tensor = TensorProto(
+        dtype=DT_STRING,
+        string_val=[text.encode()],
+        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    )
+    plugin_data = SummaryMetadata.PluginData(plugin_name="text")
+    metadata = SummaryMetadata(plugin_data=plugin_data)
+    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
 
 
 def _escape_surrogates(text: str) -> str:
@@ -127,7 +160,7 @@ def _summarize_figure(name: str, figure: media.Figure) -> Iterator[Any]:
     try:
         canvas = FigureCanvasAgg(drawing)
         canvas.draw()
-        yield summary.image(name, np.asarray(canvas.buffer_rgba()), dataformats="HWC")
+        yield _build_image(name, np.asarray(canvas.buffer_rgba()))
     finally:
         # pyplot keeps each figure that it made until it is closed.
         pyplot = sys.modules.get("matplotlib.pyplot")
