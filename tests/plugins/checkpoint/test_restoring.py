@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -434,3 +435,78 @@ def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:
             fg.CheckpointRef(**mistake)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="path must be that of a run"):
         engine(None, Checkpointer(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]
+
+
+class Standardized(fg.Module):
+    """A layer with batch statistics, under a name of choice, and a weight beside it."""
+
+    layers: dict[str, Any]
+    weight: jax.Array
+
+    def __init__(self, name: str, *, key: Any = None) -> None:
+        self.layers = {name: eqx.nn.BatchNorm(3, "batch", mode="batch")}
+        self.weight = jnp.ones(3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        (layer,) = self.layers.values()
+        apply = jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        values, state = apply(batch, ctx.model_state)
+        return fg.Output(((values @ self.weight) ** 2).mean(), model_state=state)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.0)
+
+
+def test_model_state_comes_with_the_modules_that_a_map_names(tmp_path: Path) -> None:
+    """Batch statistics that stayed fresh made a fine-tuned model worthless, and nobody said so."""
+    batches = [np.random.default_rng(0).normal(5, 2, (16, 3)).astype(np.float32)]
+    build_old = eqx.nn.make_with_state(partial(Standardized, "encoder"))
+    build_new = eqx.nn.make_with_state(partial(Standardized, "backbone"))
+    old = engine(tmp_path, Checkpointer(3), steps=3).fit(build_old, batches)
+
+    def begin(**options: Any) -> fg.FitResult:
+        reference = fg.CheckpointRef(tmp_path, **options)
+        # The rate of the optimizer is 0, so that one more step changes the statistics alone.
+        return engine(None, Reader(), steps=1).fit(build_new, batches, init_from=reference)
+
+    mapped = begin(map={"module.layers.backbone": "module.layers.encoder"})
+    assert mapped.model_state is not None
+    index = mapped.module.layers["backbone"].batch_counter
+    assert int(mapped.model_state.get(index)) == 3 + 1
+    again = engine(None, Reader(), steps=4).fit(build_old, batches)
+    first, second = (list(get_arrays(fit.model_state).values()) for fit in (mapped, again))
+    assert all(map(np.array_equal, first, second))
+    assert old.model_state is not None
+    # Who names model state decides about it.
+    chosen = {"module.layers.backbone": "module.layers.encoder", "model_state": "model_state"}
+    with pytest.raises(CheckpointError, match="'model_state' and 'model_state' differ"):
+        begin(map=chosen)
+
+
+class Plain(Standardized):
+    """The same, without statistics."""
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.layers = {"encoder": eqx.nn.LayerNorm(3)}
+        self.weight = jnp.ones(3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(((jax.vmap(self.layers["encoder"])(batch) @ self.weight) ** 2).mean())
+
+
+def test_mapped_modules_without_their_state_are_named(tmp_path: Path) -> None:
+    batches = [np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)]
+    engine(tmp_path, Checkpointer(1), steps=1).fit(Plain, batches)
+    build = eqx.nn.make_with_state(partial(Standardized, "backbone"))
+
+    def begin(target: str, source: str, strict: bool) -> fg.FitResult:
+        reference = fg.CheckpointRef(tmp_path, map={target: source}, strict=strict)
+        return engine(None, Reader(), steps=1).fit(build, batches, init_from=reference)
+
+    # A weight alone has no statistics.
+    begin("module.layers.backbone.weight", "module.layers.encoder.weight", strict=True)
+    layers = ("module.layers.backbone", "module.layers.encoder")
+    with pytest.raises(CheckpointError, match="has model state, such as batch statistics, and"):
+        begin(*layers, strict=True)
+    with pytest.warns(UserWarning, match="has none: it stays as it is initialized"):
+        begin(*layers, strict=False)

@@ -240,3 +240,52 @@ def test_part_of_a_packed_array_cannot_be_frozen() -> None:
         engine(Freeze("b", until=1), steps=1).init_state(
             Sum(jnp.zeros(()), jnp.zeros(()), flat), ONE
         )
+
+
+class Normed(fg.Module):
+    """Two layers with batch statistics; the second one has no parameters of its own."""
+
+    backbone: eqx.nn.BatchNorm
+    head: eqx.nn.Sequential
+
+    def __init__(self, *, key: Any) -> None:
+        self.backbone = eqx.nn.BatchNorm(4, axis_name="batch", mode="batch")
+        plain = eqx.nn.BatchNorm(1, "batch", mode="batch", channelwise_affine=False)
+        self.head = eqx.nn.Sequential([eqx.nn.Linear(4, 1, key=key), plain])
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def apply(x: Any, state: Any) -> Any:
+            x, state = self.backbone(x, state)
+            return self.head(x, state)
+
+        run = jax.vmap(apply, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        preds, state = run(batch["x"], ctx.model_state)
+        return fg.Output(((preds - 1) ** 2).mean(), model_state=state)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "changes"),
+    [
+        (Freeze("backbone"), (False, True)),
+        (Freeze("head"), (True, False)),
+        (Freeze("head.layers[0].bias"), (True, True)),
+        (Freeze("backbone", train_statistics=True), (True, True)),
+        (Freeze("backbone", until=2), (True, True)),
+    ],
+)
+def test_statistics_of_a_frozen_part_stay(plugin: Freeze, changes: tuple[bool, bool]) -> None:
+    x = np.random.default_rng(0).normal(3, 2, size=(8, 4)).astype(np.float32)
+    model, initial = eqx.nn.make_with_state(Normed)(key=jax.random.key(0))
+    result = engine(plugin, steps=4).fit((model, initial), [{"x": x}])
+    assert result.model_state is not None
+    norms: list[Any] = [model.backbone, model.head.layers[1]]
+    for norm, is_changed in zip(norms, changes, strict=True):
+        for index in (norm.batch_state_index, norm.batch_counter):
+            before, after = initial.get(index), result.model_state.get(index)
+            is_same = all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
+            assert is_same != is_changed
+    if plugin.until is not None:
+        assert int(result.model_state.get(norms[0].batch_counter)) == 2

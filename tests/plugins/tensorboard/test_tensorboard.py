@@ -357,7 +357,9 @@ def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
     run, memory = tmp_path / "run", Memory()
     for step, resumed in ((5, None), (7, 3), (None, 6)):
         kill = [] if step is None else [Kill(step)]
-        arguments = {} if resumed is None else {"resume": fg.CheckpointRef(run, resumed)}
+        arguments: dict[str, Any] = (
+            {} if resumed is None else {"resume": fg.CheckpointRef(run, resumed)}
+        )
         try:
             fit(run, Showing(), memory, *kill, steps=10, **arguments)
         except Killed:

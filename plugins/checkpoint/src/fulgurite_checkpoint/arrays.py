@@ -1,5 +1,6 @@
 """Arrays by path, and every call of Orbax, whose names still change."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ def apply_mapping(
             on the other side.
     """
     names: dict[str, str] = {}
+    mapping = {**mapping, **_map_model_state(needed, saved, mapping, strict, source)}
     for target_path, source_path in mapping.items():
         targets = _find_below(target_path, needed)
         sources = _find_below(source_path, saved)
@@ -209,6 +211,43 @@ def apply_mapping(
             )
         names |= {targets[path]: sources[path] for path in targets if path in sources}
     return names
+
+
+def _map_model_state(
+    needed: Mapping[str, Any],
+    saved: Mapping[str, Spec],
+    mapping: Mapping[str, str],
+    strict: bool,
+    source: Path,
+) -> dict[str, str]:
+    """Return the paths of the model state of those modules that a map names, such as the statistics
+    of their BatchNorm layers, each with its path in the checkpoint; the arguments are those of
+    `apply_mapping`.
+
+    Weights without the statistics that belong to them make a model that is wrong and does not say
+    so.
+    """
+    if any(path.startswith("model_state") for path in mapping):
+        return {}
+    added = {}
+    for target_path, source_path in mapping.items():
+        if not target_path.startswith("module") or not source_path.startswith("module"):
+            continue
+        target_state = target_path.replace("module", "model_state", 1)
+        source_state = source_path.replace("module", "model_state", 1)
+        if not _find_below(target_state, needed):
+            continue
+        if _find_below(source_state, saved):
+            added[target_state] = source_state
+            continue
+        text = (
+            f"init_from: {target_path!r} of the new state has model state, such as batch "
+            f"statistics, and {source_path!r} of {source} has none"
+        )
+        if strict:
+            raise CheckpointError(f"{text}; strict=False leaves it as it is initialized")
+        warnings.warn(f"{text}: it stays as it is initialized", stacklevel=2)
+    return added
 
 
 def _format_nothing_below(path: str, side: str, names: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
+from fulgurite.model.module import is_floating_array
 from fulgurite.training.update import Forward
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.select import Selector
@@ -23,7 +24,9 @@ from fulgurite_optimizers.wrapper import UpdateRuleWrapper
 class Freeze:
     """Leaves a part of the module out of training, whatever its optimizers are.
 
-    A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state.
+    A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. Its
+    model state, such as the running statistics of a BatchNorm layer, stays as it is, too; a layer
+    still normalizes with the statistics of the batch in training, unless it is in inference mode.
     With `until`, that state exists from the beginning and is left alone until then, so checkpoints
     from before and after have the same structure.
 
@@ -33,6 +36,7 @@ class Freeze:
         until: when its training begins: a step, or the first time of a trigger. The step is then
             compiled again. A trigger by epochs counts those of the fit; a loop of `engine.step` has
             none. None for never.
+        train_statistics: whether the model state of the frozen part goes on changing.
 
     Example:
 
@@ -43,6 +47,7 @@ class Freeze:
 
     where: Selector | str | Callable[[Any], Any]
     until: fg.Trigger | int | None = None
+    train_statistics: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.where, Selector):
@@ -99,6 +104,26 @@ class Freeze:
         )
         return trained, eqx.filter(module, is_frozen)
 
+    def list_frozen_indices(self, module: PyTree) -> list[eqx.nn.StateIndex]:
+        """Return the indices of the model state that stays as it is: of those layers whose
+        parameters are all frozen. A layer without parameters goes with the module around it."""
+        if self.train_statistics:
+            return []
+        assert isinstance(self.where, Selector)
+        flags = jax.tree_util.tree_leaves_with_path(self.where(module))
+        leaves = jax.tree_util.tree_leaves_with_path(module)
+        frozen_by_path = {
+            keys: is_frozen
+            for (keys, is_frozen), (_, leaf) in zip(flags, leaves, strict=True)
+            if is_floating_array(leaf)
+        }
+        nodes = jax.tree_util.tree_leaves_with_path(module, is_leaf=_is_state_index)
+        return [
+            node
+            for keys, node in nodes
+            if _is_state_index(node) and _is_layer_frozen(keys[:-1], frozen_by_path)
+        ]
+
     @property
     def _text(self) -> str:
         return self.where.text if isinstance(self.where, Selector) else ""
@@ -107,6 +132,25 @@ class Freeze:
 def freeze(*where: str | Callable[[Any], Any]) -> Freeze:
     """Return a plugin that freezes permanently what `fg.select` selects with the same arguments."""
     return Freeze(fg.select(*where))
+
+
+def _is_state_index(node: Any) -> bool:
+    return isinstance(node, eqx.nn.StateIndex)
+
+
+def _is_layer_frozen(path: tuple[Any, ...], frozen_by_path: dict[tuple[Any, ...], bool]) -> bool:
+    """Return whether all parameters of a layer are frozen, or of the nearest module around it that
+    has any.
+
+    Args:
+        path: of the layer in the module, a key path of `jax.tree_util`.
+        frozen_by_path: whether each parameter of the module is frozen.
+    """
+    for depth in range(len(path), -1, -1):
+        flags = [flag for keys, flag in frozen_by_path.items() if keys[:depth] == path[:depth]]
+        if flags:
+            return all(flags)
+    return False
 
 
 def _is_exact_time(until: Any) -> bool:
@@ -153,9 +197,17 @@ class FrozenUpdate(UpdateRuleWrapper):
         def forward_whole(module: Any, *args: Any) -> fg.Output:
             return forward(eqx.combine(frozen, module), *args)
 
-        return self.update_trainable(
+        # Taken before the step, which uses the old model state up.
+        frozen_state = None
+        if state.model_state is not None:
+            indices = self.freeze.list_frozen_indices(state.module)
+            frozen_state = state.model_state.substate(indices)
+        new, output = self.update_trainable(
             state, lambda state: self.rule(forward_whole, state, batch, ctx)
         )
+        if frozen_state is not None and new.model_state is not None:
+            new = new.replace(model_state=new.model_state.update(frozen_state))
+        return new, output
 
     def apply_gradients(
         self, state: fg.TrainState, grads: PyTree, output: fg.Output

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import sync_folder
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")

@@ -11,10 +11,15 @@ import numpy as np
 from fulgurite_logging import media
 from fulgurite_runs.json_codec import dumps
 from PIL import Image as PillowImage
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+
+# The modules are generated, and type checkers see nothing in them.
+HistogramProto: Any = vars(summary_pb2)["HistogramProto"]
+Summary: Any = vars(summary_pb2)["Summary"]
+SummaryMetadata: Any = vars(summary_pb2)["SummaryMetadata"]
+TensorProto: Any = vars(tensor_pb2)["TensorProto"]
+TensorShapeProto: Any = vars(tensor_shape_pb2)["TensorShapeProto"]
+DT_STRING: Any = vars(types_pb2)["DT_STRING"]
 
 
 def build_summary(record: fg.Record, refuse: Callable[[str, Exception], None]) -> Any:
