@@ -65,6 +65,7 @@ FULL = (
     "tests/plugins/dev/test_new_plugin.py",
     "tests/plugins/evaluators/test_standalone.py",
     "tests/plugins/logging/test_runs.py",
+    "tests/plugins/losses/test_losses.py::test_without_examples",
     "tests/plugins/metrics/test_metrics.py::test_evaluations_with_an_uneven_last_batch[pad]",
     "tests/plugins/metrics/test_metrics.py::test_windows_over_several_steps",
     "tests/plugins/optimizers/test_by_hand.py::test_the_gan_of_digits",

@@ -22,6 +22,7 @@ _OWN_PACKAGES = {
     "fulgurite_cli",
     "fulgurite_evaluators",
     "fulgurite_logging",
+    "fulgurite_losses",
     "fulgurite_metrics",
     "fulgurite_optimizers",
     "fulgurite_progress",
