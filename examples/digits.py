@@ -1,6 +1,29 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "equinox",
+#     "fulgurite",
+#     "fulgurite-checkpoint",
+#     "fulgurite-cli",
+#     "fulgurite-logging",
+#     "fulgurite-rng",
+#     "jax",
+#     "jaxtyping",
+#     "numpy",
+#     "optax",
+#     "scikit-learn",
+# ]
+#
+# [tool.uv.sources]
+# fulgurite = { path = "../core", editable = true }
+# fulgurite-checkpoint = { path = "../plugins/checkpoint", editable = true }
+# fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-logging = { path = "../plugins/logging", editable = true }
+# fulgurite-rng = { path = "../plugins/rng", editable = true }
+# ///
 """Handwritten digits: a complete program that trains on real data.
 
-python examples/digits.py                      # a few seconds on two cores
+uv run examples/digits.py                      # installs what it needs; a few seconds on two cores
 python examples/digits.py width=256 lr=3e-4    # the arguments of `experiment`, by name
 python examples/digits.py --run runs/a         # saves and logs to runs/a; resumes if run again
 """
@@ -15,7 +38,14 @@ import numpy as np
 import optax
 from fulgurite_cli import Experiment, run
 from jaxtyping import Array, Float, Int, Key
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed. Start this example with `uv run examples/digits.py`, "
+        "which installs what is listed at its top."
+    ) from None
 
 Batch = dict[str, Array]
 

@@ -1,6 +1,32 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "equinox",
+#     "fulgurite",
+#     "fulgurite-checkpoint",
+#     "fulgurite-cli",
+#     "fulgurite-evaluators",
+#     "fulgurite-logging",
+#     "fulgurite-rng",
+#     "jax",
+#     "jaxtyping",
+#     "matplotlib",
+#     "numpy",
+#     "optax",
+#     "scikit-learn",
+# ]
+#
+# [tool.uv.sources]
+# fulgurite = { path = "../core", editable = true }
+# fulgurite-checkpoint = { path = "../plugins/checkpoint", editable = true }
+# fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-evaluators = { path = "../plugins/evaluators", editable = true }
+# fulgurite-logging = { path = "../plugins/logging", editable = true }
+# fulgurite-rng = { path = "../plugins/rng", editable = true }
+# ///
 """Handwritten digits, evaluated by a second process while the first one trains.
 
-python examples/digits_standalone_eval.py --run runs/digits    # half a minute on two cores
+uv run examples/digits_standalone_eval.py    # installs what it needs; half a minute on two cores
 
 The second process is `fulgurite evaluate PROGRAM --run DIR --group slow`. It evaluates new
 checkpoints as they come; if it falls behind it skips some, but never the last one. Kill either
@@ -14,15 +40,19 @@ from functools import partial
 from pathlib import Path
 
 import fulgurite as fg
-import matplotlib
 import numpy as np
 from digits import Classifier, load_arrays
-from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli import Experiment, run
-from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
 
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
+try:
+    from fulgurite_checkpoint import Checkpointer
+    from fulgurite_evaluators import Evaluator, EveryCheckpoint, read_results
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed. Start this example with "
+        "`uv run examples/digits_standalone_eval.py`, which installs what is listed at its top."
+    ) from None
 
 FULGURITE = [
     sys.executable,
@@ -65,7 +95,8 @@ def draw(history: fg.History, run_dir: Path) -> Path:
     Returns:
         The path of the picture.
     """
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     if "train/accuracy" in history:
         axes.plot(
             history.steps("train/accuracy"),

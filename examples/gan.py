@@ -1,7 +1,29 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "equinox",
+#     "fulgurite",
+#     "fulgurite-cli",
+#     "fulgurite-optimizers",
+#     "fulgurite-rng",
+#     "jax",
+#     "jaxtyping",
+#     "matplotlib",
+#     "numpy",
+#     "optax",
+#     "scikit-learn",
+# ]
+#
+# [tool.uv.sources]
+# fulgurite = { path = "../core", editable = true }
+# fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-optimizers = { path = "../plugins/optimizers", editable = true }
+# fulgurite-rng = { path = "../plugins/rng", editable = true }
+# ///
 """A convolutional GAN that draws handwritten digits, with two optimizers in one step.
 
-python examples/gan.py                 # about a minute on two cores; pictures go to `samples`
-python examples/gan.py steps=500       # a first impression
+uv run examples/gan.py                 # installs what it needs; pictures go to `samples`
+python examples/gan.py steps=500       # a first impression; the whole takes a minute on two cores
 
 A classifier trained on the real digits judges the samples: how sure it is of its answers, how many
 of the ten classes it finds, and how far the samples are from the real digits, by the Fréchet
@@ -19,9 +41,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_cli import Experiment, run
-from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Int, Key
-from sklearn.datasets import load_digits
+
+try:
+    from fulgurite_optimizers import MultiOptimizer, Phase
+    from matplotlib.image import imsave
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed. Start this example with `uv run examples/gan.py`, "
+        "which installs what is listed at its top."
+    ) from None
 
 Images = Float[Array, "n 1 8 8"]
 LATENT = 32
@@ -119,8 +149,6 @@ class Samples:
         return [fg.ScheduledAction("draw", fg.Every(self.every) | fg.AtEnd(), self.draw)]
 
     def draw(self, run: fg.Run) -> None:
-        from matplotlib.image import imsave
-
         images = np.pad(
             draw_samples(run.state.module, 80, seed=0)[:, 0],
             ((0, 0), (1, 1), (1, 1)),

@@ -1,7 +1,25 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "equinox",
+#     "fulgurite",
+#     "fulgurite-cli",
+#     "fulgurite-sharding",
+#     "jax",
+#     "jaxtyping",
+#     "numpy",
+#     "optax",
+# ]
+#
+# [tool.uv.sources]
+# fulgurite = { path = "../core", editable = true }
+# fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-sharding = { path = "../plugins/sharding", editable = true }
+# ///
 """A language model over bytes, trained on the source text of Python's standard library, on one
 device or on many.
 
-python examples/transformer.py                                  # on all devices of this machine
+uv run examples/transformer.py                                  # installs it; on all devices
 python examples/transformer.py layout=fsdp devices=8            # on eight simulated ones
 python examples/transformer.py layout=both devices=8 width=256  # fully sharded and tensor parallel
 
@@ -23,9 +41,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_cli import Experiment, run
-from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel, bytes_per_device
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, UInt8
+
+try:
+    from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel, bytes_per_device
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed. Start this example with `uv run examples/transformer.py`, "
+        "which installs what is listed at its top."
+    ) from None
 
 Batch = UInt8[Array, "batch length"]
 Hidden = Float[Array, "time width"]

@@ -1,7 +1,27 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "equinox",
+#     "fulgurite",
+#     "fulgurite-cli",
+#     "fulgurite-optimizers",
+#     "fulgurite-rng",
+#     "jax",
+#     "jaxtyping",
+#     "numpy",
+#     "optax",
+# ]
+#
+# [tool.uv.sources]
+# fulgurite = { path = "../core", editable = true }
+# fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-optimizers = { path = "../plugins/optimizers", editable = true }
+# fulgurite-rng = { path = "../plugins/rng", editable = true }
+# ///
 """A Wasserstein GAN with gradient penalty on a ring of eight Gaussians: five updates of the critic
 to one.
 
-python examples/wgan_gp.py              # about a minute on two cores
+uv run examples/wgan_gp.py              # installs what it needs; about a minute on two cores
 python examples/wgan_gp.py critic=1     # what happens with equally many updates of both
 
 The method is that of Gulrajani et al. (2017). At the end it counts how many of the eight modes the
@@ -18,8 +38,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_cli import Experiment, run
-from fulgurite_optimizers import MultiOptimizer, Phase
 from jaxtyping import Array, Float, Key
+
+try:
+    from fulgurite_optimizers import MultiOptimizer, Phase
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is not installed. Start this example with `uv run examples/wgan_gp.py`, "
+        "which installs what is listed at its top."
+    ) from None
 
 Points = Float[Array, "n 2"]
 LATENT = 8

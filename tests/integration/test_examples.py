@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +142,72 @@ def test_digits_standalone_eval(tmp_path: Path):
 def test_every_example_is_run_here():
     names = {"digits.py", "digits_standalone_eval.py", "gan.py", "transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
+
+
+# Distributions whose name is not that of the module that they hold.
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the inline metadata of a script (PEP 723)."""
+    block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", path.read_text())
+    assert block, f"{path.name} does not begin with `# /// script`"
+    return tomllib.loads("".join(line[2:] for line in block[1].splitlines(keepends=True)))
+
+
+def find_used_distributions(path: Path) -> set[str]:
+    """Return what a program imports, and the plugins that it names, with the examples that it
+    imports."""
+    modules: set[str] = set()
+    words: set[Any] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules.update(name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            modules.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Constant):
+            words.add(node.value)
+    plugins = entry_points(group="fulgurite.plugins")
+    used = {plugin.dist.name for plugin in plugins if plugin.dist and plugin.name in words}
+    for module in modules - sys.stdlib_module_names:
+        other = EXAMPLES / f"{module}.py"
+        if other.exists():
+            used |= find_used_distributions(other)
+        else:
+            used.add(DISTRIBUTIONS.get(module, module.replace("_", "-")))
+    return used
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_metadata_of_an_example_lists_what_it_uses(path: Path):
+    """20: `uv run examples/gan.py` installs what the program needs, from this clone."""
+    metadata = read_metadata(path)
+    assert metadata["dependencies"] == sorted(metadata["dependencies"])
+    assert set(metadata["dependencies"]) >= find_used_distributions(path)
+    sources = metadata["tool"]["uv"]["sources"]
+    assert set(sources) == {
+        name for name in metadata["dependencies"] if name.startswith("fulgurite")
+    }
+    for name, source in sources.items():
+        project = (path.parent / source["path"] / "pyproject.toml").read_text()
+        assert tomllib.loads(project)["project"]["name"] == name
+        assert source["editable"], "otherwise uv refuses it beside the workspace's own"
+
+
+def test_an_example_misses_a_package_at_its_start(tmp_path: Path):
+    """20: not where it draws its first picture, and in one sentence."""
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    )
+    process = subprocess.run(
+        [sys.executable, str(EXAMPLES / "gan.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert process.returncode == 1 and not process.stdout
+    assert process.stderr.splitlines() == [
+        "matplotlib is not installed. Start this example with `uv run examples/gan.py`, "
+        "which installs what is listed at its top."
+    ]
