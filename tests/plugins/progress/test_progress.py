@@ -506,3 +506,28 @@ def test_parameter_table_lists_all_arrays():
 def test_invalid_refresh_is_an_error(refresh: Any):
     with pytest.raises(ConfigurationError, match="refresh"):
         ProgressBar(refresh=refresh)
+
+
+def test_messages_are_printed_above_the_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Those from before the line began, too; what Python warns of is not printed twice."""
+
+    class Telling:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            run.notify("telling", "it begins [now]")
+
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("tell", fg.At(2), self.tell)]
+
+        def tell(self, run: fg.Run) -> None:
+            run.notify("telling", "half of it")
+            run.log_text("telling", {"message": "warned of", "failed": "save"}, stream="telemetry")
+
+    result = engine(Telling(), ProgressBar(summary=False, times=False), steps=4).fit(Net, BATCHES)
+    assert result.messages == ["it begins [now]", "half of it"]
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("note")] == [
+        "note: it begins [now]",
+        "note: half of it",
+    ]

@@ -260,7 +260,6 @@ class Loop:
             self.stop_reason = snapshot.stop_reason
 
     def _fit(self) -> None:
-        self._messages = [*self.engine.plugins.messages, *self._scheduler.warnings]
         if self.engine.evaluators and self._should_train():
             with self._timings.time("check"):
                 self.engine.check_evaluators(self.state())
@@ -270,8 +269,8 @@ class Loop:
         self.dispatcher.open(self.step, run=self.run)
         if self.run.manifest is not None:
             self.run.log_config("fulgurite", self.run.manifest, stream="telemetry")
-        for message in self._messages:
-            self.run.log_text("fulgurite", {"message": message}, stream="telemetry")
+        for message in (*self.engine.plugins.messages, *self._scheduler.warnings):
+            self.run.notify("fulgurite", message)
         self._call_event("on_fit_start")
         if self.resumed_from is None:
             self._run_due_actions()
@@ -308,7 +307,7 @@ class Loop:
             timings=self._timings,
             stop_reason=self.stop_reason,
             failures=self.dispatcher.failures,
-            messages=self._messages,
+            messages=self.dispatcher.messages,
             _get_module_view=self.engine.get_module_view,
         )
 

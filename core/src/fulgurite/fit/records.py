@@ -250,6 +250,7 @@ class RecordDispatcher:
 
     Attributes:
         history: the exact scalars.
+        messages: what the run and its plugins had to say, see `Run.notify`.
         failures: why loggers failed, by plugin name, and evaluators, as `evaluate.NAME`; each is
             reported once and left out from then on.
         num_records: how many records came about so far.
@@ -269,6 +270,7 @@ class RecordDispatcher:
     ) -> None:
         self.history = History(history)
         self.failures: dict[str, str] = {}
+        self.messages: list[str] = []
         self.num_records = 0
         self.attempt = 1
         self._plugins = plugins
@@ -352,7 +354,8 @@ class RecordDispatcher:
         self.failures[name] = f"{type(error).__name__}: {redact_text(reason)}"
         message = f"{summary}: {self.failures[name]}"
         warnings.warn(message, stacklevel=2)
-        self._dispatch(Record("text", "fulgurite", step, {"message": message}, "telemetry"))
+        values = {"message": message, "failed": name}
+        self._dispatch(Record("text", "fulgurite", step, values, "telemetry"))
 
     def _find_hooks(self, name: str) -> list[HookImpl]:
         hooks = self._plugins.implementations(name)

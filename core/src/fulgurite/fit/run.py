@@ -171,7 +171,8 @@ class FitResult:
             or the reason of a plugin.
         failures: why something failed that did not end the run: loggers, by plugin name, and
             what plugins report, such as evaluators as `evaluate.NAME`.
-        messages: what the run had to say, such as which plugins were found installed.
+        messages: what the run and its plugins had to say, such as that the step is compiled again;
+            see `Run.notify`.
     """
 
     module: Any = field(repr=False)
@@ -386,6 +387,17 @@ class Run:
     ) -> None:
         """Pass texts by name to the loggers; the arguments are those of `log_scalars`."""
         self._emit("text", source, values, stream)
+
+    def notify(self, source: str, message: str) -> None:
+        """Tell the user something, in one sentence: in `FitResult.messages`, in the terminal, and
+        in the telemetry.
+
+        Args:
+            source: who says it, a plugin's name.
+            message: the sentence.
+        """
+        self._loop.dispatcher.messages.append(message)
+        self.log_text(source, {"message": message}, stream="telemetry")
 
     def log_config(
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"

@@ -315,7 +315,7 @@ class Checkpointer(RunPlugin):
             metric, mode = self._best_by
             kind = "smallest" if mode == "min" else "largest"
             message = f"the best checkpoint is that with the {kind} {metric}"
-            run.log_text("checkpoints", {"message": message}, stream="telemetry")
+            run.notify("checkpoints", message)
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
@@ -457,7 +457,7 @@ def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
         else:
             change = "is gone"
         message = f"logger {name!r} {change}, step {run.step}"
-        run.log_text("checkpoints", {"message": message}, stream="telemetry")
+        run.notify("checkpoints", message)
 
 
 def _check_entry(entry: Entry, verify: Verify) -> int:

@@ -252,7 +252,7 @@ class Saver:
         warnings.warn(
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
-        run.log_text("checkpoints", {"message": reason}, stream="telemetry")
+        run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
 
 
 def try_saving(run: fg.Run) -> None:

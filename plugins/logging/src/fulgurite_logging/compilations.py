@@ -55,7 +55,7 @@ class CompilationMonitor:
         run.log_scalars(f"compilation/{name}", _estimate_cost(compiled, jaxpr), stream="telemetry")
         if previous is not None:
             message = f"{name} was compiled again, {_describe_change(previous, spec)}"
-            run.log_text("compilations", {"message": message}, stream="telemetry")
+            run.notify("compilations", message)
 
 
 def _describe_change(previous: dict[str, str], spec: dict[str, str]) -> str:

@@ -92,7 +92,7 @@ class FileLogger(RunPlugin):
                 f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are "
                 f"missing. {failure}"
             )
-            run.log_text(self.plugin_name, {"message": message}, stream="telemetry")
+            run.notify(self.plugin_name, message)
 
     @hookimpl
     def log_scalars(self, record: Record) -> None:

@@ -78,7 +78,7 @@ class Freeze:
         """Log that the step is about to be compiled again."""
         if self.find_unfreeze_step(run.step_range) == run.step:
             message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
-            run.log_text("freeze", {"message": message}, stream="telemetry")
+            run.notify("freeze", message)
 
     def find_unfreeze_step(self, step_range: fg.StepRange) -> int | None:
         """Return the step after which everything is trained; None for never, as far as is known."""

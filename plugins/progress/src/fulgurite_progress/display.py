@@ -9,6 +9,7 @@ from time import monotonic
 import fulgurite as fg
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from fulgurite_progress.line import Line
 
@@ -76,6 +77,10 @@ class Display:
         for name, value in record.values.items():
             if isinstance(value, int | float):
                 self._metrics[prefix + name] = value
+
+    def print_message(self, message: str) -> None:
+        """Print a sentence of the run, above the line."""
+        self.console.print(Text(f"note: {message}"))
 
     def build_line(self) -> Line:
         """Return what is known at this moment; nothing is read from the device."""

@@ -35,6 +35,8 @@ class ProgressBar:
     summary: bool = True
     times: bool = True
     _displays: list["Display"] = field(default_factory=list, init=False, repr=False)
+    # Said before there is a display.
+    _early_messages: list[str] = field(default_factory=list, init=False, repr=False)
 
     plugin_name = "progress"
 
@@ -47,6 +49,8 @@ class ProgressBar:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Print the summary and begin the line."""
+        early_messages = list(self._early_messages)
+        self._early_messages.clear()
         if jax.process_index() > 0 or sys.stderr is None:
             return
         from fulgurite_progress.display import Display
@@ -63,6 +67,8 @@ class ProgressBar:
         display = Display(run, console, self.refresh)
         self._displays.append(display)
         display.start()
+        for message in early_messages:
+            display.print_message(message)
 
     @fg.hookimpl
     def on_compile(self, run: fg.Run | None, name: str, compiled: Any, jaxpr: Any) -> None:
@@ -86,6 +92,18 @@ class ProgressBar:
         """Keep the newest metrics for the line."""
         if self._displays:
             self._displays[0].log(record)
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Print what the run has to say above the line."""
+        message = record.values.get("message")
+        # Python prints a warning of what failed.
+        if message is None or "failed" in record.values:
+            return
+        if self._displays:
+            self._displays[0].print_message(message)
+        else:
+            self._early_messages.append(message)
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
