@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.comparing import build_columns, select_runs, sort_runs
+from fulgurite_checkpoint.listing import RUN_COLUMNS, RunRow
 from fulgurite_cli.command import main
 from fulgurite_runs import RunPlugin
 from trained import ZEROS, Counting, engine
@@ -111,6 +114,82 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, 
     return json.loads(printed(capsys, *arguments, "--json"))
 
 
+ROWS = [
+    RunRow("a", "complete", step=9, arguments={"lr": 0.1, "name": "x"}, metrics={"test/f1": 0.5}),
+    RunRow("b", "killed", step=4, arguments={"lr": 0.01, "name": "x"}, metrics={"test/f1": 0.9}),
+    RunRow("c", "complete", arguments={"lr": 1, "name": "x", "deep": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "names"),
+    [
+        (["lr=0.1"], "a"),
+        (["lr=0.10"], "a"),
+        (["lr>0.05"], "ac"),
+        (["lr!=1", "state=complete"], "a"),
+        (["test/f1>=0.5"], "ab"),
+        (["test/f1<0.6", "name=x"], "a"),
+        (["deep=True"], "c"),
+        (["step<=4"], "b"),
+    ],
+)
+def test_runs_are_selected_by_arguments_metrics_and_columns(
+    conditions: list[str], names: str
+) -> None:
+    assert "".join(row.run for row in select_runs(ROWS, conditions)) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), [("lr", "bac"), ("-lr", "cab"), ("test/f1", "abc"), ("-test/f1", "bac")]
+)
+def test_runs_are_sorted_and_those_without_a_value_come_last(name: str, names: str) -> None:
+    assert "".join(row.run for row in sort_runs(ROWS, name)) == names
+
+
+def test_columns_are_those_that_tell_runs_apart() -> None:
+    columns = build_columns(RUN_COLUMNS, ROWS, ["test/f1"])
+    assert list(columns) == ["run", "state", "attempts", "step", "lr", "deep", "test/f1"]
+    cells = [[format_cell(row) for format_cell in columns.values()] for row in ROWS]
+    assert cells[1:] == [
+        ["b", "killed", "0", "4", "0.01", "", "0.9"],
+        ["c", "complete", "0", "", "1", "true", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [("lr", "'lr' is no condition: write NAME=VALUE"), ("lrr=1", "'lrr'. Did you mean 'lr'")],
+)
+def test_conditions_that_mean_nothing_are_errors(condition: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        select_runs(ROWS, [condition])
+
+
+def test_runs_are_compared(
+    template_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(template_run, tmp_path / "a")
+    assert printed(capsys, "compare", tmp_path / "a", template_run) == "no difference\n"
+    train(tmp_path / "b", batches=(1, 1))
+    text = printed(capsys, "compare", tmp_path / "a", tmp_path / "b", code=1)
+    cells = [line.split() for line in text.splitlines()[1:]]
+    assert ["settings.steps", "4", "2"] in cells
+    assert ["test/score", "0.1", "0.9"] in cells
+    assert not any(cell and cell[0].startswith(("versions", "plugins")) for cell in cells)
+    arguments = ("--sort=-test/score", "--where", "test/score>0", "--csv")
+    lines = printed(capsys, "runs", tmp_path, *arguments).splitlines()
+    header = lines[0].split(",")
+    values = [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
+    assert [(row["run"], row["step"], row["test/score"]) for row in values] == [
+        ("b", "2", "0.9"),
+        ("a", "4", "0.1"),
+    ]
+    assert "no run has an argument or a metric 'scoer'" in printed(
+        capsys, "runs", tmp_path, "--show", "scoer", code=2
+    )
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +231,6 @@ def test_runs_and_their_state(
         "attempts",
         "step",
         "best",
-        "commit",
         "note",
     ]
     best = ["largest", "test/score", "0.9", "at", "2"]

@@ -1,9 +1,10 @@
-"""The commands `fulgurite runs` and `fulgurite checkpoints`.
+"""The commands `fulgurite runs`, `fulgurite compare` and `fulgurite checkpoints`.
 
 They only read, except `average`, which writes a new run directory.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,28 +13,96 @@ from pathlib import Path
 from fulgurite.errors import FulguriteError
 from fulgurite_runs.json_codec import dumps
 
-from fulgurite_checkpoint import averaging, inspecting, listing
+from fulgurite_checkpoint import averaging, comparing, inspecting, listing
 
 
 def runs(arguments: list[str]) -> int:
-    """Run `fulgurite runs DIR`: list the runs in a directory and their state.
+    """Run `fulgurite runs DIR`: list the runs in a directory, their state, and the arguments that
+    differ between them.
 
     Args:
         arguments: the command line after the name of the command.
     """
     parser = argparse.ArgumentParser(
-        "fulgurite runs", description="Lists the runs in DIR, or DIR if it is one."
+        "fulgurite runs",
+        description="Lists the runs in DIR, or DIR if it is one, with the arguments that differ.",
+        epilog="NAME is an argument of the program, a metric such as test/accuracy at the newest "
+        "checkpoint, or a column.",
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", default=".", type=Path)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--where",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="only runs for which this holds; also with !=, <, <=, > and >=; may be repeated",
+    )
+    parser.add_argument(
+        "--sort", metavar="NAME", help="order by NAME; -NAME, as in --sort=-NAME, largest first"
+    )
+    parser.add_argument(
+        "--show", metavar="NAME", action="append", default=[], help="a column more; may be repeated"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--csv", action="store_true", help="as comma-separated values")
+    output.add_argument("--json", action="store_true", help="as JSON, with everything")
     options = parser.parse_args(arguments)
 
     def print_runs() -> int:
         rows = listing.list_runs(options.directory)
-        listing.print_table(rows, listing.RUN_COLUMNS, options.json)
+        names = list(options.show)
+        for name in names:
+            comparing.check_name(rows, name)
+        if options.sort is not None:
+            rows = comparing.sort_runs(rows, options.sort)
+            names.append(options.sort.removeprefix("-"))
+        rows = comparing.select_runs(rows, options.where)
+        columns = comparing.build_columns(listing.RUN_COLUMNS, rows, names)
+        if options.json:
+            listing.print_json(rows)
+        elif options.csv:
+            listing.print_csv(rows, columns)
+        else:
+            listing.print_table(rows, columns)
         return 0
 
     return _run_command(print_runs)
+
+
+def compare(arguments: list[str]) -> int:
+    """Run `fulgurite compare RUN RUN`: show what differs between two runs.
+
+    Args:
+        arguments: the command line after the name of the command.
+    """
+    parser = argparse.ArgumentParser(
+        "fulgurite compare",
+        description="Shows what differs between two runs: arguments, settings, plugins, versions, "
+        "devices, program, model, and the metrics at their newest checkpoints. The exit code is 1 "
+        "if anything does.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs=2, type=Path)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+
+    def print_differences() -> int:
+        rows = comparing.compare_runs(*options.runs)
+        first, second = map(str, options.runs)
+        if options.json:
+            by_name = {name: {first: left, second: right} for name, left, right in rows}
+            print(json.dumps(by_name, indent=2))
+        elif rows:
+            columns: listing.Columns = {
+                "": lambda row: row[0],
+                first: lambda row: row[1],
+                second: lambda row: row[2],
+            }
+            listing.print_table(rows, columns)
+        else:
+            print("no difference")
+        return int(bool(rows))
+
+    return _run_command(print_differences)
 
 
 def checkpoints(arguments: list[str]) -> int:
@@ -59,7 +128,10 @@ def checkpoints(arguments: list[str]) -> int:
 
     def print_checkpoints() -> int:
         rows = listing.list_checkpoints(options.run, "full" if options.full else "size")
-        listing.print_table(rows, listing.CHECKPOINT_COLUMNS, options.json)
+        if options.json:
+            listing.print_json(rows)
+        else:
+            listing.print_table(rows, listing.CHECKPOINT_COLUMNS)
         return 0
 
     return _run_command(print_checkpoints)

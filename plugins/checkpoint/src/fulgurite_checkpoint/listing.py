@@ -1,9 +1,11 @@
 """Runs and checkpoints as tables."""
 
+import csv
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from fulgurite_runs.program import format_commit
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.files import DamagedError, get_size, iter_files, resolve_root
-from fulgurite_checkpoint.format import Entry, Verify
+from fulgurite_checkpoint.format import Commit, Entry, Verify
 
 Columns = dict[str, Callable[[Any], str]]
 
@@ -35,6 +37,8 @@ class RunRow:
         commit: the commit of the program that its newest attempt ran, and whether files had
             changed since; empty if it was in no git repository.
         note: who runs it, or what is wrong.
+        arguments: of the program, by name.
+        metrics: measured at the newest complete checkpoint, as `SOURCE/NAME`.
     """
 
     run: str
@@ -45,6 +49,14 @@ class RunRow:
     best: tuple[str, float, int, str] | None = None
     commit: str = ""
     note: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def get_value(self, name: str) -> Any:
+        """Return the argument or metric of this name, or the field; None if there is none."""
+        if name in self.arguments:
+            return self.arguments[name]
+        return self.metrics.get(name, getattr(self, name, None))
 
 
 @dataclass(frozen=True)
@@ -103,17 +115,25 @@ def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
     return rows
 
 
-def print_table(rows: Sequence[Any], columns: Columns, as_json: bool) -> None:
-    """Print rows.
+def print_json(rows: Sequence[Any]) -> None:
+    """Print rows, which are dataclasses, as JSON."""
+    print(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+def print_csv(rows: Sequence[Any], columns: Columns) -> None:
+    """Print rows as comma-separated values; the arguments are those of `print_table`."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([format_cell(row) for format_cell in columns.values()] for row in rows)
+
+
+def print_table(rows: Sequence[Any], columns: Columns) -> None:
+    """Print rows, for people.
 
     Args:
         rows: dataclasses.
         columns: functions that format a cell of a row, by the column's title.
-        as_json: whether rows are printed as JSON instead of a table.
     """
-    if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
     lines = [list(columns)]
     for row in rows:
         cells = [format_cell(row) for format_cell in columns.values()]
@@ -216,6 +236,8 @@ def _describe_run(path: Path) -> RunRow:
     state = "new"
     heartbeat = None
     notes = []
+    commits = [entry.commit for entry in entries if entry.commit]
+    manifest = _read_manifest(directory)
     if owner_and_heartbeat is not None:
         owner, last_heartbeat = owner_and_heartbeat
         age = max(time.time() - last_heartbeat, 0.0)
@@ -235,20 +257,41 @@ def _describe_run(path: Path) -> RunRow:
         state=state,
         heartbeat=heartbeat,
         attempts=attempts,
-        step=max((entry.step for entry in entries if entry.commit), default=None),
+        step=max((commit.step for commit in commits), default=None),
         best=_find_best(entries),
-        commit=_read_commit(directory),
+        commit=_get_commit(manifest),
         note="; ".join(notes),
+        arguments=_get_arguments(manifest),
+        metrics=_flatten_metrics(commits[-1]) if commits else {},
     )
 
 
-def _read_commit(directory: RunDirectory) -> str:
-    """Return the commit of the newest attempt; an empty text where its manifest cannot be read."""
+def _read_manifest(directory: RunDirectory) -> dict[str, Any]:
+    """Return the manifest of the newest attempt; an empty one where it cannot be read."""
     try:
-        program = directory.read_manifest().get("program")
+        return directory.read_manifest()
     except CheckpointError:
-        return ""
+        return {}
+
+
+def _get_commit(manifest: dict[str, Any]) -> str:
+    program = manifest.get("program")
     return format_commit(program) if isinstance(program, dict) else ""
+
+
+def _get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
+    arguments = manifest.get("configuration")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _flatten_metrics(commit: Commit) -> dict[str, float]:
+    """Return the numbers among the metrics of a checkpoint, as `SOURCE/NAME`."""
+    return {
+        f"{source}/{name}": float(value)
+        for source, values in commit.metrics.items()
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 def _find_best(entries: list[Entry]) -> tuple[str, float, int, str] | None:
@@ -274,12 +317,6 @@ def _describe_checkpoint(entry: Entry, verify: Verify, marks: tuple[str, ...]) -
             format.verify_files(entry.path, entry.commit, verify)
     except (DamagedError, OSError) as error:
         damage = str(error)
-    metrics_by_source = entry.commit.metrics if entry.commit else {}
-    metrics = {
-        f"{source}/{name}": float(value)
-        for source, values in metrics_by_source.items()
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    }
+    metrics = {} if entry.commit is None else _flatten_metrics(entry.commit)
     saved = None if entry.commit is None else entry.commit.wall_time
     return CheckpointRow(entry.step, size, saved, metrics, marks, damage)

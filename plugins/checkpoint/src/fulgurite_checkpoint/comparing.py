@@ -1,0 +1,187 @@
+"""Runs compared: which rows of a table, in which order, and what differs between two runs."""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import dumps
+
+from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
+
+_CONDITION = re.compile(r"(?P<name>[^=<>!]+)(?P<operator>>=|<=|!=|=|<|>)(?P<value>.*)")
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SECTIONS = ("configuration", "settings", "versions", "devices", "program")
+_MAX_MODEL_LINES = 20
+
+
+def select_runs(rows: Sequence[RunRow], conditions: Sequence[str]) -> list[RunRow]:
+    """Return the runs for which all conditions hold.
+
+    Args:
+        rows: the runs.
+        conditions: `NAME=VALUE`, with `!=`, `<`, `<=`, `>` or `>=` as well. The name is that of an
+            argument, of a metric, or of a column; a run without it is left out.
+
+    Raises:
+        ConfigurationError: a condition is written otherwise, or no run knows the name.
+    """
+    selected = list(rows)
+    for condition in conditions:
+        match = _CONDITION.fullmatch(condition)
+        if match is None:
+            raise ConfigurationError(
+                f"{condition!r} is no condition: write NAME=VALUE, or with !=, <, <=, > or >="
+            )
+        name = match["name"].strip()
+        check_name(rows, name)
+        holds = _OPERATORS[match["operator"]]
+        value = match["value"].strip()
+        selected = [row for row in selected if _is_true(holds, row.get_value(name), value)]
+    return selected
+
+
+def sort_runs(rows: Sequence[RunRow], name: str) -> list[RunRow]:
+    """Return runs by an argument, a metric or a column, the largest first if the name begins with
+    `-`; those without it come last."""
+    is_reversed = name.startswith("-")
+    name = name.removeprefix("-")
+    check_name(rows, name)
+    known = [row for row in rows if _is_known(row.get_value(name))]
+    unknown = [row for row in rows if not _is_known(row.get_value(name))]
+
+    def get_key(row: RunRow) -> tuple[bool, Any]:
+        value = row.get_value(name)
+        is_number = isinstance(value, int | float)
+        return (not is_number, value if is_number else str(value))
+
+    return sorted(known, key=get_key, reverse=is_reversed) + unknown
+
+
+def check_name(rows: Sequence[RunRow], name: str) -> None:
+    """Raise `ConfigurationError` if no run has an argument, metric or column of this name."""
+    names = [key for row in rows for key in (*row.arguments, *row.metrics)]
+    names += list(RunRow.__dataclass_fields__)
+    if rows and name not in names:
+        raise ConfigurationError(
+            f"no run has an argument or a metric {name!r}. {did_you_mean(name, names)}"
+        )
+
+
+def build_columns(columns: Columns, rows: Sequence[RunRow], names: Sequence[str]) -> Columns:
+    """Return the columns of a table of runs: the usual ones, then the arguments that differ between
+    these runs, and what was asked for.
+
+    Args:
+        columns: the usual ones; those that are empty in every row are left out.
+        rows: the runs.
+        names: further arguments or metrics.
+    """
+    shown = {
+        title: format_cell
+        for title, format_cell in columns.items()
+        if title in ("run", "state", "step") or any(format_cell(row) for row in rows)
+    }
+    arguments = {name: None for row in rows for name in row.arguments}
+    differing = [
+        name for name in arguments if len({dumps(row.get_value(name)) for row in rows}) > 1
+    ]
+    for name in dict.fromkeys([*differing, *names]):
+        shown.setdefault(name, lambda row, name=name: _format_value(row.get_value(name)))
+    return shown
+
+
+def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
+    """Return what differs between two runs: name, and the value of each.
+
+    These are the arguments of the program, the settings of the engine and of plugins, versions,
+    devices, the program with its commit, the model, and the metrics at the newest checkpoints.
+
+    Args:
+        first: the directory of a run.
+        second: that of the other.
+    """
+    rows = []
+    manifests = [RunDirectory(path).read_manifest() for path in (first, second)]
+    for section in _SECTIONS:
+        values = [_as_dict(manifest.get(section)) for manifest in manifests]
+        rows += _list_differences("" if section == "configuration" else f"{section}.", *values)
+    plugins = [
+        {
+            plugin["name"]: {**plugin["settings"], "version": plugin["version"]}
+            for plugin in manifest.get("plugins", [])
+        }
+        for manifest in manifests
+    ]
+    for name in sorted({*plugins[0], *plugins[1]}):
+        if name in plugins[0] and name in plugins[1]:
+            settings = [side[name] for side in plugins]
+            rows += _list_differences(f"plugins.{name}.", *settings)
+        else:
+            present = ["active" if name in side else "" for side in plugins]
+            rows.append((f"plugins.{name}", *present))
+    rows += _compare_models(*[manifest.get("model", []) for manifest in manifests])
+    metrics = [list_runs(path)[0].metrics for path in (first, second)]
+    rows += _list_differences("", *metrics)
+    return rows
+
+
+def _compare_models(first: list[str], second: list[str]) -> list[tuple[str, str, str]]:
+    """Return the lines of the models that differ, side by side where there are equally many."""
+    if len(first) != len(second):
+        return [("model", f"{len(first)} lines", f"{len(second)} lines")]
+    rows = [
+        ("model", ours.strip(), theirs.strip())
+        for ours, theirs in zip(first, second, strict=True)
+        if ours != theirs
+    ]
+    return rows[:_MAX_MODEL_LINES]
+
+
+def _list_differences(
+    prefix: str, first: dict[str, Any], second: dict[str, Any]
+) -> list[tuple[str, str, str]]:
+    return [
+        (f"{prefix}{name}", _format_value(first.get(name)), _format_value(second.get(name)))
+        for name in dict.fromkeys([*first, *second])
+        if dumps(first.get(name)) != dumps(second.get(name))
+    ]
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def _is_true(holds: Callable[[Any, Any], bool], value: Any, text: str) -> bool:
+    """Return whether a condition holds for a value; numbers are compared as numbers."""
+    if not _is_known(value):
+        return False
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return holds(str(value), text)
+    try:
+        return holds(value, float(text))
+    except ValueError:
+        return holds(str(value), text)
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return format_number(value)
+    return value if isinstance(value, str) else dumps(value)
