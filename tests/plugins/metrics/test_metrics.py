@@ -19,6 +19,9 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_evaluators import Evaluator
 from fulgurite_metrics.arrays import count_indices
 from hypothesis import example, given, settings, strategies as st
+from scipy.ndimage import gaussian_filter
+from scipy.special import softmax
+from scipy.stats import pearsonr, spearmanr
 
 CLASSES = range(4)
 PART = 6  # examples in a part with its padding: one shape, so that little is compiled
@@ -72,6 +75,78 @@ def numbers(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
     }
 
 
+def ratings(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    """Lists of five items, few values, so that there are ties."""
+    return {
+        "scores": np.round(random.normal(size=(n, 5)) * 2).astype("float16"),
+        "relevance": random.choice([0, 0, 1, 3], (n, 5)).astype("float32"),
+    }
+
+
+def single_answers(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    """Lists of five items without ties, of which one is relevant."""
+    scores = random.permuted(np.tile(np.arange(5), (n, 1)), axis=1).astype("float32")
+    return {"scores": scores, "relevance": np.eye(5, dtype="float32")[random.integers(0, 5, n)]}
+
+
+def several_labels(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    labels = random.random((n, 3)) < random.choice([0, 0.3, 1], 3)
+    return {"scores": np.round(random.normal(size=(n, 3)) * 2).astype("f2"), "labels": labels}
+
+
+def several_decisions(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    arrays = several_labels(random, n)
+    return {"preds": arrays["scores"] > 0, "labels": arrays["labels"]}
+
+
+def pictures(random: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+    targets = random.random((n, 13, 14, 2)).astype("float32")
+    noise = random.normal(size=targets.shape) * 0.2
+    return {"preds": (targets + noise).astype("float32"), "targets": targets}
+
+
+def similarity(preds: np.ndarray, targets: np.ndarray) -> float:
+    """As the paper defines it, with the window of scipy."""
+
+    def blur(array: np.ndarray) -> np.ndarray:
+        blurred = gaussian_filter(array, 1.5, radius=5, axes=(1, 2))
+        return blurred[:, 5:-5, 5:-5]
+
+    x, y = preds.astype(float), targets.astype(float)
+    mean_x, mean_y = blur(x), blur(y)
+    variances = blur(x**2) - mean_x**2 + blur(y**2) - mean_y**2
+    covariance = blur(x * y) - mean_x * mean_y
+    brightness = (2 * mean_x * mean_y + 1e-4) / (mean_x**2 + mean_y**2 + 1e-4)
+    return (brightness * (2 * covariance + 9e-4) / (variances + 9e-4)).mean()
+
+
+def average_defined(score: Callable[..., Any], scores: np.ndarray, is_label: np.ndarray) -> float:
+    """The mean over the columns that have a positive and a negative example."""
+    values = [
+        score(labels, column)
+        for labels, column in zip(is_label.T, scores.T, strict=True)
+        if labels.any() and (score is sk.average_precision_score or not labels.all())
+    ]
+    return float(np.mean(values)) if values else NAN
+
+
+def decided_labels(score: Callable[..., Any], average: str | None) -> Callable[..., Any]:
+    """Averaged over the labels that occur."""
+
+    def expected(preds: np.ndarray, labels: np.ndarray) -> Any:
+        if average == "micro":
+            return decided(score)(preds.ravel(), labels.ravel())
+        values = [decided(score)(*columns) for columns in zip(preds.T, labels.T, strict=True)]
+        defined = [value for value in values if not math.isnan(value)]
+        return values if average is None else float(np.mean(defined)) if defined else NAN
+
+    return expected
+
+
+def is_constant(preds: np.ndarray, targets: np.ndarray) -> bool:
+    return len(set(targets.tolist())) < 2 or len(set(preds.tolist())) < 2
+
+
 def classified(score: Callable[..., Any], average: str | None) -> Callable[..., Any]:
     def expected(preds: np.ndarray, labels: np.ndarray) -> Any:
         predicted = preds.argmax(-1)
@@ -119,6 +194,10 @@ def unless(undefined: Callable[..., bool], score: Callable[..., Any]) -> Callabl
     return lambda **arrays: (
         NAN if undefined(*arrays.values()) else score(*reversed(arrays.values()))
     )
+
+
+def widen(array: np.ndarray) -> np.ndarray:
+    return array.astype(float)
 
 
 def none(_: np.ndarray, labels: np.ndarray) -> bool:
@@ -184,6 +263,93 @@ CASES = {
         fm.AveragePrecision.from_scores,
         binary,
         unless(lambda _, labels: not labels.any(), sk.average_precision_score),
+    ),
+    **{
+        f"FBeta {average}": Case(
+            partial(fm.FBeta.from_predictions, average=average, beta=2.0),
+            logits,
+            classified(partial(sk.fbeta_score, beta=2.0), average),
+        )
+        for average in ("macro", "micro", None)
+    },
+    **{
+        f"{kind.__name__} of several labels {average}": Case(
+            partial(kind.from_multilabel, average=average),
+            several_decisions,
+            decided_labels(score, average),
+        )
+        for kind, score, average in (
+            (fm.F1, sk.f1_score, "macro"),
+            (fm.Precision, sk.precision_score, None),
+            (fm.Recall, sk.recall_score, "micro"),
+        )
+    },
+    "BrierScore": Case(
+        fm.BrierScore.from_logits,
+        logits,
+        unless(
+            none,
+            lambda labels, preds: (
+                ((softmax(preds.astype(float), -1) - np.eye(4)[labels]) ** 2).sum(-1).mean()
+            ),
+        ),
+    ),
+    "Pearson": Case(
+        fm.Pearson.from_predictions,
+        numbers,
+        unless(is_constant, lambda targets, preds: pearsonr(*map(widen, (preds, targets)))[0]),
+    ),
+    "Spearman": Case(
+        fm.Spearman.from_predictions,
+        numbers,
+        unless(is_constant, lambda targets, preds: spearmanr(preds, targets)[0]),
+    ),
+    "NDCG": Case(
+        fm.NDCG.from_scores,
+        ratings,
+        unless(none, lambda relevance, scores: sk.ndcg_score(relevance, scores)),
+    ),
+    "NDCG of three": Case(
+        partial(fm.NDCG.from_scores, top_k=3),
+        ratings,
+        unless(none, lambda relevance, scores: sk.ndcg_score(relevance, scores, k=3)),
+    ),
+    "MeanReciprocalRank": Case(
+        fm.MeanReciprocalRank.from_scores,
+        single_answers,
+        unless(none, sk.label_ranking_average_precision_score),
+    ),
+    "RocAucOneVsRest": Case(
+        fm.RocAucOneVsRest.from_logits,
+        logits,
+        lambda preds, labels: average_defined(
+            sk.roc_auc_score, preds, labels[:, None] == np.arange(4)
+        ),
+    ),
+    "MultilabelAveragePrecision": Case(
+        fm.MultilabelAveragePrecision.from_scores,
+        several_labels,
+        lambda scores, labels: average_defined(sk.average_precision_score, scores, labels),
+    ),
+    "PSNR": Case(
+        fm.PSNR.from_images,
+        pictures,
+        unless(
+            none,
+            lambda targets, preds: np.mean(
+                [
+                    -10 * math.log10(sk.mean_squared_error(*pair))
+                    for pair in zip(
+                        widen(preds).reshape(-1, 364), targets.reshape(-1, 364), strict=True
+                    )
+                ]
+            ),
+        ),
+    ),
+    "SSIM": Case(
+        fm.SSIM.from_images,
+        pictures,
+        unless(none, lambda targets, preds: similarity(preds, targets)),
     ),
     "Collect": Case(
         lambda scores, labels, mask: fm.Collect.from_values(scores, mask),
@@ -268,8 +434,19 @@ def some_metrics() -> list[fg.metrics.Metric]:
     ]
     sampled = [fm.SampledSet.from_values({"x": preds}, labels, size=size) for size in (2, 5)]
     median = fm.Median.from_values(preds, jax.random.key(1), size=4)
+    more = [
+        fm.FBeta.from_predictions(preds, labels, beta=0.5),
+        fm.F1.from_multilabel(preds > 1, preds > 0),
+        fm.BrierScore.from_logits(preds, labels),
+        fm.Pearson.from_predictions(preds[0], preds[1]),
+        fm.NDCG.from_scores(preds, preds),
+        fm.MeanReciprocalRank.from_scores(preds, preds > 2),
+        fm.PSNR.from_images(preds[..., None, None], preds[..., None, None] + 1),
+        fm.Norm.from_tree({"a": preds}),
+    ]
     return [
         *classified,
+        *more,
         *numeric,
         *sampled,
         median,

@@ -8,7 +8,7 @@ stays. `compute` of NumPy fields gives NumPy without touching a device.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -48,7 +48,12 @@ class Metric(eqx.Module):
 
 
         RelativeError.from_values(preds, targets).compute()
+
+    Attributes:
+        higher_is_better: whether a larger value is better; None where neither is.
     """
+
+    higher_is_better: ClassVar[bool | None] = None
 
     def merge(self, other: Self) -> Self:
         """Return the metric over the examples of both."""
@@ -119,7 +124,13 @@ class CollectingMetric(eqx.Module):
 
         spread = Spread(mask=np.array([True, True, False]), values=np.array([1.0, 3.0, 9.0]))
         spread.compute()  # 2.0
+
+    Attributes:
+        mask: which examples count.
+        higher_is_better: whether a larger value is better; None where neither is.
     """
+
+    higher_is_better: ClassVar[bool | None] = None
 
     mask: Bool[Array | np.ndarray, " examples"]
 

@@ -1,6 +1,6 @@
 """The general metrics: sums, means, extremes, accuracy, and values carried from step to step."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -109,6 +109,8 @@ class Accuracy(Metric):
     Example:
         fg.metrics.Accuracy.from_logits(logits, labels, mask, top_k=2).compute()
     """
+
+    higher_is_better: ClassVar[bool | None] = True
 
     mean: Mean
 

@@ -1,7 +1,7 @@
 """Metrics of the probabilities that a classifier gives: logits `(..., classes)`, labels as for
 accuracy."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ class Perplexity(Metric):
 
         Perplexity.from_logits(logits, labels, mask).compute()
     """
+
+    higher_is_better: ClassVar[bool | None] = False
 
     negative_log_likelihood: Mean
 
@@ -75,6 +77,8 @@ class ExpectedCalibrationError(Metric):
         count: the number of examples.
     """
 
+    higher_is_better: ClassVar[bool | None] = False
+
     excess: Sum
     count: Sum
 
@@ -111,3 +115,38 @@ class ExpectedCalibrationError(Metric):
         # The error of nothing is NaN, and meant to be.
         with np.errstate(invalid="ignore"):
             return distances.sum() / self.count.compute()
+
+
+class BrierScore(Metric):
+    """The mean of Σ (p - t)² over the classes, where t is 1 for the label and 0 for all others; NaN
+    without examples. It is from 0 to 2; for two classes some halve it.
+
+    Source: Brier, Verification of Forecasts Expressed in Terms of Probability (1950).
+
+    Example:
+        from fulgurite_metrics import BrierScore
+
+        BrierScore.from_logits(logits, labels, mask).compute()
+    """
+
+    higher_is_better: ClassVar[bool | None] = False
+
+    mean: Mean
+
+    @staticmethod
+    def from_logits(logits: Values, labels: Values, mask: Mask | None = None) -> "BrierScore":
+        """Return the score of a batch.
+
+        Args:
+            logits: `(..., classes)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+        """
+        logits = to_float(logits)
+        label = as_class_indices(logits, labels, "BrierScore")
+        targets = jax.nn.one_hot(label, logits.shape[-1], dtype=logits.dtype)
+        squares = (jax.nn.softmax(logits) - targets) ** 2
+        return BrierScore(Mean.from_values(jnp.sum(squares, axis=-1), mask))
+
+    def compute(self) -> Value:
+        return self.mean.compute()

@@ -8,7 +8,8 @@ predicted correctly. `mask` is over all or the leading axes.
 
 import importlib.util
 from abc import abstractmethod
-from typing import Any, Literal, Self
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
@@ -93,6 +94,8 @@ class _ClassRatio(Metric):
             for one that does not occur.
     """
 
+    higher_is_better: ClassVar[bool | None] = True
+
     hits: Sum
     predicted: Sum
     actual: Sum
@@ -111,10 +114,7 @@ class _ClassRatio(Metric):
             average: "macro" (over the classes that occur), "micro" (of all counts), or None (one
                 for each class).
         """
-        if average not in ("macro", "micro", None):
-            raise ConfigurationError(
-                f"{cls.__name__} with average={average!r}; choose 'macro', 'micro' or None"
-            )
+        _check_average(average, cls.__name__)
         predicted, label, classes = _as_class_pair(preds, labels, mask, cls.__name__)
         hit = jnp.where(predicted == label, label, -1)
         hits, predicted, actual = (
@@ -125,6 +125,37 @@ class _ClassRatio(Metric):
                 lambda count: count[1], (hits, predicted, actual)
             )
         return cls(hits, predicted, actual, average)
+
+    @classmethod
+    def from_multilabel(
+        cls, preds: Values, labels: Values, mask: Mask | None = None, average: Average = "macro"
+    ) -> Self:
+        """Return the metric of a batch whose examples have any number of labels each.
+
+        Args:
+            preds: booleans `(..., labels)`, such as `logits > 0`.
+            labels: booleans, or 0 and 1, of the same shape.
+            mask: bools over all axes or the leading ones.
+            average: "macro" (over the labels that occur), "micro" (of all counts), or None (one
+                for each label).
+        """
+        _check_average(average, cls.__name__)
+        preds = jnp.asarray(preds)
+        labels = jnp.asarray(labels)
+        if preds.dtype != jnp.bool_ or preds.ndim == 0 or preds.shape != labels.shape:
+            raise ConfigurationError(
+                f"{cls.__name__} of several labels for each example, with predictions "
+                f"{preds.dtype}{list(preds.shape)} and labels {list(labels.shape)}; the "
+                "predictions are booleans such as `logits > 0`, and both have one shape"
+            )
+        predicted = apply_mask(preds, mask, False)
+        actual = apply_mask(labels == 1, mask, False)
+        index = jax.lax.broadcasted_iota(jnp.int32, preds.shape, preds.ndim - 1)
+        hits, predictions, positives = (
+            count_indices(jnp.where(chosen, index, -1), preds.shape[-1])
+            for chosen in (predicted & actual, predicted, actual)
+        )
+        return cls(hits, predictions, positives, average)
 
     def compute(self) -> Value:
         counts: list[Any] = [count.compute() for count in (self.hits, self.predicted, self.actual)]
@@ -186,6 +217,54 @@ class F1(_ClassRatio):
 
     def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
         return (predicted + actual) / 2
+
+
+class FBeta(_ClassRatio):
+    """The weighted harmonic mean of precision and recall, in which recall counts `beta` times as
+    much; NaN without examples. F1 has a `beta` of 1.
+
+    Source: van Rijsbergen, Information Retrieval (1979), chapter 7.
+
+    Example:
+        from fulgurite_metrics import FBeta
+
+        FBeta.from_predictions(logits, labels, mask, beta=2.0).compute()
+    """
+
+    beta: float = eqx.field(static=True, default=1.0)
+
+    @classmethod
+    def from_predictions(
+        cls,
+        preds: Values,
+        labels: Values,
+        mask: Mask | None = None,
+        average: Average = "macro",
+        beta: float = 1.0,
+    ) -> Self:
+        """Return the metric of a batch.
+
+        Args:
+            preds: logits `(..., classes)`, or for two classes booleans `(...)`.
+            labels: integers or booleans `(...)`, or one-hot `(..., classes)`.
+            mask: bools over all axes of the labels or the leading ones.
+            average: as for `F1`.
+            beta: how many times as much recall counts as precision.
+        """
+        if not beta > 0:
+            raise ConfigurationError(f"FBeta with beta={beta}; it must be positive")
+        return replace(super().from_predictions(preds, labels, mask, average), beta=beta)
+
+    def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
+        square = self.beta**2
+        return (predicted + square * actual) / (1 + square)
+
+
+def _check_average(average: Any, metric_name: str) -> None:
+    if average not in ("macro", "micro", None):
+        raise ConfigurationError(
+            f"{metric_name} with average={average!r}; choose 'macro', 'micro' or None"
+        )
 
 
 def _as_class_pair(

@@ -3,7 +3,7 @@
 All elements count alike. A mask is over all axes or the leading ones.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,8 @@ class MeanSquaredError(Metric):
         MeanSquaredError.from_predictions(preds, targets, mask).compute()
     """
 
+    higher_is_better: ClassVar[bool | None] = False
+
     mean: Mean
 
     @staticmethod
@@ -36,7 +38,7 @@ class MeanSquaredError(Metric):
             targets: of the same shape.
             mask: bools over all axes or the leading ones.
         """
-        preds, targets = _as_same_shape(preds, targets, "MeanSquaredError")
+        preds, targets = as_same_shape(preds, targets, "MeanSquaredError")
         return MeanSquaredError(Mean.from_values((preds - targets) ** 2, mask))
 
     def compute(self) -> Value:
@@ -52,6 +54,8 @@ class MeanAbsoluteError(Metric):
         MeanAbsoluteError.from_predictions(preds, targets, mask).compute()
     """
 
+    higher_is_better: ClassVar[bool | None] = False
+
     mean: Mean
 
     @staticmethod
@@ -65,7 +69,7 @@ class MeanAbsoluteError(Metric):
             targets: of the same shape.
             mask: bools over all axes or the leading ones.
         """
-        preds, targets = _as_same_shape(preds, targets, "MeanAbsoluteError")
+        preds, targets = as_same_shape(preds, targets, "MeanAbsoluteError")
         return MeanAbsoluteError(Mean.from_values(jnp.abs(preds - targets), mask))
 
     def compute(self) -> Value:
@@ -85,6 +89,8 @@ class R2(Metric):
         R2.from_predictions(preds, targets, mask).compute()
     """
 
+    higher_is_better: ClassVar[bool | None] = True
+
     error: Mean
     targets: Std
 
@@ -97,7 +103,7 @@ class R2(Metric):
             targets: of the same shape.
             mask: bools over all axes or the leading ones.
         """
-        preds, targets = _as_same_shape(preds, targets, "R2")
+        preds, targets = as_same_shape(preds, targets, "R2")
         return R2(Mean.from_values((preds - targets) ** 2, mask), Std.from_values(targets, mask))
 
     def compute(self) -> Value:
@@ -110,7 +116,7 @@ class R2(Metric):
         return numpy.where(count < 2, np.nan, score).astype(error.dtype)
 
 
-def _as_same_shape(preds: Any, targets: Any, metric_name: str) -> tuple[Array, Array]:
+def as_same_shape(preds: Any, targets: Any, metric_name: str) -> tuple[Array, Array]:
     """Return predictions and targets as floats; an error if their shapes differ."""
     preds = to_float(preds)
     targets = to_float(targets)

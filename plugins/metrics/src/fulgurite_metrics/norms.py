@@ -1,0 +1,33 @@
+"""How large trees of arrays are."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from fulgurite.metrics import Mean, Metric, Value, to_float
+from jaxtyping import Array, PyTree, Shaped
+
+
+class Norm(Metric):
+    """The Euclidean norm of all numbers in a tree together; merged, the mean of the norms. NaN
+    without any.
+
+    Example:
+        from fulgurite_metrics import Norm
+
+        Norm.from_tree(eqx.filter(model, eqx.is_inexact_array)).compute()
+    """
+
+    mean: Mean
+
+    @staticmethod
+    def from_tree(tree: PyTree[Shaped[Array, "..."]]) -> "Norm":
+        """Return the norm of all leaves together, as of one long vector."""
+        squares: list[Any] = [
+            jnp.sum(to_float(jnp.abs(leaf)) ** 2) for leaf in jax.tree.leaves(tree)
+        ]
+        total = sum(squares, jnp.zeros(()))
+        return Norm(Mean.from_values(jnp.sqrt(total)))
+
+    def compute(self) -> Value:
+        return self.mean.compute()
