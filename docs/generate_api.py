@@ -38,6 +38,8 @@ CORE = [
 ]
 # Its package imports the public names from another module when the first one is used.
 SOURCES = {"fulgurite_testing": "fulgurite_testing.api"}
+# What a reader looks for first; the others follow in the order of their imports.
+FIRST = ["Module", "Engine"]
 SECTION = re.compile(r"(Args|Attributes|Example|Raises|Returns|Yields):")
 Node = ast.ClassDef | ast.FunctionDef
 
@@ -56,7 +58,9 @@ def page() -> str:
         # What the core's own docstring says stands in the introduction.
         about = None if title == "fulgurite" else ast.get_docstring(_parse(title))
         parts.append(f"## {title}\n\n{_format_docstring(about)}")
-        for name, definition in _iter_public(SOURCES.get(title, title)):
+        entries = list(_iter_public(SOURCES.get(title, title)))
+        entries.sort(key=lambda entry: FIRST.index(entry[0]) if entry[0] in FIRST else len(FIRST))
+        for name, definition in entries:
             parts.append(_format_entry(name, definition))
     return "\n".join(part.rstrip() + "\n" for part in parts)
 

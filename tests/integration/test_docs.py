@@ -100,6 +100,55 @@ def test_api_reference_is_up_to_date():
             assert f"\n### {name}\n" in page
 
 
+def test_api_reference_begins_with_module_and_engine():
+    """20: everything else is met on the way."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### (\w+)$", page, re.MULTILINE)[:2] == ["Module", "Engine"]
+
+
+def test_user_pages_hold_no_ids_of_the_list_of_capabilities():
+    """20: the migration tables have them, and nothing else."""
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            if page.stem.startswith("from-") or page.name == "api.md":
+                line = re.sub(r"^\| [A-Z]\d+ \|", "", line)
+            ids = set(re.findall(r"\b[KLBG]\d{1,2}\b", line)) - {"L1", "L2"}  # names of losses
+            assert not ids, f"{page.name}: {line}"
+
+
+def load_drawing() -> ModuleType:
+    """Return docs/pictures/draw.py as a module."""
+    file = ROOT / "docs" / "pictures" / "draw.py"
+    spec = importlib.util.spec_from_file_location("draw", file)
+    assert spec and spec.loader
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    return drawing
+
+
+def test_pictures_are_shown_small_and_drawn_by_the_script(tmp_path: Path):
+    """20: a page shows each picture, the script knows it, and it asks nothing of other servers."""
+    drawing = load_drawing()
+    files = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+    assert [file.stem for file in files] == sorted(drawing.PICTURES)
+    text = "".join(page.read_text() for page in PAGES)
+    for file in files:
+        assert f"pictures/{file.name})" in text
+        assert file.stat().st_size < 100_000
+        assert "url(http" not in re.sub(r"\s", "", file.read_text())
+    for name in ("cost", "step"):
+        drawing.PICTURES[name](tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_the_table_of_the_readme_holds_the_figures_of_the_chart():
+    """20: both come from the JSON of tests/bench/overhead.py."""
+    drawing = load_drawing()
+    for model, costs in drawing.read_costs().items():
+        row = " | ".join(f"{costs[arm]:.2f}" for arm in drawing.ARMS)
+        assert f"| {drawing.MODELS[model]} | {row} |" in (ROOT / "README.md").read_text()
+
+
 def test_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an advertisement
