@@ -15,6 +15,8 @@ from fulgurite.metrics.direction import resolve_mode
         ("test/accuracy", "max"),
         ("test/top3_accuracy", "max"),
         ("loss/F1", "max"),
+        ("test/ndcg_10", "max"),
+        ("test/brier", "min"),
     ],
 )
 def test_names_that_tell(monitor: str, mode: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import fulgurite as fg
@@ -144,6 +145,33 @@ def test_every_metric_says_which_direction_is_better() -> None:
     assert fg.metrics.Accuracy.higher_is_better and fg.metrics.Mean.higher_is_better is None
 
 
+TEXTS = [
+    ("the cat sat on the mat", ["the cat is on the mat", "a cat sat on a mat"]),
+    ("Hello there, General!", ["Hello there, general Kenobi!"]),
+    ("two words", ["entirely different text of six"]),
+    ("a short one", ["a short one", "a very short one", "one"]),
+    ("", ["nothing was written"]),
+]
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], TEXTS[1:4], TEXTS[2:3], TEXTS[4:]])
+def test_bleu_of_parts_equals_that_of_sacrebleu_over_the_corpus(texts: list[Any]) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    preds = [text for text, _ in texts]
+    lists = [references for _, references in texts]
+    transposed = [list(column) for column in zip_longest(*lists)]
+    expected = sacrebleu.BLEU().corpus_score(preds, transposed).score
+    whole = fm.BLEU.from_texts([], [])
+    assert np.isnan(whole.compute())
+    for text, references in reversed(texts):
+        whole = whole.merge(fm.BLEU.from_texts([text], [references]))
+    host = jax.tree.map(np.asarray, whole)
+    for metric in (whole, host, fm.BLEU.from_texts(preds, lists)):
+        assert metric.compute() == pytest.approx(expected, rel=1e-5)
+    single = fm.BLEU.from_texts(["The cat sat here"], ["the cat sat here"], lowercase=True)
+    assert single.compute() == pytest.approx(100)
+
+
 SQUARE = np.ones((4, 4), np.float32)
 PICTURES = np.ones((2, 8, 8, 1), np.float32)
 AVERAGE: dict[str, Any] = {"average": "micro"}
@@ -155,6 +183,8 @@ AVERAGE: dict[str, Any] = {"average": "micro"}
         (lambda: fm.FBeta.from_predictions(SQUARE, np.ones(4, int), beta=0), "beta=0; it must"),
         (lambda: fm.F1.from_multilabel(SQUARE, SQUARE), "booleans such as `logits > 0`"),
         (lambda: fm.F1.from_multilabel(SQUARE > 0, SQUARE[:2]), r"and labels \[2, 4\]"),
+        (lambda: fm.BLEU.from_texts("a text", ["a text"]), "give two lists of one length"),
+        (lambda: fm.BLEU.from_texts(["a", "b"], ["a", []]), "text 1 has no reference"),
         (lambda: fm.NDCG.from_scores(SQUARE[0], SQUARE[0]), r"both are \(queries, items\)"),
         (lambda: fm.NDCG.from_scores(SQUARE, SQUARE, top_k=0), "top_k=0; it must be at least 1"),
         (lambda: fm.SSIM.from_images(PICTURES, PICTURES), "at least 11 pixels"),

@@ -10,6 +10,8 @@ Mode = Literal["min", "max"]
 
 # Words in the last part of the name of a metric, `SOURCE/NAME`.
 _LOWER_IS_BETTER = {
+    "brier",
+    "ece",
     "error",
     "loss",
     "mae",
@@ -27,10 +29,14 @@ _HIGHER_IS_BETTER = {
     "f1",
     "iou",
     "map",
+    "mrr",
+    "ndcg",
+    "pearson",
     "precision",
     "psnr",
     "r2",
     "recall",
+    "spearman",
     "ssim",
 }
 

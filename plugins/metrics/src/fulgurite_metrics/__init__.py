@@ -1,5 +1,5 @@
 """Metrics beside those of `fulgurite.metrics`: classification, regression, calibration, ranking,
-pictures and samples; `docs/metrics.md` lists all.
+pictures, texts and samples; `docs/metrics.md` lists all.
 
 Those of the kind `Metric` are merged on the device, have a fixed shape and do not depend on how the
 examples were split; they are for training steps and evaluations. Those of the kind
@@ -24,8 +24,10 @@ from fulgurite_metrics.ranking import (
 from fulgurite_metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
 from fulgurite_metrics.retrieval import NDCG, MeanReciprocalRank
 from fulgurite_metrics.sampled import Median, SampledObjects, SampledSet
+from fulgurite_metrics.text import BLEU
 
 __all__ = [
+    "BLEU",
     "F1",
     "NDCG",
     "PSNR",
