@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 from fulgurite.errors import ConfigurationError
+from fulgurite.metrics.base import flatten_nested
 
 NAN = math.nan
 
@@ -33,6 +34,16 @@ def test_2s13_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
     mean = fm.Norm.from_tree(leaves[0]).merge(fm.Norm.from_tree(leaves[1]))
     assert mean.compute() == pytest.approx(6.258311, abs=1e-6)
     assert fm.Norm.from_tree(jnp.array([3 + 4j])).compute() == 5
+
+
+def test_25_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
+    """Metrics of each leaf need no class of their own: a tree of metrics is logged by its paths."""
+    tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
+    means = jax.tree.map(fg.metrics.Mean.from_values, tree)
+    results = fg.metrics.MetricAccumulator.from_metrics(flatten_nested(means)).compute()
+    assert results == {"a": 5.5, "b/c": 3.5, "b/d": 4}
+    mean = fg.metrics.Mean.from_values(jnp.array(list(results.values())))
+    assert mean.compute() == pytest.approx(4.3333, abs=1e-4)
 
 
 def test_2s14_average_precision_of_several_labels_and_psnr_of_a_constant_error() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
+import fulgurite_losses as fl
+import fulgurite_metrics as fm
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -770,6 +772,50 @@ def check_batches_are_put_where_a_loop_wants_them_K26() -> None:
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(batches))
     (batch,) = fg.DataSource([{"x": np.ones(8)}]).device_put(jax.devices()[5])
     assert batch["x"].devices() == {jax.devices()[5]}
+
+
+def check_losses_and_metrics_are_those_of_one_device() -> None:
+    """Over a batch with padding of NaN, also where examples are compared with each other."""
+    random = np.random.default_rng(0)
+    mask = np.arange(16) % 5 != 3
+    logits = np.where(mask[:, None], random.normal(size=(16, 4)), np.nan).astype(np.float32)
+    labels = np.where(mask, random.integers(0, 4, 16), -1)
+    batch = (logits, labels, mask)
+
+    def compute_loss(logits: Any, labels: Any, mask: Any) -> Any:
+        return (
+            fl.softmax_cross_entropy(logits, labels, mask=mask)
+            + fl.triplet_loss(logits, labels, mask=mask)
+            + fl.info_nce(logits, logits[:, ::-1], mask=mask)
+        )
+
+    @jax.jit
+    def compute(logits: Any, labels: Any, mask: Any) -> Any:
+        first, second = logits[:, 0], logits[:, 1]
+        return {
+            "loss": jax.value_and_grad(compute_loss)(logits, labels, mask),
+            "fbeta": fm.FBeta.from_predictions(logits, labels, mask, beta=2.0),
+            "brier": fm.BrierScore.from_logits(logits, labels, mask),
+            "pearson": fm.Pearson.from_predictions(first, second, mask),
+            "ndcg": fm.NDCG.from_scores(logits, abs(logits), mask),
+            "area": fm.RocAucOneVsRest.from_logits(logits, labels, mask),
+            "spearman": fm.Spearman.from_predictions(first, second, mask),
+        }
+
+    def finish(results: dict[str, Any]) -> Any:
+        host = jax.device_get(results)
+        return {
+            name: value.compute() if hasattr(value, "compute") else value
+            for name, value in host.items()
+        }
+
+    single = finish(compute(*batch))
+    divided = finish(compute(*jax.device_put(batch, NamedSharding(some(8), P("data")))))
+    assert not divided["loss"][1][~mask].any()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), divided, single
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(divided))
 
 
 if __name__ == "__main__":

@@ -58,13 +58,6 @@ class BLEU(Metric):
                 `none`; None for its default, `13a`.
             lowercase: whether capital letters do not matter.
         """
-        try:
-            import sacrebleu
-        except ImportError as error:
-            raise ConfigurationError(
-                "BLEU splits texts into words with sacrebleu, which is not installed: "
-                "pip install 'fulgurite-metrics[text]'"
-            ) from error
         if isinstance(preds, str) or len(preds) != len(references):
             raise ConfigurationError(
                 f"BLEU of {1 if isinstance(preds, str) else len(preds)} texts with "
@@ -77,6 +70,13 @@ class BLEU(Metric):
             )
         if not preds:
             return BLEU(*(_as_sum(np.zeros(shape)) for shape in (4, 4, (), ())))
+        try:
+            import sacrebleu
+        except ImportError as error:
+            raise ConfigurationError(
+                "BLEU splits texts into words with sacrebleu, which is not installed: "
+                "pip install 'fulgurite-metrics[text]'"
+            ) from error
         scorer = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
         # It takes the first references of all texts, then the second; None where one is missing.
         score = scorer.corpus_score(list(preds), list(map(list, zip_longest(*lists))))
