@@ -12,7 +12,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -139,8 +141,50 @@ def test_digits_standalone_eval(tmp_path: Path):
     assert drawn == str(folder / "accuracy.png") and Path(drawn).read_bytes()[1:4] == b"PNG"
 
 
+def build_notebook(script: Path) -> Any:
+    """Return the notebook of a script whose cells begin with `# %%`."""
+    cells = []
+    for part in re.split(r"^# %%", script.read_text(), flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        if "[markdown]" in head:
+            text = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+            cells.append(nbformat.v4.new_markdown_cell(text.strip()))
+        else:
+            cells.append(nbformat.v4.new_code_cell(body.strip()))
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def read_text(output: Any) -> str:
+    """Return what an output of a cell shows, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", output["data"]["text/plain"])
+
+
+def test_notebook(monkeypatch: pytest.MonkeyPatch):
+    """20: in a real kernel there is one line for a run, brought up to date in place; tables,
+    curves and errors are shown as a notebook shows them."""
+    monkeypatch.delenv("FULGURITE_AUTOLOAD", raising=False)
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = build_notebook(EXAMPLES / "notebook.py")
+    notebook.cells.append(nbformat.v4.new_code_cell("engine.fit(Classifier, [1])"))
+    notebook.cells[-1].metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(output.output_type == "stream" for cell in outputs for output in cell)
+    fit, curves, _, times, _, error = outputs[-6:]
+    lines = [read_text(output) for output in fit if "step " in read_text(output)[:5]]
+    (line,) = lines
+    assert line.startswith("step 400/400") and line.endswith("done\n")
+    assert all("text/html" in output["data"] for output in [*fit, *times])
+    assert [read_text(output).split()[0] for output in fit] == [
+        "module", "step", "compiled", "compiled", "time",
+    ]  # fmt: skip
+    assert "image/png" in curves[0]["data"]
+    assert error[0].output_type == "error" and len(error[0].traceback) < 10
+
+
 def test_every_example_is_run_here():
-    names = {"digits.py", "digits_standalone_eval.py", "gan.py", "transformer.py", "wgan_gp.py"}
+    names = {"digits.py", "digits_standalone_eval.py", "gan.py", "notebook.py"}
+    names |= {"transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 

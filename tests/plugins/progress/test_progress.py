@@ -27,8 +27,10 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
 from fulgurite_progress.display import describe_activity, iter_intervals
 from fulgurite_progress.line import Line
+from fulgurite_progress.notebook import CellLine
 from hypothesis import given, strategies as st
 from rich.console import Console
+from rich.text import Text
 
 
 class Net(fg.Module):
@@ -161,6 +163,23 @@ def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.Capt
         assert not [
             thread for thread in threading.enumerate() if thread.name == "fulgurite progress"
         ]
+
+
+def test_20_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    class Handle:
+        def update(self, text: Text) -> None:
+            shown.append(f"update: {text}")
+
+    def display(text: Text, *, display_id: bool) -> Handle:
+        shown.append(f"new: {text}")
+        return Handle()
+
+    shown: list[str] = []
+    monkeypatch.setattr("IPython.display.display", display)
+    line = CellLine()
+    line.show(Text("step 1"))
+    line.show(Text("step 2"))
+    assert shown == ["new: step 1", "update: step 2"]
 
 
 def test_plain_lines_come_at_growing_intervals():

@@ -1,5 +1,6 @@
 """Records, the two streams that they are of, and how they reach the loggers in order."""
 
+import io
 import time
 import warnings
 from collections import deque
@@ -142,6 +143,19 @@ def _copy_host_arrays(value: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
+def _make_figure() -> Any:
+    """Return an empty figure, which a notebook shows without pyplot too."""
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", bbox_inches="tight")
+            return file.getvalue()
+
+    return NotebookFigure()
+
+
 class History:
     """The newest exact scalars of a run, kept in memory.
 
@@ -211,9 +225,7 @@ class History:
             PathError: there is no such series.
             ImportError: matplotlib is not installed.
         """
-        from matplotlib.figure import Figure
-
-        figure = Figure()
+        figure = _make_figure()
         axes = figure.add_subplot(xlabel="step")
         for name in names or self.names():
             values = self[name]

@@ -1,10 +1,13 @@
-"""Keep the line of a run up to date: in a terminal by the clock, elsewhere at growing intervals."""
+"""Keep the line of a run up to date: in a terminal or a notebook by the clock, elsewhere at
+growing intervals."""
 
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from time import monotonic
+from typing import Any
 
 import fulgurite as fg
 from rich.console import Console
@@ -12,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fulgurite_progress.line import Line
+from fulgurite_progress.notebook import WIDTH, CellLine
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 2.0, 120.0
 # The rate is that of the last seconds, so that a pause shows and is forgotten.
@@ -24,7 +28,7 @@ class Display:
     Args:
         run: the run.
         console: where its line goes.
-        refresh: how often per second the line in a terminal is updated.
+        refresh: how often per second the line in a terminal or a notebook is updated.
     """
 
     def __init__(self, run: fg.Run, console: Console, refresh: float) -> None:
@@ -37,6 +41,9 @@ class Display:
         self._ended = threading.Event()
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
+        self._cell = CellLine() if console.is_jupyter else None
+        self._refresh = refresh
+        self._compile_seconds = run.timings.seconds.get("compile", 0.0)
         if console.is_interactive:
             # rich prints what the program prints above the line, unless it goes somewhere else,
             # such as into a file.
@@ -82,6 +89,22 @@ class Display:
         """Print a sentence of the run, above the line."""
         self.console.print(Text(f"note: {message}"))
 
+    def print_cost(self, name: str, compiled: Any, jaxpr: Any) -> None:
+        """Print what an executable takes, above the line.
+
+        Args:
+            name: what it is called.
+            compiled: the executable.
+            jaxpr: the program as it was traced.
+        """
+        from fulgurite_progress.summary import format_cost
+
+        # The time of an evaluation's program counts as that of the evaluation.
+        total = self._run.timings.seconds.get("compile", 0.0)
+        seconds = total - self._compile_seconds
+        self._compile_seconds = total
+        self.console.print(format_cost(name, compiled, jaxpr, seconds or None))
+
     def build_line(self) -> Line:
         """Return what is known at this moment; nothing is read from the device."""
         step = self._run.step
@@ -111,13 +134,18 @@ class Display:
         return None
 
     def _print_at_times(self) -> None:
-        for interval in iter_intervals():
+        intervals = iter_intervals() if self._cell is None else repeat(1 / self._refresh)
+        for interval in intervals:
             if self._ended.wait(interval):
                 break
             self._print_line()
 
     def _print_line(self) -> None:
-        self.console.print(self.build_line().text())
+        line = self.build_line()
+        if self._cell is None:
+            self.console.print(line.text())
+        else:
+            self._cell.show(line.text(WIDTH))
 
 
 def iter_intervals() -> Iterator[float]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ProgressBar:
-    """Show a run on standard error: in a terminal as one line that is kept up to date, elsewhere
-    as plain lines at growing intervals.
+    """Show a run on standard error: in a terminal or a notebook as one line that is kept up to
+    date, elsewhere as plain lines at growing intervals.
 
     It never waits for the device and takes part in no step.
     Only the first process shows anything.
@@ -26,7 +26,7 @@ class ProgressBar:
         engine = fg.Engine(steps=1000, plugins=[ProgressBar(times=False)])
 
     Attributes:
-        refresh: how often per second the line in a terminal is updated.
+        refresh: how often per second the line in a terminal or a notebook is updated.
         summary: whether a table of the model and of each compiled step is printed.
         times: whether a table of where the wall time went is printed at the end.
     """
@@ -80,12 +80,8 @@ class ProgressBar:
             compiled: the executable.
             jaxpr: the program as it was traced.
         """
-        from fulgurite_progress.summary import format_cost
-
         if run is not None and self.summary and self._displays:
-            self._displays[0].console.print(
-                format_cost(name, compiled, jaxpr, run.timings.seconds["compile"])
-            )
+            self._displays[0].print_cost(name, compiled, jaxpr)
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:

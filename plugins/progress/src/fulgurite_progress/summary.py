@@ -104,7 +104,7 @@ def parameter_table(module: Any) -> Table:
 
 
 def format_cost(
-    name: str, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr, seconds: float
+    name: str, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr, seconds: float | None = None
 ) -> Text:
     """Return a line about an executable: FLOPs of one run on all devices, memory of its arguments
     and besides them on one device, and seconds.
@@ -113,7 +113,7 @@ def format_cost(
         name: what it is called.
         compiled: the executable.
         jaxpr: the program as it was traced.
-        seconds: how long compilations took so far.
+        seconds: how long it took to compile; None where that was not measured.
     """
     memory = compiled.memory_analysis()
     parts = [f"compiled {name}"]
@@ -125,7 +125,9 @@ def format_cost(
             f"{_format_bytes(memory.argument_size_in_bytes)} in, "
             f"{_format_bytes(memory.temp_size_in_bytes)} besides"
         )
-    return Text(", ".join([*parts, f"{seconds:.2f} s"]), "dim")
+    if seconds is not None:
+        parts.append(f"{seconds:.2f} s")
+    return Text(", ".join(parts), "dim")
 
 
 def _group_by_module(
