@@ -191,7 +191,7 @@ def test_dtypes_and_padding_of_every_kind() -> None:
         (lambda: ArrayData([1, 2, 3], 2), r"data\[0\] is a single number"),
         (lambda: ArrayData(np.ones((0, 3)), 2), "data has 0 examples"),
         (lambda: ArrayData({}, 2), "0 examples"),
-        (lambda: ArrayData(np.ones(3), 4, remainder="drop"), "3 examples make no batch of 4"),
+        (lambda: ArrayData(np.ones(3), 4, remainder="drop"), "3 examples do not fill a batch of 4"),
         (
             lambda: ArrayData({"name": np.array(["a", "b"])}, 1),
             r"data\['name'\] is a ndarray of dtype <U1",

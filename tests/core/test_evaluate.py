@@ -241,7 +241,7 @@ def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch()
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
         with pytest.raises(
             ModelError,
-            match=r"is one number for a padded batch, made without its mask: give an array",
+            match=r"is one number for a padded batch, computed without its mask: give an array",
         ):
             fg.Engine().evaluate(task, padded)
 
@@ -293,7 +293,7 @@ def test_metric_functions_receive_the_mask() -> None:
         assert results["accuracy"] == pytest.approx(expected, rel=1e-6)
     with pytest.raises(
         ModelError,
-        match=r"metric 'all' is a Mean of a padded batch, made without its mask: take it",
+        match=r"metric 'all' is a Mean of a padded batch, computed without its mask: take it",
     ):
         engine.evaluate(
             Measuring(),
@@ -372,7 +372,7 @@ def test_predictions_without_an_example_axis_are_an_error(kind: str) -> None:
             return PREDICTIONS[kind](batch)
 
     with pytest.raises(
-        ModelError, match=rf"Predicting\.predict_step gave {kind}: return arrays that begin"
+        ModelError, match=rf"Predicting\.predict_step returned {kind}: return arrays that begin"
     ) as caught:
         fg.Engine().predict(
             init_module(Predicting), fg.ArrayData(np.zeros(4, np.float32), 4, remainder="pad")
@@ -637,7 +637,7 @@ def test_evaluation_of_a_module_view() -> None:
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
     unknown = Evaluating(fg.Evaluator("now", numbers([0]), module_view="doubledd"), trigger=2)
     with pytest.raises(
-        PluginError, match=r"no plugin gives the weights 'doubledd'\. Did you mean 'doubled'"
+        PluginError, match=r"no plugin provides the weights 'doubledd'\. Did you mean 'doubled'"
     ):
         fg.Engine(steps=2, plugins=[unknown, Views()]).fit(Counting, numbers([0]))
 

@@ -623,9 +623,9 @@ def test_model_without_a_step_is_an_error_naming_what_is_missing() -> None:
             ModelError,
             "subclass fg.Module, or give fg.Task",
         ),
-        (Unoptimized, ConfigurationError, "Unoptimized.configure_optimizers gave float"),
+        (Unoptimized, ConfigurationError, "Unoptimized.configure_optimizers returned float"),
         (Several, PluginError, "the optimizers a, b need"),
-        (3, ModelError, "int is none of them"),
+        (3, ModelError, "int is not one of these"),
     ]
     for model, kind, message in cases:
         with pytest.raises(kind, match=message):

@@ -546,7 +546,7 @@ def test_unknown_view_is_an_error_naming_the_available_ones() -> None:
     state = trainer.init_state(Linear(), regression())
     np.testing.assert_array_equal(trainer.get_module_view(state, "averaged").weight, np.zeros(3))
     with pytest.raises(
-        PluginError, match=r"no plugin gives the weights 'averagde'. Did you mean 'averaged'\?"
+        PluginError, match=r"no plugin provides the weights 'averagde'. Did you mean 'averaged'\?"
     ):
         trainer.get_module_view(state, "averagde")
 

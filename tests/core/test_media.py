@@ -193,7 +193,7 @@ def test_single_image_is_accepted():
 
 
 def test_invalid_media_are_errors_naming_them():
-    with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is no picture"):
+    with pytest.raises(ModelError, match=r"shape \(2, 3, 5\) is not a picture"):
         media.Images.from_pixels(jnp.zeros((2, 3, 5)))
     with pytest.raises(ModelError, match="pixels are int32; give uint8"):
         media.Images.from_pixels(jnp.zeros((2, 3), jnp.int32))

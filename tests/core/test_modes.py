@@ -417,7 +417,7 @@ def test_nested_metrics_have_names_with_slashes_B9() -> None:
     def clash(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(module.weight, metrics={"a": {"b": batch.sum()}, "a/b": batch.sum()})
 
-    with pytest.raises(ModelError, match="'a/b' comes twice in nested dictionaries"):
+    with pytest.raises(ModelError, match="'a/b' appears twice in nested dictionaries"):
         fg.Engine(steps=1).fit(build_module_class(clash), numbers([1, 3]))
 
 
@@ -435,7 +435,7 @@ def test_losses_of_one_name_add_up_where_asked() -> None:
 
 
 def test_a_step_without_any_loss_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"Made\.training_step gave no loss: .*ctx\.add_loss"):
+    with pytest.raises(ModelError, match=r"Made\.training_step returned no loss: .*ctx\.add_loss"):
         fg.Engine(steps=1).fit(
             build_module_class(lambda module, batch, ctx: fg.Output()), numbers([0])
         )

@@ -94,7 +94,7 @@ def test_arguments_results_order_and_blame_G1() -> None:
     action = fg.ScheduledAction("twice", 1, fail)
     with pytest.raises(PluginError, match="two scheduled actions are called 'twice'"):
         fg.Schedule([action, action])
-    with pytest.raises(ConfigurationError, match="is no action to run"):
+    with pytest.raises(ConfigurationError, match="is not an action"):
         fg.Schedule([fail])  # type: ignore[list-item]
 
 

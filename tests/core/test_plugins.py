@@ -193,7 +193,7 @@ def test_marked_non_method_is_an_error() -> None:
         def on_fit_start(self) -> None: ...
 
     with pytest.raises(
-        PluginError, match=r"plugin 'careless'.*marks 'on_fit_start', which is no method"
+        PluginError, match=r"plugin 'careless'.*marks 'on_fit_start', which is not a method"
     ):
         engine(Careless())
 
@@ -265,7 +265,10 @@ class Anything:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (Generator, "does nothing when called: a hook is no generator and not async"),
+        (
+            Generator,
+            "does nothing when called: a hook is a plain function, not a generator and not async",
+        ),
         (Coroutine, "'log_scalars' does nothing when called"),
         (Positional, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
         (Anything, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
@@ -366,7 +369,7 @@ def test_a_hook_that_a_plugin_brings_is_checked_and_blamed_like_the_others() -> 
 
 
 def test_hook_of_an_inactive_plugin_is_unknown() -> None:
-    with pytest.raises(PluginError, match="'on_doubling', which is no hook"):
+    with pytest.raises(PluginError, match="'on_doubling', which is not a hook"):
         engine(plugin("listener", on_doubling=lambda self, size: None))
 
 
@@ -629,9 +632,9 @@ NO_ANSWERS: list[tuple[str, Any, str]] = [
     (
         "configure_optimizers",
         {"default": optax.sgd(1.0)},
-        "hook configure_optimizers of careless gave dict; give .* a dict of fg.OptimizerSpec",
+        "hook configure_optimizers of careless returned dict; return .* a dict of fg.OptimizerSpec",
     ),
-    ("configure_optimizers", {}, "hook configure_optimizers of careless gave dict"),
+    ("configure_optimizers", {}, "hook configure_optimizers of careless returned dict"),
     ("loss_terms", {1: 2.0}, "plugin 'careless' gave 1 as the name of a loss term"),
     (
         "loss_terms",
@@ -709,7 +712,7 @@ def test_answer_none_equals_an_empty_answer(hook: str) -> None:
     silent = engine(plugin("silent", **{hook: lambda self: None}), steps=1)
     result = silent.fit(Counting(), numbers([0]))
     assert float(result.module.weight) == -1
-    with pytest.raises(PluginError, match="no plugin gives the weights"):
+    with pytest.raises(PluginError, match="no plugin provides the weights"):
         silent.get_module_view(result.state, "averaged")
 
 

@@ -347,7 +347,7 @@ def test_a_step_that_drops_the_model_state_is_an_error() -> None:
 
     engine, data = fg.Engine(steps=1), regression(16, 8)
     with pytest.warns(
-        UserWarning, match=r"Forgetful.training_step gave no model_state.*model_state=state"
+        UserWarning, match=r"Forgetful.training_step returned no model_state.*model_state=state"
     ):
         engine.fit(eqx.nn.make_with_state(Forgetful), data)
     engine.fit(eqx.nn.make_with_state(Frozen), data)

@@ -219,7 +219,7 @@ class Engine:
         if strategy and device is not None:
             raise ConfigurationError(
                 f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
-                "to compute on: leave one of them out"
+                "to compute on: give only one of them"
             )
         self.device = None if device is None else _find_device(device)
         self.sharding: ShardingStrategy = (

@@ -86,15 +86,16 @@ class Trigger:
         step = self._next_after(after, step_range)
         if step is not None and (not isinstance(step, Integral) or step <= after):
             raise ConfigurationError(
-                f"{self!r} gave {step!r} as the next step after {after}; give a later one or None"
+                f"{self!r} returned {step!r} as the next step after {after}; return a later one "
+                "or None"
             )
         if step is None:
             return None
         again = self._next_after(int(step) - 1, step_range)
         if again != step:
             raise ConfigurationError(
-                f"{self!r} gave {step} as the next step after {after}, and {again} as that after "
-                f"{step - 1}; give the first step of a fixed rule that is later"
+                f"{self!r} returned {step} as the next step after {after}, and {again} as that "
+                f"after {step - 1}; give the first step of a fixed rule that is later"
             )
         is_past_end = step_range.stop is not None and step > step_range.stop
         return None if is_past_end else step

@@ -159,7 +159,7 @@ def test_columns_are_those_that_tell_runs_apart() -> None:
 
 @pytest.mark.parametrize(
     ("condition", "says"),
-    [("lr", "'lr' is no condition: write NAME=VALUE"), ("lrr=1", "'lrr'. Did you mean 'lr'")],
+    [("lr", "'lr' is not a condition: write NAME=VALUE"), ("lrr=1", "'lrr'. Did you mean 'lr'")],
 )
 def test_conditions_that_mean_nothing_are_errors(condition: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
@@ -419,7 +419,7 @@ def test_averaging_accepts_random_keys_and_an_invalid_output_is_an_error(
     [
         (["runs", "nowhere"], "no directory nowhere"),
         (["checkpoints", "nowhere"], "no run in nowhere"),
-        (["checkpoints", "{run}/checkpoints/step-4"], "is no run: give the directory"),
+        (["checkpoints", "{run}/checkpoints/step-4"], "is not a run: give the directory"),
         (["checkpoints", "show", "nowhere"], "no run in nowhere"),
         (["checkpoints", "show", "{run}/checkpoints/step-9"], "no checkpoint of step 9 in"),
         (["checkpoints", "diff", "{run}", "nowhere"], "no run in nowhere"),

@@ -33,9 +33,9 @@ def test_unsupported_remote_directories_are_errors_at_construction(scheme: str) 
 
 
 def test_run_directory_must_be_local() -> None:
-    with pytest.raises(ConfigurationError, match="run_dir= is no local folder"):
+    with pytest.raises(ConfigurationError, match="run_dir= is not a local folder"):
         engine(cast(Path, ""), Checkpointer(1), steps=1).fit(Counting, ZEROS)
-    with pytest.raises(ConfigurationError, match="run_dir=gs://bucket/run is no local folder"):
+    with pytest.raises(ConfigurationError, match="run_dir=gs://bucket/run is not a local folder"):
         engine(cast(Path, "gs://bucket/run"), Checkpointer(1), steps=1).fit(Counting, ZEROS)
 
 

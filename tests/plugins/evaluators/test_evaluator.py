@@ -217,7 +217,8 @@ def test_metric_functions_may_be_unhashable() -> None:
     worse: Any = {"accuracy": 3}
     for metrics in (bad, worse):
         with pytest.raises(
-            ConfigurationError, match="evaluator 'test': metrics are functions by name, not"
+            ConfigurationError,
+            match="evaluator 'test': metrics must be a dictionary of functions, not",
         ):
             engine().evaluate(Logits(), [arrays], metrics=metrics)
 
@@ -355,7 +356,9 @@ def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
 
 
 def test_custom_evaluation_returning_something_else_is_an_error() -> None:
-    with pytest.raises(PluginError, match=r"'probe' gave 3; an evaluation gives metrics by name"):
+    with pytest.raises(
+        PluginError, match=r"'probe' returned 3; an evaluation returns metrics by name"
+    ):
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
 
@@ -529,7 +532,9 @@ def test_invalid_arguments_of_an_evaluator_are_an_error() -> None:
     bad = None
     with pytest.raises(ConfigurationError, match="module_view is None"):
         Evaluator("test", ZERO, module_view=bad)
-    with pytest.raises(ConfigurationError, match="evaluator 'test': losses are functions by name"):
+    with pytest.raises(
+        ConfigurationError, match="evaluator 'test': losses must be a dictionary of functions"
+    ):
         Evaluator("test", ZERO, losses={"mse": bad})
     with pytest.raises(ConfigurationError, match="group 'a/b'"):
         Evaluator("test", ZERO, every=EveryCheckpoint(), group="a/b")

@@ -297,7 +297,7 @@ def test_results_that_cannot_be_written_are_an_error(trained: Path, capsys) -> N
 
 def test_unknown_group_is_an_error(trained: Path, capsys) -> None:
     assert evaluate(trained, "--group", "slwo") == 2
-    assert "no evaluator is of the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
+    assert "no evaluator is in the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
 
 
 # --- one checkpoint, once

@@ -151,7 +151,7 @@ def test_table_is_continued_after_a_resume(tmp_path: Path) -> None:
 def test_foreign_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
-        CheckpointError, match=r"records\.csv is no table of this plugin.*begin with step"
+        CheckpointError, match=r"records\.csv is not a table of this plugin.*begin with step"
     ):
         CSVBackend(tmp_path, None)
     (tmp_path / "records.csv").write_text('step,"a\n')
@@ -288,7 +288,7 @@ def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:
         JSONLBackend(run, None)
     os.remove(run / "records.jsonl")
     os.mkfifo(run / "records.jsonl")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         JSONLBackend(run, None)
     assert victim.read_text() == "precious\n"
 

@@ -97,7 +97,10 @@ def test_mistakes_are_reported_in_one_line(
     for arguments, message in (
         ([run, "--metric", "los", "--out", out], "has no metric 'los'. Did you mean"),
         ([str(tmp_path / "none"), "--out", out], "there is no "),
-        ([run, "--out", str(tmp_path / "a.doc")], "is no kind of picture: choose one of"),
+        (
+            [run, "--out", str(tmp_path / "a.doc")],
+            "is not a kind of picture that can be written: choose one of",
+        ),
         ([run, "--out", str(tmp_path / "none" / "a.png")], "No such file or directory"),
     ):
         assert main(arguments) == 2

@@ -310,11 +310,11 @@ def test_losses_must_be_named_functions_and_every_term_needs_a_phase() -> None:
         ),
         (
             lambda module, ctx: [module.x, module.y],
-            "Giving.losses gave list: return a dictionary of functions",
+            "Giving.losses returned list: return a dictionary of functions",
         ),
         (
             lambda module, ctx: {"min": module.x, "max": module.y},
-            "Giving.losses gave an array as 'min': give a function",
+            "Giving.losses returned an array for 'min': return a function",
         ),
         (
             lambda module, ctx: {

@@ -341,7 +341,7 @@ def test_foreign_lock_file_has_no_owner(tmp_path: Path, content: str):
 def test_lock_that_is_not_a_regular_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]):
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / "lock")
-    with pytest.raises(CheckpointError, match=r"cannot be written|no regular file"):
+    with pytest.raises(CheckpointError, match=r"cannot be written|not a regular file"):
         with RunDirectory(tmp_path / "run").lock():
             pass
     assert RunDirectory(tmp_path / "run").read_owner() is None

@@ -18,7 +18,7 @@ BROKEN = [
     (
         "hooks",
         broken.Misspelt,
-        "implements 'on_fit_starts', which is no hook. Did you mean 'on_fit_start'?",
+        "implements 'on_fit_starts', which is not a hook. Did you mean 'on_fit_start'?",
     ),
     ("hooks", broken.WrongAnswer, "returns a list or None, not {'every': 3}"),
     ("arguments", broken.TakesAnything, "TakesAnything(no_such_argument=...) is accepted silently"),

@@ -162,7 +162,7 @@ class ArrayData:
         object.__setattr__(self, "num_examples", _common_length(self.arrays))
         if not len(self):
             raise DataError(
-                f"ArrayData: {self.num_examples} examples make no batch of {self.batch_size}."
+                f"ArrayData: {self.num_examples} examples do not fill a batch of {self.batch_size}."
             )
 
     def __len__(self) -> int:

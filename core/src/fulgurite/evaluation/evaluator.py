@@ -85,4 +85,4 @@ def _check_functions(where: str, functions: Any) -> None:
     if functions is None:
         return
     if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
-        raise ConfigurationError(f"{where} are functions by name, not {functions!r}")
+        raise ConfigurationError(f"{where} must be a dictionary of functions, not {functions!r}")

@@ -345,7 +345,8 @@ class EvaluationRunner:
             fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}
             if not all(shapes or [()]) or not fits_mask:
                 raise ModelError(
-                    f"{step.__qualname__} gave {format_tree(preds) or 'nothing'}: return arrays "
+                    f"{step.__qualname__} returned {format_tree(preds) or 'nothing'}: return "
+                    "arrays "
                     "that begin with the example axis"
                 )
             return preds, ctx.mask
@@ -383,7 +384,7 @@ def _concatenate_predictions(batches: list[Any]) -> Any:
     for index, batch in enumerate(batches):
         if _get_example_spec(batch) != _get_example_spec(batches[0]):
             raise ModelError(
-                f"predict_step gave {format_tree(batch)} for batch {index}, and "
+                f"predict_step returned {format_tree(batch)} for batch {index}, and "
                 f"{format_tree(batches[0])} for batch 0: give them the same shapes, or take each "
                 "with callback="
             )

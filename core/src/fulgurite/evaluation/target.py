@@ -74,6 +74,6 @@ def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any
     views = plugins.ask("module_views", state=state)
     if name not in views:
         raise PluginError(
-            f"no plugin gives the weights {name!r}. {did_you_mean(name, ['current', *views])}"
+            f"no plugin provides the weights {name!r}. {did_you_mean(name, ['current', *views])}"
         )
     return views[name]

@@ -166,7 +166,7 @@ class Loop:
         """
         if self._loop_state is LoopState.BROKEN:
             raise StateError(
-                "an action failed half done: there is no state here from which a run could resume "
+                "an action failed half way: there is no state here from which a run could resume "
                 "exactly"
             )
         self.dispatcher.flush(wait=True)

@@ -61,7 +61,7 @@ class Schedule:
         for action in actions:
             if not isinstance(action, ScheduledAction) or action.action is None:
                 raise ConfigurationError(
-                    f"Schedule: {action!r} is no action to run: give "
+                    f"Schedule: {action!r} is not an action: give "
                     "fg.ScheduledAction(name, trigger, function)"
                 )
         self._actions = order_actions(

@@ -285,7 +285,7 @@ def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:
             parts = {f"{name}/{key}": part for key, part in flatten_nested(value).items()}
         duplicates = sorted(flat.keys() & parts.keys())
         if duplicates:
-            raise ModelError(f"{duplicates[0]!r} comes twice in nested dictionaries: rename one")
+            raise ModelError(f"{duplicates[0]!r} appears twice in nested dictionaries: rename one")
         flat |= parts
     return flat
 

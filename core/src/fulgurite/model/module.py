@@ -257,14 +257,15 @@ def get_loss_fns(module: Any, batch: Any, ctx: Context) -> dict[str, Callable[[]
     source = f"{type(module).__name__}.losses"
     if not isinstance(functions, dict):
         raise ModelError(
-            f"{source} gave {type(functions).__name__}: return a dictionary of functions, by name"
+            f"{source} returned {type(functions).__name__}: return a dictionary of functions, "
+            "by name"
         )
     for name, function in functions.items():
         if not callable(function):
             is_array = isinstance(function, jax.Array)
             kind = "an array" if is_array else type(function).__name__
             raise ModelError(
-                f"{source} gave {kind} as {name!r}: give a function that makes the loss, "
+                f"{source} returned {kind} for {name!r}: return a function that makes the loss, "
                 f"{{{name!r}: lambda: ..., ...}}"
             )
     return functions
@@ -338,7 +339,8 @@ def evaluate_metric_fn(
         if counts_padding:
             kind = type(value).__name__
             raise ModelError(
-                f"metric {name!r} is a {kind} of a padded batch, made without its mask: take it, "
+                f"metric {name!r} is a {kind} of a padded batch, computed without its mask: "
+                "take it, "
                 f"as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
             )
         return value
@@ -346,14 +348,16 @@ def evaluate_metric_fn(
         value = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"metric {name!r} is {type(value).__name__}, which is no number and no array of them; "
+            f"metric {name!r} is {type(value).__name__}, which is neither a number nor an array "
+            "of numbers; "
             "return pictures and the like as fg.Output(media=...)"
         ) from error
     if value.ndim:
         return Mean.from_values(value, mask)
     if counts_padding:
         raise ModelError(
-            f"{name!r} is one number for a padded batch, made without its mask: give an array with "
+            f"{name!r} is one number for a padded batch, computed without its mask: give an "
+            "array with "
             "the example axis, or take it: `lambda preds, batch, mask: ...`"
         )
     return value
@@ -388,7 +392,8 @@ def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]
     if is_dict and all(isinstance(spec, OptimizerSpec) for spec in optimizers.values()):
         return optimizers
     raise ConfigurationError(
-        f"{source} gave {type(optimizers).__name__}; give an optax.GradientTransformation such as "
+        f"{source} returned {type(optimizers).__name__}; return an optax.GradientTransformation "
+        "such as "
         "optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
     )
 

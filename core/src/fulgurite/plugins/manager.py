@@ -269,7 +269,7 @@ class PluginManager:
             hooks.add(hook)
             if not callable(member):
                 raise PluginError(
-                    f"{where} marks {name!r}, which is no method: make it one that the hook can "
+                    f"{where} marks {name!r}, which is not a method: make it one that the hook can "
                     "call"
                 )
             method = getattr(plugin.plugin, name)
@@ -288,7 +288,8 @@ class PluginManager:
         """Check one implementation against the specification of its hook."""
         if hook not in self.hooks:
             raise PluginError(
-                f"{where} implements {hook!r}, which is no hook. {did_you_mean(hook, self.hooks)}"
+                f"{where} implements {hook!r}, which is not a hook. "
+                f"{did_you_mean(hook, self.hooks)}"
             )
         for option in _UNSUPPORTED_OPTIONS:
             if options[option]:
@@ -298,7 +299,8 @@ class PluginManager:
                 )
         if any(is_kind(method) for is_kind in _NOT_A_CALL):
             raise PluginError(
-                f"{where}: {name!r} does nothing when called: a hook is no generator and not async"
+                f"{where}: {name!r} does nothing when called: a hook is a plain function, not a "
+                "generator and not async"
             )
         known = self._pluggy.hook.__dict__[hook].spec.argnames
         arguments = f"{', '.join(known)}, by name" if known else "nothing"

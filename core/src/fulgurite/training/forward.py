@@ -70,7 +70,7 @@ def forward(
         model_state = ctx.model_state
         if ctx.training and step == "training_step" and model_state is not None:
             warnings.warn(
-                f"{where} gave no model_state, so statistics such as BatchNorm's would never "
+                f"{where} returned no model_state, so statistics such as BatchNorm's would never "
                 "change: return fg.Output(..., model_state=state), or ctx.model_state itself",
                 stacklevel=1,
             )
@@ -230,7 +230,8 @@ def _collect_loss_terms(
             terms[name] = as_loss_scalar(name, value, module, ctx.mask)
     if not terms and ctx.training:
         raise ModelError(
-            f"{where} gave no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, value)"
+            f"{where} returned no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, "
+            "value)"
         )
     return terms
 

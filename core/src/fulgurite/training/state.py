@@ -95,7 +95,7 @@ def as_model_init(model: Any) -> ModelInit:
     if not callable(model):
         raise ModelError(
             "a model is an Equinox module, (module, eqx.nn.State), or a callable that gives "
-            f"either, called with key=; {type(model).__name__} is none of them"
+            f"either, called with key=; {type(model).__name__} is not one of these"
         )
 
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:

@@ -42,7 +42,7 @@ def select_runs(rows: Sequence[RunRow], conditions: Sequence[str]) -> list[RunRo
         match = _CONDITION.fullmatch(condition)
         if match is None:
             raise ConfigurationError(
-                f"{condition!r} is no condition: write NAME=VALUE, or with !=, <, <=, > or >="
+                f"{condition!r} is not a condition: write NAME=VALUE, or with !=, <, <=, > or >="
             )
         name = match["name"].strip()
         check_name(rows, name)

@@ -31,7 +31,7 @@ def resolve_root(path: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not text:
-        raise ConfigurationError(f"{path!r} is no path of checkpoints: give one")
+        raise ConfigurationError(f"{path!r} is not a path for checkpoints: give one")
     if "://" not in text:
         return Path(path)
     if not text.startswith("gs://"):
@@ -62,7 +62,7 @@ def iter_files(path: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
     """
     for child in sorted(path.iterdir(), key=lambda child: child.name):
         if is_link(child):
-            raise DamagedError(f"{child} is a link; a checkpoint holds none")
+            raise DamagedError(f"{child} is a link, and a checkpoint contains no links")
         if child.is_dir():
             yield from iter_files(child, f"{prefix}{child.name}/")
         elif child.is_file():
@@ -131,7 +131,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         # A pipe would block for ever.
         if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise DamagedError(f"{path} is no regular file")
+            raise DamagedError(f"{path} is not a regular file")
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_SIZE + 1)
     except OSError as error:

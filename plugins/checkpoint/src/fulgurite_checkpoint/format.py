@@ -182,7 +182,7 @@ def read_commit(path: Path) -> Commit:
     """Return the commit of the checkpoint in the directory `path`.
 
     Raises:
-        DamagedError: there is none, or it is not as it was written.
+        DamagedError: there is none, or it has changed since it was written.
         CheckpointError: it has another format.
     """
     file = path / "COMMIT"
@@ -195,7 +195,7 @@ def read_commit(path: Path) -> Commit:
             )
         sha256 = content.pop("sha256")
         if sha256 != compute_sha256(dumps(content).encode()):
-            raise DamagedError(f"{file} is not as it was written")
+            raise DamagedError(f"{file} has changed since it was written")
         del content["format"]
         commit = _parse_commit(content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -252,7 +252,7 @@ def verify_files(
             raise DamagedError(f"{path} lacks hashes-{process}.json")
         raw = read_bytes(hashes_path)
         if compute_sha256(raw) != sha256:
-            raise DamagedError(f"{hashes_path} is not as it was written")
+            raise DamagedError(f"{hashes_path} has changed since it was written")
         for name, size_and_crc in parse_json(raw, hashes_path).items():
             if names is not None and not names.fullmatch(name):
                 continue
@@ -268,7 +268,7 @@ def _verify_file(path: Path, size_and_crc: list[Any], verify: Verify) -> None:
     if size != size_and_crc[0]:
         raise DamagedError(f"{path} has {size} bytes; it was written with {size_and_crc[0]}")
     if verify == "full" and list(compute_checksum(path)) != size_and_crc:
-        raise DamagedError(f"{path} is not as it was written")
+        raise DamagedError(f"{path} has changed since it was written")
 
 
 def write_hashes(path: Path, process: int, num_processes: int) -> str:

@@ -100,7 +100,7 @@ def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     if not _is_run(root):
-        raise CheckpointError(f"{root} is no run: give the directory that holds checkpoints/")
+        raise CheckpointError(f"{root} is not a run: give the directory that holds checkpoints/")
     entries = format.list_entries(root)
     best = _find_best(entries)
     latest_step = max((entry.step for entry in entries if entry.commit), default=None)

@@ -21,7 +21,7 @@ def as_checkpoint_ref(resume: Any) -> fg.CheckpointRef:
         resume: "auto", "latest", "best", a step, a path or a `CheckpointRef`.
 
     Raises:
-        ConfigurationError: it is none of them.
+        ConfigurationError: it is not one of these.
     """
     if isinstance(resume, fg.CheckpointRef):
         return resolve_step_path(resume)

@@ -162,7 +162,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         verify: how files are compared with their hashes; `size` for these where it is `none`.
 
     Raises:
-        DamagedError: it is not as it was written.
+        DamagedError: it has changed since it was written.
     """
     path = entry.path
     commit = entry.commit
@@ -396,7 +396,7 @@ def _load_verified(
 
 def _check_strings(*values: Any) -> None:
     if not all(isinstance(value, str) for value in values):
-        raise TypeError("a name is no string")
+        raise TypeError("a name is not a string")
 
 
 def _get_state_path(plugin: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def publish(path: Path, commit: Commit) -> None:
     target = path.with_name(f"step-{commit.step}")
     if is_link(target) or (target.exists() and not target.is_dir()):
         raise CheckpointError(
-            f"{target} is no checkpoint, and a checkpoint needs that name: move it away"
+            f"{target} is not a checkpoint, and a checkpoint needs that name: move it away"
         )
     trash = None
     if target.exists() and (target / "COMMIT").exists():

@@ -44,7 +44,7 @@ def split_values(name: str, values: Any) -> EvaluationResult:
     """
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise PluginError(
-            f"evaluator {name!r} gave {values!r}; an evaluation gives metrics by name"
+            f"evaluator {name!r} returned {values!r}; an evaluation returns metrics by name"
         )
     metrics, media = split_media(flatten_nested(values))
     numbers = as_numbers(metrics)

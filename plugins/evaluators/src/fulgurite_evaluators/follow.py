@@ -62,7 +62,7 @@ class Follower:
         groups = group_standalone_evaluators(experiment.engine)
         if group not in groups:
             raise ConfigurationError(
-                f"no evaluator is of the group {group!r}. {did_you_mean(group, groups)} A "
+                f"no evaluator is in the group {group!r}. {did_you_mean(group, groups)} A "
                 f"standalone one is Evaluator(..., every=EveryCheckpoint(), group={group!r})"
             )
         self._experiment = experiment

@@ -154,7 +154,7 @@ def _read_records(path: Path) -> tuple[list[tuple[EvaluationRecord, dict[str, An
             record = EvaluationRecord(**values)
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path}, line {number} is no result of an evaluator: {error}; remove it"
+                f"{path}, line {number} is not a result of an evaluator: {error}; remove it"
             ) from error
         records.append((record, logger_state))
     return records, num_bytes

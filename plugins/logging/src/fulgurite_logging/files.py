@@ -64,7 +64,7 @@ class LineFile:
         """
         if type(size) is not int or size < 0:
             raise CheckpointError(
-                f"{self.path}: the checkpoint says it had {size!r} bytes, which is no size"
+                f"{self.path}: the checkpoint says it had {size!r} bytes, which is not a size"
             )
         if size > self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
             raise CheckpointError(
@@ -119,5 +119,5 @@ def _open_regular_file(path: Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor

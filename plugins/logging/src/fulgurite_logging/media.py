@@ -75,7 +75,7 @@ class Images(Media):
             pixels = pixels[None]
         if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3, 4):
             raise ModelError(
-                f"media.Images: an array of shape {shape} is no picture; give (height, width), "
+                f"media.Images: an array of shape {shape} is not a picture; give (height, width), "
                 "(height, width, channels) or (n, height, width, channels), 1, 3 or 4 channels"
             )
         if pixels.dtype != jnp.uint8:

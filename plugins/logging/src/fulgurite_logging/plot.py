@@ -90,7 +90,8 @@ def plot_runs(
     formats = figure.canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".").lower() not in formats:
         raise ConfigurationError(
-            f"{out} is no kind of picture: choose one of {', '.join(sorted(formats))}"
+            f"{out} is not a kind of picture that can be written: choose one of "
+            f"{', '.join(sorted(formats))}"
         )
     figure.savefig(out, dpi=150)
 

@@ -93,7 +93,7 @@ class Table:
         self._num_rows = sum(1 for _ in rows)
         if [*self._columns][: len(first_columns)] != list(first_columns):
             raise CheckpointError(
-                f"{path} is no table of this plugin: it should begin with "
+                f"{path} is not a table of this plugin: it should begin with "
                 f"{','.join(first_columns)}. Move it away"
             )
 

@@ -49,8 +49,8 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not os.fspath(path) or "://" in os.fspath(path):
             raise ConfigurationError(
-                f"run_dir={path} is no local folder: give one; checkpoints may be elsewhere, see "
-                f"Checkpointer(directory=...)"
+                f"run_dir={path} is not a local folder: give one; checkpoints may be elsewhere, "
+                f"see Checkpointer(directory=...)"
             )
         self.path = Path(path).absolute()
         self._lock: Lock | None = None
@@ -82,10 +82,10 @@ class RunDirectory:
         path = self.path / "attempts" / str(self.num_attempts)
         try:
             if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
-                raise ValueError("it is no file, or too large")
+                raise ValueError("it is not a file, or too large")
             manifest = json.loads(path.read_bytes())
             if not isinstance(manifest, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             return manifest
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
@@ -286,7 +286,8 @@ def get_folder(root: Path, name: str) -> Path:
     folder = root / name
     if is_link(folder):
         raise CheckpointError(
-            f"{folder} is a link, of which a run directory has none: put the folder itself there"
+            f"{folder} is a link, and a run directory contains no links: put the folder itself "
+            "there"
         )
     return folder
 

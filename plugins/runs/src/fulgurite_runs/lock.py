@@ -180,7 +180,7 @@ class Lock:
         """
         file = os.fstat(descriptor)
         if not stat.S_ISREG(file.st_mode):
-            raise CheckpointError(f"{self._path} is no regular file: remove it")
+            raise CheckpointError(f"{self._path} is not a regular file: remove it")
         is_free = _try_flock(descriptor)
         owner = _parse_owner(descriptor)
         if not _is_same_file(file, self._path):

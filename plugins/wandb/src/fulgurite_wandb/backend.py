@@ -149,7 +149,7 @@ class Backend:
             if self._mode == "offline":
                 raise
             warnings.warn(
-                f"wandb cannot be reached and goes on offline: {error}. Later `wandb sync` sends "
+                f"wandb cannot be reached and continues offline: {error}. Later `wandb sync` sends "
                 f"what is in {self._folder / 'wandb'}",
                 stacklevel=2,
             )
@@ -190,6 +190,10 @@ class Backend:
         if record.step != self._row_step:
             self._hand_over_row()
             self._row_step = record.step
+        if record.kind == "media" and self._run is not None:
+            # wandb names the files of pictures after the step that it knows, which is that of the
+            # row before.
+            self._run.log({}, step=record.step)
         for name, value in record.values.items():
             full_name = f"{record.source}/{name}"
             try:
