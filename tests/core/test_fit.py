@@ -111,7 +111,7 @@ class Explaining(Linear):
         return output.replace(aux={"error": output.preds - batch["y"]})
 
 
-def test_step_returns_further_fields_of_the_output_where_asked() -> None:
+def test_step_returns_further_fields_of_the_output_where_asked_B17_K30() -> None:
     """At weights of zero the prediction is 0, the error -y, and the gradient -2 mean(y x)."""
     data = regression(8, 8)
     batch = next(iter(fg.Engine().iter_batches(data)))
@@ -312,7 +312,7 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
 def test_second_fit_continues_the_first() -> None:
     step_ranges = []
     plugin = Act(
-        fg.AtStart() | fg.AtEnd(),
+        fg.AtStart() | fg.AtEnd(),  # G24
         lambda run: step_ranges.append((run.step, run.step_range.start, run.step_range.stop)),
     )
     engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)

@@ -331,10 +331,19 @@ def test_plugins_add_terms() -> None:
         def loss_terms(self, module: Any) -> Any:
             return {"l2": 0.5 * jnp.sum(module.part.weight**2)}
 
+    class Seeing:
+        """Traced hooks that run after the forward pass see every term (G19)."""
+
+        @fg.hookimpl
+        def step_metrics(self, output: fg.Output) -> Any:
+            return {name: 2 * term for name, term in output.losses.items()}
+
     batch = np.zeros((2, 2), np.float32)
-    engine = fg.Engine(steps=1, plugins=[Decay()])
+    engine = fg.Engine(steps=1, plugins=[Decay(), Seeing()])
     state, output = engine.step(engine.init_state(WithPart, [batch]), batch)
     assert float(output.losses["l2"]) == 5 and output.loss == 0 + 4 + 5 + 5
+    metrics = engine.fit(WithPart, [batch]).metrics["train"]
+    assert metrics["seeing/l2"] == 10 and metrics["seeing/more"] == 8
     assert state.module.part.weight.tolist() == [1 - 0.5 * (1 + 1 + 1), 3 - 0.5 * (1 + 3 + 3)]
 
 

@@ -265,7 +265,7 @@ def test_a_rule_that_returns_no_later_step_is_an_error(step) -> None:
             return step
 
     with pytest.raises(
-        ConfigurationError, match="as the next step after 3; give a later one or None"
+        ConfigurationError, match="as the next step after 3; return a later one or None"
     ):
         Stuck().next(3, StepRange(0, 9))
 
@@ -276,7 +276,8 @@ def test_a_rule_that_depends_on_its_argument_is_an_error() -> None:
             return after + 3
 
     with pytest.raises(
-        ConfigurationError, match="gave 6 as the next step after 3, and 8 as that after 5; give the"
+        ConfigurationError,
+        match="returned 6 as the next step after 3, and 8 as that after 5; give the",
     ):
         Later().next(3, StepRange(0, 9))
 

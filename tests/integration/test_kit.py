@@ -81,7 +81,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "media": (lambda: MediaLogger(2), {}),
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
     "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
-    "null": (NullLogger, {}),
+    "null": (NullLogger, {}),  # B8
     "python": (PythonLogger, {}),
     "phases": (MultiOptimizer, {"model": Apart}),
     "predictions": (

@@ -74,6 +74,61 @@ def plugins_outside(path: Path, hashes: Any, commit: Any) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+def set_in(name: str, *keys: str, value: Any) -> Any:
+    """An attack that puts a value into one of the small files, with right hashes."""
+
+    def change(path: Path, hashes: Any, commit: Any) -> None:
+        content = commit if name == "COMMIT" else json.loads((path / name).read_text())
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        if name != "COMMIT":
+            (path / name).write_text(json.dumps(content))
+
+    return lambda: consistent(change)
+
+
+BOMB = {"$array": [], "dtype": "S1000000000", "shape": [0]}
+WRONG_VALUES = {
+    "bomb": set_in("COMMIT", "metrics", value={"train": {"loss": {**BOMB, "$array": ["x"] * 3}}}),
+    "no_positions": set_in("COMMIT", "logger_positions", value=[]),
+    "boolean_step": set_in("COMMIT", "attempt", value=True),
+    "negative_batch": set_in("host-0.json", "data_position", "batch", value=-3),
+    "boolean_batch": set_in("host-0.json", "data_position", "batch", value=True),
+    "fraction_of_a_batch": set_in("host-0.json", "data_position", "batch", value=1.5),
+    "negative_epoch": set_in("host-0.json", "data_position", "epoch", value=-1),
+    "endless_range": set_in("index.json", "step_range", "start", value=10**30),
+    "late_start": set_in("index.json", "step_range", "start", value=99),
+    "no_states": set_in("host-0.json", "host_states", value={"x": 3}),
+    "other_dtype": set_in("index.json", "arrays", "module.weight", value=[[], "int32"]),
+    "huge_array": set_in("index.json", "arrays", "module.weight", value=[[10**12], "float32"]),
+}
+"""What a run never writes, by what it is."""
+
+
+def cast_array() -> None:
+    """Stores an array in another dtype than the index says."""
+    from fulgurite_checkpoint import arrays
+
+    path = newest() / "arrays"
+    specs = arrays.flatten_state(like)
+    stored = arrays.load(path, specs)
+    stored["module.weight"] = stored["module.weight"].astype("float16")
+    shutil.rmtree(path)
+    arrays.start_saving(path, stored).result()
+
+    def rehash(path: Path, hashes: Any, commit: Any) -> None:
+        for name in list(hashes):
+            if name.startswith("arrays/"):
+                del hashes[name]
+        for file in sorted((path / "arrays").rglob("*")):
+            if file.is_file():
+                hashes[str(file.relative_to(path))] = list(compute_checksum(file))
+
+    consistent(rehash)
+
+
 def pickles() -> None:
     for path in [
         newest() / "index.pkl",
@@ -127,6 +182,8 @@ ATTACKS: dict[str, Any] = {
         attack.__name__: attack
         for attack in (pickles, large, pipe, linked_step, linked_arrays, linked_folder, deep)
     },
+    **WRONG_VALUES,
+    "cast_array": cast_array,
 }
 
 counting(base / "good", steps=2, max_to_keep=None)

@@ -207,7 +207,7 @@ def test_metric_functions_may_be_unhashable() -> None:
     results = engine().evaluate(Logits(), [arrays], metrics=over)
     assert (results["over_0.5"], results["over_2.0"]) == (arrays["logits"][:, 1].mean(), 0)
     for nothing in (None, "right"):
-        with pytest.raises(ModelError, match="metric 'accuracy' is .*, which is no number"):
+        with pytest.raises(ModelError, match="metric 'accuracy' is .*, which is neither a number"):
             engine().evaluate(
                 Logits(),
                 [arrays],

@@ -64,7 +64,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BackgroundWriter, "timeout", 0.2)
 
 
-def test_records_are_written_in_order_and_all_of_them_by_the_end() -> None:
+def test_records_are_written_in_order_and_all_of_them_by_the_end_B21() -> None:
     backend = Memory()
     writer = BackgroundWriter("memory", backend, size=10_000)
     for step in range(2000):

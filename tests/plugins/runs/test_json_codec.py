@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import jax
@@ -158,3 +159,26 @@ def test_unserializable_value_is_an_error_naming_its_path(value: Any, message: s
     with pytest.raises(ConfigurationError) as caught:
         dumps(value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"$array":["x","x"],"dtype":"S1000000000","shape":[2]}',
+        '{"$array":["x"],"dtype":"U100000000","shape":[1]}',
+        '{"$array":[1],"dtype":"O","shape":[1]}',
+        '{"$array":[[1]],"dtype":"int8","shape":[1]}',
+        '{"$array":[1],"dtype":"int8","shape":[1000000000000]}',
+        '{"$array":3,"dtype":"int8","shape":[]}',
+        '{"$array":[1],"dtype":["int8"],"shape":[1]}',
+    ],
+)
+def test_arrays_are_numbers_and_no_larger_than_their_text(text: str) -> None:
+    """58 bytes that asked for a text of 10^9 bytes an item took 3 GB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, TypeError)):
+            loads(text)
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()

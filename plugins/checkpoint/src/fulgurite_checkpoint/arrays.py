@@ -136,6 +136,29 @@ def load(path: Path, specs: Mapping[str, Any]) -> dict[str, jax.Array]:
     return arrays | loaded
 
 
+def check_stored_dtypes(path: Path, specs: Mapping[str, Any]) -> None:
+    """Raise `DamagedError` if an array has another dtype where it is stored than its index says:
+    Orbax would cast it without a word.
+
+    Args:
+        path: the directory that Orbax wrote.
+        specs: shape and dtype of the arrays, by their name in the checkpoint.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    if not any(spec.size for spec in specs.values()):
+        return
+    try:
+        stored: Any = ocp.metadata(_as_epath(path)).metadata
+    except Exception as error:
+        raise DamagedError(f"{path} cannot be read: {error.__cause__ or error}") from error
+    for name, spec in specs.items():
+        dtype = getattr(stored.get(name), "dtype", None)
+        is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
+        if spec.size and not is_key and dtype != spec.dtype:
+            raise DamagedError(f"{path}: {name} is stored as {dtype}, not as {spec.dtype}")
+
+
 def check_same_specs(needed: Mapping[str, Any], saved: Mapping[str, Spec], source: Path) -> None:
     """Raise a `CheckpointError` that lists every path at which a checkpoint has another shape or
     dtype than is needed.

@@ -43,6 +43,7 @@ from fulgurite_checkpoint.files import (
     sync,
     write_durably,
 )
+from fulgurite_checkpoint.validation import check_commit_fields
 
 FORMAT = 2
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,11})")
@@ -206,16 +207,10 @@ def read_commit(path: Path) -> Commit:
 
 
 def _parse_commit(content: dict[str, Any]) -> Commit:
+    check_commit_fields(content)
     monitor = content["monitor"]
     content["monitor"] = None if monitor is None else tuple(monitor)
-    commit = Commit(**content)
-    types = (int, int, list, list, dict, tuple | None, dict, float)
-    dictionaries = [*commit.logger_positions, *commit.metrics.values()]
-    if not all(map(isinstance, vars(commit).values(), types)) or type(commit.step) is bool:
-        raise TypeError("a value has another type")
-    if not all(isinstance(dictionary, dict) for dictionary in dictionaries):
-        raise TypeError("a value has another type")
-    return commit
+    return Commit(**content)
 
 
 def write_commit(path: Path, commit: Commit) -> None:

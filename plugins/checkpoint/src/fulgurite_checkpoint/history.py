@@ -6,6 +6,8 @@ from typing import Any
 import fulgurite as fg
 from fulgurite_runs.json_codec import dumps
 
+from fulgurite_checkpoint.validation import check_count, check_list, check_object, check_text
+
 
 class HistoryEncoder:
     """Encodes the records of a history, each once however often it is saved.
@@ -34,6 +36,11 @@ class HistoryEncoder:
 def decode_history(content: dict[str, Any]) -> tuple[fg.Record, ...]:
     """Return the records that `HistoryEncoder.encode` encoded."""
     return tuple(
-        fg.Record("scalars", str(source), int(step), dict(values))
-        for source, step, values in content["records"]
+        fg.Record(
+            "scalars",
+            check_text(source, "history"),
+            check_count(step, "history"),
+            check_object(values, "history"),
+        )
+        for source, step, values in check_list(content["records"], "history")
     )

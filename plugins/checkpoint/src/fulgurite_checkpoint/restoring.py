@@ -21,6 +21,16 @@ from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Verify
 from fulgurite_checkpoint.history import decode_history
+from fulgurite_checkpoint.validation import (
+    check_list,
+    check_object,
+    check_optional_text,
+    parse_array_specs,
+    parse_data_position,
+    parse_host_states,
+    parse_requested_length,
+    parse_step_range,
+)
 
 T = TypeVar("T")
 _MAX_MODEL_LINES = 8
@@ -182,19 +192,16 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         _check_strings(*manifest["model"], *index["arrays"], *index["pending_actions"])
         make_snapshot = partial(
             fg.Snapshot,
-            step_range=fg.StepRange.from_json(index["step_range"]),
-            data_position=host["data_position"],
-            pending_actions=tuple(index["pending_actions"]),
-            host_states=dict(host["host_states"]),
-            metrics=dict(index["metrics"]),
-            requested_length=(manifest["settings"]["steps"], manifest["settings"]["epochs"]),
+            step_range=parse_step_range(index["step_range"], commit.step),
+            data_position=parse_data_position(host["data_position"]),
+            pending_actions=tuple(check_list(index["pending_actions"], "pending_actions")),
+            host_states=parse_host_states(host["host_states"]),
+            metrics=check_object(index["metrics"], "metrics"),
+            requested_length=parse_requested_length(manifest["settings"]),
             history=decode_history(history),
-            stop_reason=index.get("stop_reason"),
+            stop_reason=check_optional_text(index.get("stop_reason"), "stop_reason"),
         )
-        specs = {
-            name: (tuple(map(int, shape)), str(dtype))
-            for name, (shape, dtype) in index["arrays"].items()
-        }
+        specs = parse_array_specs(index["arrays"])
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
@@ -389,6 +396,8 @@ def _load_verified(
     try:
         if verify != "none":
             format.verify_files(checkpoint.path, checkpoint.commit, verify)
+        if verify == "full":
+            arrays.check_stored_dtypes(checkpoint.path / "arrays", specs)
         return arrays.load(checkpoint.path / "arrays", specs)
     except OSError as error:
         raise DamagedError(f"{checkpoint.path} cannot be read: {error}") from error

@@ -84,6 +84,19 @@ def _decode_object(pairs: dict[str, Any]) -> Any:
     if "$bytes" in pairs:
         return base64.b64decode(pairs["$bytes"], validate=True)
     if "$array" in pairs:
-        array = np.asarray(pairs["$array"], dtype=np.dtype(pairs["dtype"]))
-        return array.reshape(pairs["shape"])
+        return _decode_array(pairs)
     return pairs
+
+
+def _decode_array(pairs: dict[str, Any]) -> np.ndarray:
+    """Return an array of numbers, no larger than its text.
+
+    A dtype of texts or records would let a few bytes of JSON ask for any amount of memory.
+    """
+    items = pairs["$array"]
+    dtype = np.dtype(pairs["dtype"])
+    if not isinstance(items, list) or not is_real_dtype(dtype):
+        raise ValueError(f"an array of dtype {pairs['dtype']!r:.100}: it must be one of numbers")
+    if not all(isinstance(item, bool | int | float) for item in items):
+        raise ValueError("an array holds something else than numbers")
+    return np.asarray(items, dtype=dtype).reshape(pairs["shape"])
