@@ -3,7 +3,7 @@ order."""
 
 from collections import deque
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from time import monotonic, perf_counter
@@ -63,6 +63,19 @@ class LoopState(Enum):
     BROKEN = "an exception left no state to resume from"
 
 
+@dataclass(frozen=True)
+class HostStateBefore:
+    """What a plugin held on the host before its action.
+
+    Attributes:
+        host_states: the entry of a snapshot's `host_states`, if the plugin has such a state.
+        shared: its entry in `run.shared`, as far as JSON can hold it.
+    """
+
+    host_states: dict[str, Any]
+    shared: dict[str, dict[str, Any]]
+
+
 class Loop:
     """One fit: steps up to the nearest thing that is due, then what is due, in order.
 
@@ -83,6 +96,8 @@ class Loop:
         plan: what the fit begins with.
         signals: the signals that were received.
     """
+
+    _before_action: HostStateBefore | None = None
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
@@ -175,6 +190,10 @@ class Loop:
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
         }
         shared = {name: _select_json(values) for name, values in self.shared.items()}
+        # The run that resumes does an interrupted action again, so from the state before it.
+        if self._loop_state is LoopState.INTERRUPTED and self._before_action is not None:
+            host_states |= self._before_action.host_states
+            shared |= self._before_action.shared
         if any(shared.values()):
             host_states[SHARED] = {"version": 1, "state": shared}
         return Snapshot(
@@ -509,6 +528,7 @@ class Loop:
             self._loop_state = LoopState.SAVING
             self._pending_actions = due_point.list_remaining(action)
         self._num_records_before_action = self.dispatcher.num_records
+        self._before_action = self._copy_host_state(action)
         try:
             self._run_action(action)
         except Exception:
@@ -518,6 +538,18 @@ class Loop:
             raise
         self._scheduler.mark_done(action, self.step)
         self._untried_actions.discard(action.name)
+
+    def _copy_host_state(self, action: BoundAction) -> HostStateBefore:
+        """Return what an action may change on the host before it can be interrupted: the state of
+        its plugin, and what that shares. An evaluation in its middle takes minutes, and a signal or
+        an error of its data ends it."""
+        name = action.plugin.name
+        host_states = {}
+        for hook in self.engine.plugins.implementations("get_host_state"):
+            if hook.plugin is action.plugin:
+                version = getattr(action.plugin.plugin, "state_version", 1)
+                host_states[name] = {"version": version, "state": deepcopy(hook(self.step))}
+        return HostStateBefore(host_states, {name: _select_json(self.shared.get(name, {}))})
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""

@@ -1,0 +1,104 @@
+"""Actions that are interrupted in their middle: the run that resumes does them once (faults, 1)."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import numpy as np
+import pytest
+from fulgurite_checkpoint import Checkpointer
+from trained import ZEROS, Counting, engine
+
+
+class Breaking:
+    """Two batches; at one of the passes something happens before the second one."""
+
+    def __init__(self, happen: Any, at_pass: int) -> None:
+        self.happen = happen
+        self.at_pass = at_pass
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        yield np.zeros(1, np.float32)
+        # The first pass is that of the check before the first step.
+        if self.passes == 1 + self.at_pass:
+            self.happen()
+        yield np.zeros(1, np.float32)
+
+
+class Trying:
+    """Counts its evaluations before it runs them, on the host and in what plugins share."""
+
+    def __init__(self, data: Any) -> None:
+        self.tries = 0
+        self.history: list[int] = []
+        self.data = data
+
+    @fg.hookimpl
+    def register_evaluators(self) -> list[fg.Evaluator]:
+        return [fg.Evaluator("val", fg.DataSource(self.data, prefetch=0))]
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("try", 2, self.run, "evaluate")]
+
+    def run(self, run: fg.Run) -> None:
+        self.tries += 1
+        self.history.append(run.step)
+        run.shared.setdefault("trying", {})["tries"] = self.tries
+        run.evaluate("val")
+
+    @fg.hookimpl
+    def get_host_state(self) -> Any:
+        return {"tries": self.tries, "history": self.history}
+
+    @fg.hookimpl
+    def set_host_state(self, state: Any, version: int) -> None:
+        self.tries = state["tries"]
+        self.history = state["history"]
+
+
+class Look:
+    """Keeps what is shared at the end."""
+
+    def __init__(self) -> None:
+        self.shared: Any = None
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run) -> None:
+        self.shared = {name: dict(values) for name, values in run.shared.items()}
+
+
+def fail() -> None:
+    raise OSError("the disk is gone")
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("happen", [fail, terminate])
+def test_an_interrupted_action_begins_from_the_state_before_it(happen: Any, tmp_path: Path) -> None:
+    def train(run_dir: Path, data: Any) -> tuple[Trying, Look, fg.FitResult]:
+        trying, look = Trying(data), Look()
+        plugins = [Checkpointer(100), trying, look]
+        result = engine(run_dir, *plugins, steps=6, log_every=None).fit(
+            Counting, ZEROS, resume="auto"
+        )
+        return trying, look, result
+
+    whole, looked, _ = train(tmp_path / "whole", Breaking(happen, 99))
+    assert whole.history == [2, 4, 6] and looked.shared == {"trying": {"tries": 3}}
+    if happen is fail:
+        with pytest.raises(OSError, match="the disk is gone"):
+            train(tmp_path / "run", Breaking(happen, 2))
+    else:
+        stopped = train(tmp_path / "run", Breaking(happen, 2))[2]
+        assert stopped.stop_reason == "SIGTERM" and int(stopped.state.step) == 4
+    resumed, looked, _ = train(tmp_path / "run", Breaking(happen, 99))
+    assert (resumed.tries, resumed.history) == (whole.tries, whole.history)
+    assert looked.shared == {"trying": {"tries": 3}}
