@@ -212,6 +212,17 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
         ("SECRET: 'x y'", "SECRET: ***"),
         ("https://user:pa@ss@host/path?token=abc&x=1", "https://***@host/path?token=***&x=1"),
         ("s3://bucket/path", "s3://bucket/path"),
+        ("run.py --passwd abc --lr 1", "run.py --passwd *** --lr 1"),
+        ("--pwd=abc --auth abc --credentials abc", "--pwd=*** --auth *** --credentials ***"),
+        ('-H "Authorization: Bearer abc"', '-H "Authorization: ***"'),
+        ("GET /x?X-Amz-Signature=abc&sig=abc&x=1", "GET /x?X-Amz-Signature=***&sig=***&x=1"),
+        ("passwd=abc auth=abc header=abc", "passwd=*** auth=*** header=***"),
+        ("failed: --api-key abc, Bearer abc.def", "failed: --api-key ***, Bearer ***"),
+        ("Authorization: Basic YWJj; x", "Authorization: ***; x"),
+        ("sent hf_" + 24 * "a" + " and AKIA" + 16 * "A", "sent *** and ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc", "***"),
+        ("author=me sigma=2 design=3 --use-bias x", "author=me sigma=2 design=3 --use-bias x"),
+        ("--verbose --use-key --run a", "--verbose --use-key --run a"),
     ],
 )
 def test_secrets_are_redacted(text: str, expected: str) -> None:
@@ -227,6 +238,17 @@ def test_secret_after_an_option_is_redacted() -> None:
         "--run",
         "a",
     ]
+    assert redact_arguments(["-p", "abc", "-H", "Authorization: Bearer abc"]) == [
+        "-p",
+        "***",
+        "-H",
+        "Authorization: ***",
+    ]
+
+
+def test_long_texts_are_redacted_in_time_that_grows_with_them() -> None:
+    text = "a-" * 50_000 + " token=abc"
+    assert redact_text(text) == "a-" * 50_000 + " token=***"
 
 
 # --- compilations

@@ -35,7 +35,7 @@ VARIABLES = (
     "XLA_*",
 )
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-_SECRET_OPTION = re.compile(rf"-+{NAME}", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-+{NAME}|-p", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command without secrets: those that hold one, and those after an
-    option such as `--api-key`."""
+    option such as `--api-key` or `-p`."""
     redacted = []
     is_secret = False
     for argument in arguments:

@@ -1,12 +1,9 @@
 """JSON values without secrets."""
 
-import re
 from typing import Any
 
-from fulgurite.redact import MASK, redact_text
+from fulgurite.redact import MASK, is_secret_name, redact_text
 from fulgurite.triggers import Trigger
-
-_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
 
 def redact(value: Any, name: str = "") -> Any:
@@ -18,7 +15,7 @@ def redact(value: Any, name: str = "") -> Any:
     """
     if isinstance(value, dict):
         return {key: redact(item, str(key)) for key, item in value.items()}
-    if value is not None and _SECRET.search(name):
+    if value is not None and is_secret_name(name):
         return MASK
     if isinstance(value, list | tuple):
         return [redact(item) for item in value]
