@@ -18,7 +18,9 @@ NAME = (
 """Pattern of names that are called like a secret, to be matched in any case."""
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic|Digest|Token)\s+)?[^\s,;&\"']+)"
 _ASSIGNED = re.compile(rf"(?<![\w.-])({NAME}[\"']?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
-_OPTION = re.compile(rf"(?<!\S)(--?{NAME}\s+)(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s,;\"']+)", re.IGNORECASE)
+_OPTION = re.compile(
+    rf"(?<!\S)(--?{NAME}\s+)(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s,;\"']+)", re.IGNORECASE
+)
 _BEARER = re.compile(r"\b(Bearer\s+)[^\s,;\"']+", re.IGNORECASE)
 _USER = re.compile(r"(\w://)[^/\s]*@")
 _TOKEN = re.compile(
