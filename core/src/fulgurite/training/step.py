@@ -22,10 +22,6 @@ from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import check_same_structure
 from fulgurite.tree.typecheck import batch_error_context
 
-# The largest array whose elements are checked one by one for NaN and infinity: XLA fuses that with
-# what computes them. Larger ones are multiplied with zeros, which CPU backends vectorize.
-_ELEMENTWISE_LIMIT = 256
-
 
 class StepOutcome(NamedTuple):
     """What a step leaves before its metrics are merged into the window.
@@ -134,9 +130,9 @@ class TrainStep:
         check_same_structure(_get_user_fields(state), _get_user_fields(new), "the training step")
         updated_module = new.module
         new = self._after_update(new, output, ctx)
-        # Arrays that are divided among devices would have to be gathered to look at each element.
-        limit = _ELEMENTWISE_LIMIT if self._services.sharding.mesh is None else 0
-        is_bad, term_index, names = state.nonfinite.check(output, updated_module, new.module, limit)
+        is_bad, term_index, names = state.nonfinite.check(
+            output, updated_module, new.module, is_sharded=self._services.sharding.mesh is not None
+        )
         term_index += self._find_offset(names)
         plugin_metrics = self._collect_plugin_metrics(new, output, batch, ctx)
         metrics, running_metrics = collect_step_metrics(
