@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
+import equinox as eqx
 import jax
 import optax
 from jax.extend.core import ClosedJaxpr
@@ -122,7 +123,9 @@ def gradient_transform(
 
 
 @hookspec("build", Combine.EACH, when="Where a new state is made, under jit.")
-def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
+def init_plugin_state(
+    module: PyTree, key: Key[Array, ""], model_state: eqx.nn.State | None
+) -> PyTree:
     """Return this plugin's own part of the train state: arrays only; donated, sharded and saved.
 
     With `on_nonfinite="skip"` a step that was not finite leaves it as it was, as everything else in
@@ -132,6 +135,7 @@ def init_plugin_state(module: PyTree, key: Key[Array, ""]) -> PyTree:
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
         key: a random key, this plugin's own.
+        model_state: the module's `eqx.nn.State`, traced as well, or None.
     """
 
 

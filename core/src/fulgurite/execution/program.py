@@ -314,7 +314,7 @@ class Program:
             key=key,
             metric_window=MetricWindow.zeros(*self._metric_specs),
             nonfinite=NonFiniteTracker.init(module),
-            plugin_states=init_plugin_states(self._hooks, module, key),
+            plugin_states=init_plugin_states(self._hooks, module, model_state, key),
         )
 
     def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
@@ -371,12 +371,15 @@ def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -> dict[str, Any]:
+def init_plugin_states(
+    hooks: PluginManager, module: Any, model_state: Any, key: Key[Array, ""]
+) -> dict[str, Any]:
     """Return the state of each plugin that has one, by the plugin's name. Traced.
 
     Args:
         hooks: the plugins.
         module: the module.
+        model_state: its `eqx.nn.State`, or None.
         key: the root key.
 
     Raises:
@@ -385,7 +388,8 @@ def init_plugin_states(hooks: PluginManager, module: Any, key: Key[Array, ""]) -
     plugin_states = {}
     for hook in hooks.implementations("init_plugin_state"):
         name = hook.plugin.name
-        plugin_state = hook(None, module=module, key=fold_name(key, f"plugin:{name}"))
+        plugin_key = fold_name(key, f"plugin:{name}")
+        plugin_state = hook(None, module=module, key=plugin_key, model_state=model_state)
         for path, leaf in leaves_with_paths(plugin_state):
             if not is_array(leaf):
                 raise PluginError(

@@ -72,7 +72,8 @@ class ScheduledAction:
 
     Attributes:
         name: unique within the plugin; errors, timings and `ctx.is_due` call it `PLUGIN.NAME`.
-        trigger: when it runs; an int is `Every(n)`.
+        trigger: when it runs; an int is `Every(n)`, a str the full name of another action, with
+            which it runs: `log`, or `PLUGIN.NAME` as in `evaluator:test.evaluate`.
         action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in stage `log`,
             only closes the metric window.
         stage: actions at one step run in the order of `STAGES`; what `decide` does is saved.
@@ -80,7 +81,7 @@ class ScheduledAction:
     """
 
     name: str
-    trigger: Trigger | int
+    trigger: Trigger | int | str
     action: Action | None
     stage: ActionStage = "act"
     after: tuple[str, ...] = ()
@@ -91,7 +92,8 @@ class ScheduledAction:
             raise ConfigurationError(
                 f"ScheduledAction: name is {self.name!r}; it must be a non-empty string"
             )
-        object.__setattr__(self, "trigger", as_trigger(self.trigger))
+        if not isinstance(self.trigger, str):
+            object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.stage not in STAGES:
             raise ConfigurationError(
                 f"ScheduledAction {self.name!r}: stage is {self.stage!r}; "

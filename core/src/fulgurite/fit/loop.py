@@ -295,6 +295,10 @@ class Loop:
             self._run_due_actions()
         elif self._pending_actions:
             self._run_due_actions(only=self._pending_actions)
+        elif self._scheduler.poll_requests(self.step):
+            # A plugin or a signal may ask to stop before the first step.
+            self.stop_reason = next(iter(self._scheduler.stop_reasons), self.stop_reason)
+            self._scheduler.forget_requests()
         while self._should_train():
             first = self.step
             self._run_until_due()
@@ -575,8 +579,10 @@ class Loop:
 
     def _apply_answer(self, action: BoundAction, answer: Any) -> None:
         if isinstance(answer, StopTraining):
-            self.stop_reason = self.stop_reason or answer.reason
-            self._action_stop_reason = answer.reason
+            # Several plugins may want to stop at one step: each has its say.
+            reasons = [self._action_stop_reason, answer.reason]
+            self._action_stop_reason = "; ".join(reason for reason in reasons if reason)
+            self.stop_reason = self._action_stop_reason
             self.step_range = replace(self.step_range, stop=self.step)
         elif isinstance(answer, ReplaceState):
             state = self.state()

@@ -7,9 +7,16 @@ from typing import Any, Final, Protocol, get_args
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import PluginError, StateError, did_you_mean, error_context
+from fulgurite.errors import (
+    ConfigurationError,
+    PluginError,
+    StateError,
+    did_you_mean,
+    error_context,
+)
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
 from fulgurite.execution.program import Program
 from fulgurite.fit.actions import StopTraining
@@ -332,6 +339,31 @@ class Run:
         timing."""
         self._loop.dispatcher.flush(wait=True)
         return self._loop.metrics
+
+    def get_metric(self, monitor: str) -> float:
+        """Return the newest value of a metric `SOURCE/NAME`, such as `test/loss`.
+
+        Waits as `metrics` does.
+
+        Raises:
+            ConfigurationError: there is none of this name yet, or it is not a number.
+        """
+        values = {
+            f"{source}/{name}": value
+            for source, metrics in self.metrics.items()
+            for name, value in metrics.items()
+        }
+        if monitor not in values:
+            raise ConfigurationError(
+                f"there is no metric {monitor!r} at step {self.step}. "
+                f"{did_you_mean(monitor, values)} An evaluator must run at the same steps"
+            )
+        value = values[monitor]
+        if np.ndim(value):
+            raise ConfigurationError(
+                f"{monitor!r} is an array {np.shape(value)}; choose a metric that is a number"
+            )
+        return float(value)
 
     @property
     def history(self) -> History:

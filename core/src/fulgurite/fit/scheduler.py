@@ -3,13 +3,13 @@ processes."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from fulgurite.errors import PluginError
+from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
 from fulgurite.fit.actions import STAGES, ActionStage, ScheduledAction
 from fulgurite.fit.records import RecordStream
 from fulgurite.fit.signals import StopRequests
@@ -58,7 +58,13 @@ class BoundAction:
     @property
     def trigger(self) -> Trigger:
         """When it runs."""
-        return as_trigger(self.scheduled.trigger)
+        trigger = self.scheduled.trigger
+        if isinstance(trigger, str):
+            raise ConfigurationError(
+                f"action {self.name!r} runs with the action {trigger!r}, which only an engine "
+                "knows: give it a trigger"
+            )
+        return as_trigger(trigger)
 
     @property
     def closes_window(self) -> bool:
@@ -81,7 +87,32 @@ def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[B
         )
     for plugin, scheduled in hooks.ask("register_actions"):
         actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
-    return order_actions(actions)
+    return order_actions(_resolve_triggers(actions))
+
+
+def _resolve_triggers(actions: Sequence[BoundAction]) -> list[BoundAction]:
+    """Return actions of which those that run with another one have its trigger.
+
+    Raises:
+        ConfigurationError: there is no such action, or it runs with another one itself.
+    """
+    triggers = {
+        action.name: action.scheduled.trigger
+        for action in actions
+        if not isinstance(action.scheduled.trigger, str)
+    }
+    resolved = []
+    for action in actions:
+        leader = action.scheduled.trigger
+        if isinstance(leader, str):
+            if leader not in triggers:
+                raise ConfigurationError(
+                    f"action {action.name!r} runs with the action {leader!r}, and no plugin "
+                    f"schedules that one. {did_you_mean(leader, triggers)}"
+                )
+            action = replace(action, scheduled=replace(action.scheduled, trigger=triggers[leader]))
+        resolved.append(action)
+    return resolved
 
 
 def order_actions(actions: Sequence[BoundAction]) -> list[BoundAction]:

@@ -275,7 +275,7 @@ def _build_evaluation_template(engine: EngineView, model_init: ModelInit) -> Tra
 
     def init_state(arrays: Any, key: Key[Array, ""]) -> TrainState:
         module, model_state = model_init.build(arrays, key)
-        plugin_states = init_plugin_states(engine.plugins, module, key)
+        plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
         return TrainState(
             jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states
         )

@@ -6,9 +6,8 @@ from typing import Any
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import ConfigurationError
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.training.update import Forward
 from fulgurite.triggers import as_trigger, is_exact
@@ -93,7 +92,7 @@ class ReduceOnPlateau:
 
     def check_metric(self, run: fg.Run) -> fg.ReplaceState:
         """Update the scale by the newest value of the metric."""
-        value = self._read_metric(run)
+        value = run.get_metric(self.monitor)
         if self.mode == "max":
             value = -value
         old_state = run.state.plugin_states[self._state_name]
@@ -112,25 +111,6 @@ class ReduceOnPlateau:
     @property
     def _state_name(self) -> str:
         return f"{self.plugin_name}:{self.instance}"
-
-    def _read_metric(self, run: fg.Run) -> Any:
-        known = {
-            f"{source}/{name}": value
-            for source, values in run.metrics.items()
-            for name, value in values.items()
-        }
-        if self.monitor not in known:
-            raise ConfigurationError(
-                f"ReduceOnPlateau: there is no metric {self.monitor!r} at step {run.step}. "
-                f"{did_you_mean(self.monitor, known)} An evaluator must run at the same steps"
-            )
-        value = known[self.monitor]
-        if np.ndim(value):
-            raise ConfigurationError(
-                f"ReduceOnPlateau: {self.monitor!r} is an array {np.shape(value)}; choose a metric "
-                "that is a number"
-            )
-        return value
 
     def _build_rule(self) -> optax.GradientTransformationExtraArgs:
         return reduce_on_plateau(
