@@ -33,6 +33,7 @@ from fulgurite_optimizers import (
 from fulgurite_progress import ProgressBar
 from fulgurite_rng import Rng
 from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel
+from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
 from fulgurite_tensorboard import TensorBoardLogger
 from fulgurite_testing import TinyModel, check_plugin, tiny_data
 from fulgurite_wandb import WandbLogger
@@ -97,6 +98,15 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "rng": (Rng, {}),
+    "early_stopping": (
+        lambda: EarlyStopping("test/loss", patience=2, restore_best=True),
+        {"other_plugins": lambda: [evaluator()], "bad_arguments": [{"monitor": "loss"}]},
+    ),
+    "spike_detection": (
+        lambda: SpikeDetection(factor=1.05, window=2),
+        {"bad_arguments": [{"factor": 1.0}]},
+    ),
+    "time_limit": (lambda: TimeLimit("1h"), {"bad_arguments": [{"limit": "6:00:00"}]}),
     "sharding": (Sharding, {"bad_arguments": [{"batch": "data"}]}),
     "tensor_parallel": (lambda: TensorParallel([("linear.weight", PartitionSpec("model"))], 1), {}),
     "tensorboard": (TensorBoardLogger, {}),

@@ -36,6 +36,7 @@ _KNOWN_DISTRIBUTIONS = {
     "progress": ("progress",),
     "rng": ("rng",),
     "sharding": ("data_parallel", "fsdp", "sharding", "tensor_parallel"),
+    "stopping": ("early_stopping", "spike_detection", "time_limit"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -104,6 +104,43 @@ class UpdateRule:
         `after_update` of plugins is not called, since there is no output to give them.
         """
         return state
+
+
+class UpdateRuleWrapper(UpdateRule):
+    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap`.
+
+    Args:
+        rule: the rule within.
+    """
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule = rule
+        # By the identity of the rule within: another object would be another executable.
+        self._rewrapped: dict[int, Self] = {}
+
+    def init(self, module: PyTree) -> PyTree:
+        return self.rule.init(module)
+
+    def trainable_mask(self, module: PyTree) -> PyTree[bool]:
+        return self.rule.trainable_mask(module)
+
+    def apply_gradients(
+        self, state: TrainState, grads: PyTree, output: Output
+    ) -> tuple[TrainState, Output]:
+        return self.rule.apply_gradients(state, grads, output)
+
+    def for_step(self, step: int, step_range: StepRange) -> UpdateRule:
+        rule = self.rule.for_step(step, step_range)
+        if rule is self.rule:
+            return self
+        return self._rewrapped.setdefault(id(rule), self.rewrap(rule))
+
+    def finalize(self, state: TrainState) -> TrainState:
+        return self.rule.finalize(state)
+
+    def rewrap(self, rule: UpdateRule) -> Self:
+        """Return a wrapper like this one around another rule."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.model.module import is_floating_array
-from fulgurite.training.update import Forward
+from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.select import Selector
 from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
-
-from fulgurite_optimizers.wrapper import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics.direction import Mode, resolve_mode
-from fulgurite.training.update import Forward
+from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.triggers import as_trigger, is_exact
 from optax.contrib import reduce_on_plateau
-
-from fulgurite_optimizers.wrapper import UpdateRuleWrapper
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,285 @@
+"""The plugin that ends training when a metric no longer improves."""
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError, check_callable
+from fulgurite.metrics.direction import Mode, resolve_mode
+from fulgurite.tree.specs import copy_arrays
+from fulgurite.triggers import as_trigger, is_exact
+
+
+@dataclass
+class _Progress:
+    """What an `EarlyStopping` has seen so far.
+
+    Attributes:
+        best: the best value; None before the first.
+        best_step: where it was measured.
+        num_failed: the number of checks since then that count.
+    """
+
+    best: float | None = None
+    best_step: int | None = None
+    num_failed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyStopping:
+    """Ends training when a metric has not improved for `patience` checks, as if that step were the
+    planned end.
+
+    A check runs with each evaluation of the metric. What it has seen is saved with the step, so a
+    resumed run stops where the uninterrupted one would; the settings are those of the program now.
+
+    Example:
+        from fulgurite_evaluators import Evaluator
+        from fulgurite_stopping import EarlyStopping
+
+        stopping = EarlyStopping("test/loss", patience=5, not_before=100)
+        engine = fg.Engine(steps=200, plugins=[Evaluator("test", data, every=20), stopping])
+        result = engine.fit(model, data)
+        print(result.stop_reason)
+
+    Attributes:
+        monitor: a metric `SOURCE/NAME`, such as `test/loss`. Those of `train` are looked at at each
+            log step, as they were logged the time before, so that nothing waits for the device.
+        patience: the number of checks without an improvement after which training ends.
+        min_delta: a change counts as an improvement if it is larger than this.
+        mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
+            the metric's name.
+        better: `better(value, best)` says whether a value is an improvement, instead of `mode` and
+            `min_delta`.
+        threshold: training ends as soon as a value is better than this.
+        divergence: training ends as soon as a value is worse than this.
+        check_finite: whether a value that is NaN or infinite ends training. Such a value is never
+            the best.
+        not_before: the first step that can end training. Values before it count for the best only.
+        every: when to check; None to check with the evaluator of that name. Give it for metrics
+            that another plugin reports.
+        restore_best: whether training ends with the weights and the model state of the best value.
+            They are kept on the devices, as part of the train state, which takes the memory of one
+            more copy of the weights.
+        name: tells apart several such plugins for one metric.
+    """
+
+    plugin_name = "early_stopping"
+
+    monitor: str
+    patience: int = 3
+    min_delta: float = 0.0
+    _: KW_ONLY
+    mode: Mode | None = None
+    better: Callable[[float, float], bool] | None = None
+    threshold: float | None = None
+    divergence: float | None = None
+    check_finite: bool = True
+    not_before: int = 0
+    every: fg.Trigger | int | None = None
+    restore_best: bool = False
+    name: str | None = None
+    _progress: _Progress = field(default_factory=_Progress, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.monitor, str) or "/" not in self.monitor:
+            raise ConfigurationError(
+                f"EarlyStopping: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
+            )
+        if type(self.patience) is not int or self.patience < 1:
+            raise ConfigurationError(
+                f"EarlyStopping: patience is {self.patience!r}; it must be a positive integer: "
+                "1 stops at the first check that is no improvement"
+            )
+        if not self.min_delta >= 0:
+            raise ConfigurationError(
+                f"EarlyStopping: min_delta is {self.min_delta!r}; it must not be negative"
+            )
+        if self.better is None or self.mode is not None:
+            mode = resolve_mode(self.monitor, self.mode, "EarlyStopping")
+            object.__setattr__(self, "mode", mode)
+        self._check_better()
+        if self.every is None:
+            return
+        if self._source == "train":
+            raise ConfigurationError(
+                "EarlyStopping: metrics of training are looked at at each log step: leave every out"
+            )
+        if not is_exact(as_trigger(self.every)):
+            raise ConfigurationError(
+                f"EarlyStopping: every is {self.every!r}; pass steps, or a trigger that counts "
+                "steps or epochs, not seconds, so that a resumed run does the same"
+            )
+
+    def _check_better(self) -> None:
+        if self.better is None:
+            return
+        check_callable(self.better, "EarlyStopping: better")
+        needs_mode = self.threshold is not None or self.divergence is not None
+        if self.min_delta or (needs_mode and self.mode is None):
+            raise ConfigurationError(
+                "EarlyStopping: better replaces min_delta, and threshold and divergence need "
+                "mode='min' or mode='max' besides it"
+            )
+
+    @property
+    def instance(self) -> str:
+        """Several such plugins have different metrics, or names."""
+        return self.name or self.monitor
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Check the metric after it was measured, and restore the best weights at the end."""
+        follows = "log" if self._source == "train" else f"evaluator:{self._source}.evaluate"
+        trigger = follows if self.every is None else self.every
+        actions = [fg.ScheduledAction("check", trigger, self.check_metric, "decide")]
+        if self.restore_best:
+            after = (f"{self._full_name}.check",)
+            actions.append(
+                fg.ScheduledAction("restore", fg.AtEnd(), self.restore, "decide", after=after)
+            )
+        return actions
+
+    @fg.hookimpl
+    def init_plugin_state(self, module: Any, model_state: Any) -> Any:
+        """Return a place for the best weights.
+
+        Args:
+            module: the module.
+            model_state: its state.
+        """
+        if not self.restore_best:
+            return None
+        return _select_arrays(module, model_state)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Forget what another fit has seen."""
+        if not run.is_resumed:
+            self._set_progress(_Progress())
+
+    @fg.hookimpl
+    def get_host_state(self) -> dict[str, Any]:
+        """Return the best value and the number of checks since."""
+        return {
+            "best": self._progress.best,
+            "best_step": self._progress.best_step,
+            "num_failed": self._progress.num_failed,
+        }
+
+    @fg.hookimpl
+    def set_host_state(self, state: dict[str, Any], version: int) -> None:
+        """Go on with the best value of a checkpoint.
+
+        Args:
+            state: the value of `get_host_state`.
+            version: of the plugin that wrote it.
+        """
+        self._set_progress(_Progress(**state))
+
+    def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
+        """Note the newest value, and return what follows from it."""
+        if self._source == "train" and "train" not in run.metrics:
+            return None  # the first window is not closed yet
+        value = run.get_metric(self.monitor)
+        best_step = self._progress.best_step
+        reason = self.update(value, run.step)
+        if reason is not None:
+            return fg.StopTraining(reason)
+        if self.restore_best and self._progress.best_step != best_step:
+            return self._keep_weights(run)
+        return None
+
+    def update(self, value: float, step: int) -> str | None:
+        """Note a value, and return the reason to stop, or None.
+
+        Args:
+            value: of the metric.
+            step: at which it was measured.
+        """
+        progress = self._progress
+        is_finite = math.isfinite(value)
+        if is_finite and (progress.best is None or self._is_improvement(value, progress.best)):
+            progress.best = value
+            progress.best_step = step
+            progress.num_failed = 0
+        elif step >= self.not_before:
+            progress.num_failed += 1
+        if step < self.not_before:
+            return None
+        if self.check_finite and not is_finite:
+            return f"{self.monitor} is {value} at step {step}"
+        return self._find_limit_passed(value) or self._find_lost_patience()
+
+    def restore(self, run: fg.Run) -> fg.ReplaceState | None:
+        """Return the state with the best weights."""
+        progress = self._progress
+        if progress.best_step is None or progress.best_step == run.step:
+            return None
+        best = copy_arrays(run.state.plugin_states[self._full_name])
+        module = eqx.combine(best["module"], run.state.module)
+        run.notify(
+            self.plugin_name,
+            f"training ends with the weights of step {progress.best_step}, where {self.monitor} "
+            f"was {progress.best:.6g}; they were kept in memory",
+        )
+        return fg.ReplaceState(run.state.replace(module=module, model_state=best["model_state"]))
+
+    def _keep_weights(self, run: fg.Run) -> fg.ReplaceState:
+        state = run.state
+        old = state.plugin_states[self._full_name]
+        best = jax.tree.map(
+            lambda old, new: jax.device_put(new, old.sharding),
+            old,
+            copy_arrays(_select_arrays(state.module, state.model_state)),
+        )
+        return fg.ReplaceState(
+            state.replace(plugin_states={**state.plugin_states, self._full_name: best})
+        )
+
+    def _is_improvement(self, value: float, best: float) -> bool:
+        if self.better is not None:
+            return bool(self.better(value, best))
+        return self._is_better(value, best, self.min_delta)
+
+    def _is_better(self, value: float, other: float, margin: float = 0.0) -> bool:
+        difference = other - value if self.mode == "min" else value - other
+        return difference > margin
+
+    def _find_limit_passed(self, value: float) -> str | None:
+        if self.threshold is not None and self._is_better(value, self.threshold):
+            return f"{self.monitor} is {value:.6g}, better than the threshold {self.threshold:g}"
+        if self.divergence is not None and self._is_better(self.divergence, value):
+            return f"{self.monitor} is {value:.6g}, which is worse than {self.divergence:g}"
+        return None
+
+    def _find_lost_patience(self) -> str | None:
+        progress = self._progress
+        if progress.num_failed < self.patience:
+            return None
+        if progress.best is None:
+            return f"{self.monitor} has had no finite value in {progress.num_failed} checks"
+        checks = "check" if progress.num_failed == 1 else "checks"
+        return (
+            f"{self.monitor} has not improved for {progress.num_failed} {checks}: it was "
+            f"{progress.best:.6g} at step {progress.best_step}"
+        )
+
+    @property
+    def _source(self) -> str:
+        return self.monitor.partition("/")[0]
+
+    @property
+    def _full_name(self) -> str:
+        return f"{self.plugin_name}:{self.instance}"
+
+    def _set_progress(self, progress: _Progress) -> None:
+        object.__setattr__(self, "_progress", progress)
+
+
+def _select_arrays(module: Any, model_state: Any) -> dict[str, Any]:
+    return {"module": eqx.filter(module, eqx.is_array), "model_state": model_state}

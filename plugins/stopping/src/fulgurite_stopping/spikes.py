@@ -1,0 +1,210 @@
+"""The plugin that notices when the loss of a single step is far above those before it."""
+
+import math
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, get_args
+
+import fulgurite as fg
+import jax
+from fulgurite.errors import ConfigurationError, ModelError, check_one_of
+from jaxtyping import Array
+
+from fulgurite_stopping.rewind import read_trained
+from fulgurite_stopping.watch import SpikeState, WatchedUpdate
+
+SpikeAction = Literal["warn", "skip", "stop", "rewind"]
+
+
+@dataclass
+class _Progress:
+    """What a `SpikeDetection` has done so far.
+
+    Attributes:
+        num_spikes: the spikes that it has acted on.
+        looked_at: the last two steps at which it looked.
+        saved_steps: the steps of the checkpoints, oldest first.
+    """
+
+    num_spikes: int = 0
+    looked_at: list[int] = field(default_factory=lambda: [0, 0])
+    saved_steps: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class SpikeDetection:
+    """Looks in every step whether the loss is more than `factor` times the median of the last
+    `window` losses, and acts on it.
+
+    It looks in the compiled step. The number of spikes so far is logged as
+    `train/spike_detection/spikes`, and acted on at the next log step, so that nothing waits for the
+    device; `skip` acts at once. Meant for losses that are positive.
+
+    Example:
+        from fulgurite_stopping import SpikeDetection
+
+        engine = fg.Engine(
+            steps=200, plugins=[SpikeDetection(factor=3, window=20)], on_nonfinite="skip"
+        )
+        result = engine.fit(model, data)
+
+    Attributes:
+        monitor: `train/loss`, or `train/NAME` of a single loss term.
+        factor: how many times the median a spike is at least.
+        window: the number of losses of which the median is taken; there are no spikes before as
+            many steps.
+        action: `warn` tells of a spike. `skip` leaves the update out, as one that is not finite,
+            and needs `Engine(on_nonfinite="skip")`. `stop` ends training. `rewind` goes on with the
+            weights, the model state and the optimizer state of a checkpoint before the
+            spike; steps and data go on, so the batches since then are not seen again.
+    """
+
+    plugin_name = "spike_detection"
+    kept_on_skip = True
+
+    monitor: str = "train/loss"
+    factor: float = 3.0
+    window: int = 100
+    _: KW_ONLY
+    action: SpikeAction = "warn"
+    _progress: _Progress = field(default_factory=_Progress, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.monitor, str) or not self.monitor.startswith("train/"):
+            raise ConfigurationError(
+                f"SpikeDetection: monitor is {self.monitor!r}; write train/NAME of a loss, as in "
+                "train/loss"
+            )
+        if not 1 < self.factor < math.inf:
+            raise ConfigurationError(
+                f"SpikeDetection: factor is {self.factor!r}; it must be a number above 1"
+            )
+        if type(self.window) is not int or self.window < 1:
+            raise ConfigurationError(
+                f"SpikeDetection: window is {self.window!r}; it must be a positive integer"
+            )
+        check_one_of(self.action, get_args(SpikeAction), "SpikeDetection: action")
+
+    @fg.hookimpl
+    def init_plugin_state(self) -> SpikeState:
+        """Return an empty window of losses."""
+        return SpikeState.init(self.window)
+
+    @fg.hookimpl
+    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+        """Return a rule that looks at the loss of each step."""
+        return WatchedUpdate(
+            rule, self.plugin_name, self.factor, self.find_loss, leaves_out=self.action == "skip"
+        )
+
+    @fg.hookimpl
+    def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
+        """Log the number of spikes so far."""
+        spikes = state.plugin_states[self.plugin_name].num_spikes
+        return {"spikes": fg.metrics.LastValue.from_values(spikes)}
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Act on the spikes that were logged."""
+        return [fg.ScheduledAction("look", "log", self.act, "decide")]
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Forget the spikes of another fit."""
+        if not run.is_resumed:
+            num_spikes = int(run.state.plugin_states[self.plugin_name].num_spikes)
+            object.__setattr__(self, "_progress", _Progress(num_spikes, [run.step, run.step]))
+        if self.action == "skip" and run.engine.on_nonfinite != "skip":
+            raise ConfigurationError(
+                "SpikeDetection: action='skip' leaves an update out as one that is not finite: "
+                "give Engine(on_nonfinite='skip') too"
+            )
+
+    @fg.hookimpl
+    def on_save(self, step: int) -> None:
+        """Note that there is a checkpoint."""
+        self._note_checkpoint(step)
+
+    @fg.hookimpl
+    def on_restore(self, step: int) -> None:
+        """Note the checkpoint that the run resumes from."""
+        self._note_checkpoint(step)
+
+    @fg.hookimpl
+    def get_host_state(self) -> dict[str, Any]:
+        """Return what was acted on."""
+        return {
+            "num_spikes": self._progress.num_spikes,
+            "looked_at": list(self._progress.looked_at),
+            "saved_steps": list(self._progress.saved_steps),
+        }
+
+    @fg.hookimpl
+    def set_host_state(self, state: dict[str, Any], version: int) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            state: the value of `get_host_state`.
+            version: of the plugin that wrote it.
+        """
+        object.__setattr__(self, "_progress", _Progress(**state))
+
+    def find_loss(self, output: fg.Output) -> Array:
+        """Return the loss that is monitored."""
+        name = self.monitor.partition("/")[2]
+        loss = output.loss if name == "loss" else output.losses.get(name)
+        if loss is None:
+            raise ModelError(
+                f"SpikeDetection: there is no loss {name!r}; there are "
+                f"{', '.join(['loss', *output.losses])}"
+            )
+        return loss
+
+    def act(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
+        """Act on the spikes that were logged since the last time."""
+        progress = self._progress
+        before_window, _ = progress.looked_at
+        progress.looked_at = [progress.looked_at[1], run.step]
+        logged = run.metrics.get("train", {}).get(f"{self.plugin_name}/spikes", 0)
+        if logged <= progress.num_spikes:
+            return None
+        # Only now is it worth to wait for the device.
+        spikes = jax.device_get(run.state.plugin_states[self.plugin_name])
+        num_new = int(spikes.num_spikes) - progress.num_spikes
+        progress.num_spikes = int(spikes.num_spikes)
+        message = (
+            f"{self.monitor} rose to {float(spikes.value):.6g} at step {int(spikes.step)}; the "
+            f"median before it was {float(spikes.median):.6g}"
+        )
+        if num_new > 1:
+            message = f"{message} (the last of {num_new} spikes)"
+        if self.action == "stop":
+            return fg.StopTraining(message)
+        if self.action == "rewind":
+            return self._rewind(run, before_window, message)
+        ending = ": the update was left out" if self.action == "skip" else ""
+        run.notify(self.plugin_name, f"{message}{ending}")
+        return None
+
+    def _rewind(self, run: fg.Run, step: int, message: str) -> fg.ReplaceState:
+        """Return the state with what was trained up to the last checkpoint before a spike.
+
+        Args:
+            run: the run.
+            step: an earlier step than that of the spike.
+            message: says what happened.
+        """
+        steps = [saved for saved in self._progress.saved_steps if saved <= step]
+        if not steps:
+            raise ConfigurationError(
+                f"SpikeDetection: {message}. There is no checkpoint before it to go back to: save "
+                "more often, with fulgurite_checkpoint.Checkpointer"
+            )
+        run.notify(
+            self.plugin_name, f"{message}: training goes on with what it had at step {steps[-1]}"
+        )
+        return fg.ReplaceState(read_trained(run, steps[-1]))
+
+    def _note_checkpoint(self, step: int) -> None:
+        # Older ones may have been removed.
+        steps = [saved for saved in self._progress.saved_steps if saved != step]
+        self._progress.saved_steps = sorted([*steps, step])[-100:]

@@ -1,0 +1,260 @@
+"""Early stopping, time limits and spikes: when training ends, why, and with what."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite_evaluators import Evaluator
+from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
+from fulgurite_stopping.time_limit import parse_duration
+from fulgurite_stopping.watch import SpikeState
+from fulgurite_testing import InMemoryCheckpointer
+
+
+class Counter(fg.Module):
+    """A weight that grows by 1 with each update, and a loss that the batch says."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = jnp.mean(batch["loss"])
+        return fg.Output(loss + self.weight - jax.lax.stop_gradient(self.weight))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(-1.0)
+
+
+def losses(*values: float) -> list[dict[str, np.ndarray]]:
+    """Return a batch for each loss."""
+    return [{"loss": np.full(2, value, np.float32)} for value in values]
+
+
+def find_stop(stopping: EarlyStopping, values: list[float], every: int = 1) -> int | None:
+    """Return the number of the check that stops, from 1; None if none does."""
+    for number, value in enumerate(values, 1):
+        if stopping.update(value, number * every) is not None:
+            return number
+    return None
+
+
+def evaluate(*values: float) -> Evaluator:
+    """Return an evaluator `test` whose loss at each step is the next of the values."""
+    return Evaluator("test", every=1, fn=lambda state, step: {"loss": values[step - 1]})
+
+
+def fit(*plugins: Any, steps: int = 6, resume: Any = None, **settings: Any) -> fg.FitResult:
+    engine = fg.Engine(steps=steps, log_every=1, autoload=False, plugins=plugins, **settings)
+    return engine.fit(Counter, losses(*[1.0] * steps), resume=resume)
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "check"),
+    [
+        ({"patience": 3}, [6, 5, 5, 5, 5, 5], 5),
+        ({"patience": 3}, [6, 5, 6, 5, 5, 5], 5),
+        ({"patience": 1}, [6, 5, 4, 4, 3, 3], 4),
+        ({}, [8, 4, 2, 3, 4, 5, 8, 10], 6),
+        ({"mode": "max"}, [0.5, 0.6, 0.6, 0.59, 0.6], 5),
+        ({"threshold": 2.9}, [9, 8, 7, 6, 5, 6, 4, 3, 2, 1], 9),
+        ({"divergence": 15.9}, [9, 4, 2, 16, 32], 4),
+        ({}, [4, 3, float("nan")], 3),
+        ({}, [4, 3, float("inf")], 3),
+        ({"min_delta": 0.1, "patience": 2}, [1, 0.95, 0.85, 0.80, 0.76, 0.70], 5),
+        ({"patience": 1, "check_finite": False}, [float("nan"), 1, float("nan")], 1),
+        ({"patience": 2, "better": lambda value, best: value < 0.9 * best}, [10, 9.5, 8.9, 8.5, 8.1], 5),
+    ],
+    ids=["3S1", "3S1b", "3S1c", "3S2", "3S2-max", "3S3", "3S3-worse", "3S3-nan", "3S3-inf", "3S4",
+         "not-finite", "B18"],
+)  # fmt: skip
+def test_3s1_to_3s4_the_check_that_stops(
+    options: dict[str, Any], values: list[float], check: int
+) -> None:
+    assert find_stop(EarlyStopping("test/loss", **options), values) == check
+
+
+def test_3s5_nothing_is_decided_before_a_step() -> None:
+    stopping = EarlyStopping("test/loss", patience=1, not_before=300)
+    assert find_stop(stopping, [5, 6, 4, 4.5], every=100) == 4
+
+
+def test_3s3_each_reason_is_its_own() -> None:
+    reasons = {
+        EarlyStopping("test/loss", patience=1, **options).update(value, 9)
+        for options, value in [({"threshold": 2.0}, 1.0), ({"divergence": 9.0}, 10.0), ({}, np.nan)]
+    }
+    assert reasons == {
+        "test/loss is 1, better than the threshold 2",
+        "test/loss is 10, which is worse than 9",
+        "test/loss is nan at step 9",
+    }
+
+
+def test_3s1_the_stop_is_the_planned_end_and_3s7_all_reasons_are_told() -> None:
+    ends: list[int] = []
+    plugins = [
+        EarlyStopping("test/loss", patience=1),
+        EarlyStopping("test/loss", threshold=5.5, name="goal"),
+        fg.LambdaPlugin(every={fg.AtEnd(): lambda run: ends.append(run.step)}),
+        evaluate(7, 6, 6, 5),
+    ]
+    result = fit(*plugins)
+    assert ends == [3]
+    assert result.stop_reason == ("test/loss has not improved for 1 check: it was 6 at step 2")
+    plugins[1] = EarlyStopping("test/loss", threshold=6.5, not_before=3, name="goal")
+    plugins[-1] = evaluate(6, 5, 5, 5)
+    for both in (plugins, plugins[1::-1] + plugins[2:]):
+        result = fit(*both)
+        assert int(result.state.step) == 3
+        assert sorted(result.stop_reason.split("; ")) == [
+            "test/loss has not improved for 1 check: it was 5 at step 2",
+            "test/loss is 5, better than the threshold 6.5",
+        ]
+
+
+def test_3s6_a_resumed_run_stops_at_the_same_step_for_the_same_reason() -> None:
+    values = [6, 5, 5, 5, 5, 5]
+    whole = fit(EarlyStopping("test/loss"), evaluate(*values))
+    checkpoints = InMemoryCheckpointer()
+    save = fg.LambdaPlugin(every={3: lambda run: run.save()})
+    fit(EarlyStopping("test/loss"), evaluate(*values), checkpoints, save, steps=3)
+    assert 3 in checkpoints.checkpoints
+    stopping = EarlyStopping("test/loss")
+    result = fit(stopping, evaluate(*values), checkpoints, save, resume=3)
+    assert (int(result.state.step), result.stop_reason) == (5, whole.stop_reason)
+    # The patience is that of the program now.
+    patient = EarlyStopping("test/loss", patience=4)
+    assert int(fit(patient, evaluate(*values), checkpoints, save, resume=3).state.step) == 6
+
+
+def test_the_best_weights_come_back() -> None:
+    stopping = EarlyStopping("test/loss", patience=2, restore_best=True)
+    result = fit(stopping, evaluate(6, 5, 7, 8))
+    assert (int(result.state.step), float(result.module.weight)) == (4, 2.0)
+    (message,) = result.messages
+    assert message.startswith("training ends with the weights of step 2, where test/loss was 5")
+    # Also at the planned end.
+    stopping = EarlyStopping("test/loss", restore_best=True)
+    assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
+
+
+def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
+    engine = fg.Engine(
+        steps=6, log_every=1, autoload=False, plugins=[EarlyStopping("train/loss", patience=1)]
+    )
+    result = engine.fit(Counter, losses(3, 2, 2, 1, 1, 1))
+    assert int(result.state.step) == 4
+    assert result.stop_reason.endswith("it was 2 at step 3")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EarlyStopping("loss"), "SOURCE/NAME"),
+        (lambda: EarlyStopping("test/loss", patience=0), "patience is 0"),
+        (lambda: EarlyStopping("test/score"), "a larger or a smaller"),
+        (lambda: EarlyStopping("test/loss", min_delta=-1.0), "min_delta"),
+        (lambda: EarlyStopping("train/loss", every=2), "leave every out"),
+        (lambda: EarlyStopping("test/loss", every=fg.EverySeconds(1)), "not seconds"),
+        (lambda: EarlyStopping("test/loss", better=max, min_delta=1.0), "replaces min_delta"),
+        (lambda: fg.Engine(steps=1, plugins=[EarlyStopping("test/loss")]), "evaluator:test"),
+        (lambda: SpikeDetection("test/loss"), "train/NAME"),
+        (lambda: SpikeDetection(window=0), "window is 0"),
+        (lambda: SpikeDetection(action="wait"), "action"),  # pyright: ignore[reportArgumentType]
+        (lambda: TimeLimit("6:00:00"), "DAYS:HOURS:MINUTES:SECONDS"),
+        (lambda: TimeLimit(0), "limit is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_3s8_durations() -> None:
+    days = timedelta(days=12, hours=34, minutes=56, seconds=65).total_seconds()
+    assert parse_duration("12:34:56:65") == days
+    assert parse_duration("7h30m") == parse_duration(timedelta(hours=7.5)) == 27_000
+    assert parse_duration(10) == parse_duration("10s") == 10
+
+
+def test_3s8_the_time_is_counted_over_attempts() -> None:
+    checkpoints = InMemoryCheckpointer()
+    limit = TimeLimit(0.05)
+    slow = fg.LambdaPlugin(every={1: lambda run: time.sleep(0.02)})
+    result = fit(limit, slow, checkpoints, steps=500)
+    assert result.stop_reason == "the time limit of 0:00:00.050000 is used up"
+    step = int(result.state.step)
+    assert 1 <= step < 500
+    saved = checkpoints.checkpoints[step][0]
+    # A limit that is used up: not one update, and the same state.
+    again = fit(TimeLimit(0.05), slow, checkpoints, steps=500, resume="latest")
+    assert (int(again.state.step), again.stop_reason) == (step, result.stop_reason)
+    for path, array in checkpoints.checkpoints[step][0].items():
+        np.testing.assert_array_equal(array, saved[path])
+    # What is left of a larger one.
+    larger = TimeLimit(100)
+    larger.set_host_state({"seconds": 97.0}, 1)
+    resumed = fit(larger, checkpoints, steps=step + 2, resume="latest")
+    assert (int(resumed.state.step), resumed.stop_reason) == (step + 2, None)
+
+
+def test_spikes_are_above_the_median() -> None:
+    state = SpikeState.init(3)
+    flags = []
+    for step, value in enumerate([1.0, 3.0, 2.0, 4.0, 6.1, jnp.nan, 9.1], 1):
+        state, is_spike = state.update(jnp.float32(value), jnp.int32(step), 2.0)
+        flags.append(bool(is_spike))
+    # Medians before each: 2 of (1, 3, 2), 3 of (4, 3, 2), 4 of (4, 6.1, 2) twice.
+    assert flags == [False, False, False, False, True, False, True]
+    assert (int(state.num_spikes), int(state.step), float(state.median)) == (2, 7, 4.0)
+
+
+def spiking(action: Any, *plugins: Any, **settings: Any) -> fg.FitResult:
+    """Train on losses of which the fifth is a spike, and the last are as before."""
+    detection = SpikeDetection(factor=2.0, window=2, action=action)
+    engine = fg.Engine(
+        steps=8, log_every=1, autoload=False, plugins=[detection, *plugins], **settings
+    )
+    return engine.fit(Counter, losses(1, 1, 1, 1, 9, 1, 1, 1))
+
+
+def test_a_spike_is_told() -> None:
+    result = spiking("warn")
+    assert result.messages == ["train/loss rose to 9 at step 5; the median before it was 1"]
+    assert result.history["train/spike_detection/spikes"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert float(result.module.weight) == 8
+
+
+def test_the_update_of_a_spike_is_left_out() -> None:
+    result = spiking("skip", on_nonfinite="skip")
+    assert (int(result.state.step), float(result.module.weight)) == (8, 7.0)
+    assert result.metrics["train"]["skipped_steps"] == 1
+    with pytest.raises(FulguriteError, match="on_nonfinite='skip'"):
+        spiking("skip")
+
+
+def test_a_spike_ends_training() -> None:
+    result = spiking("stop")
+    assert (int(result.state.step), result.stop_reason) == (
+        6,
+        "train/loss rose to 9 at step 5; the median before it was 1",
+    )
+
+
+def test_a_spike_rewinds_to_the_checkpoint_before() -> None:
+    save = fg.LambdaPlugin(every={2: lambda run: run.save()})
+    result = spiking("rewind", save, InMemoryCheckpointer())
+    # Seen at step 6: back to the weight of step 4, and two more updates.
+    assert (int(result.state.step), float(result.module.weight)) == (8, 6.0)
+    assert "training goes on with what it had at step 4" in result.messages[0]
+    with pytest.raises(FulguriteError, match="no checkpoint before it"):
+        spiking("rewind")
