@@ -6,6 +6,7 @@ from typing import Any
 import fulgurite as fg
 import optax
 import pytest
+from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator, PredictionWriter
 from fulgurite_logging import (
@@ -60,6 +61,11 @@ class Apart(TinyModel):
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulate": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
+    "average": (
+        lambda: Average(EMA(0.5)),
+        {"bad_arguments": [{"rule": EMA(0.5), "statistics": "none"}]},
+    ),
+    "lookahead": (lambda: Lookahead(2), {"bad_arguments": [{"period": 0}]}),
     "batch_pictures": (
         BatchPictures,
         {"other_plugins": lambda: [MediaLogger(2)], "bad_arguments": [{"num_examples": 0}]},

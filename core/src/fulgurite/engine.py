@@ -41,7 +41,7 @@ from fulgurite.evaluation.evaluator import (
     never_stop,
 )
 from fulgurite.evaluation.runner import EvaluationRunner
-from fulgurite.evaluation.target import as_eval_target, get_module_view
+from fulgurite.evaluation.target import apply_module_view, as_eval_target
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
@@ -502,7 +502,7 @@ class Engine:
             EvaluationInterrupted: `should_stop()` was true.
         """
         spec = self._get_evaluator(name)
-        state = state.replace(module=self.get_module_view(state, spec.module_view))
+        state = self.apply_module_view(state, spec.module_view)
         target = as_eval_target(state, state.key)
         num_batches = self._min_with_dev_run(spec.num_batches)
         return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
@@ -542,7 +542,17 @@ class Engine:
             state: the train state.
             name: under which a plugin gives it in `module_views`.
         """
-        return get_module_view(self.plugins, state, name)
+        return self.apply_module_view(state, name).module
+
+    def apply_module_view(self, state: TrainState, name: str) -> TrainState:
+        """Return a state with the module that a plugin derives from it, and with the model state
+        that belongs to that.
+
+        Args:
+            state: the train state.
+            name: under which a plugin gives the module in `module_views`.
+        """
+        return apply_module_view(self.plugins, state, name)
 
     @_use_device
     def explain_sharding(self, batch: PyTree) -> str:
@@ -729,8 +739,7 @@ class Engine:
         return self.evaluators[name]
 
     def _check_evaluator(self, spec: Evaluator, state: TrainState) -> dict[str, type]:
-        module = self.get_module_view(state, spec.module_view)
-        target = as_eval_target(state.replace(module=module), state.key)
+        target = as_eval_target(self.apply_module_view(state, spec.module_view), state.key)
         return self._get_runner(spec).check(target, spec.data)
 
     def _check_run_dir(self) -> None:

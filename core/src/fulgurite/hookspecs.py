@@ -152,7 +152,8 @@ def register_actions() -> list[ScheduledAction] | None:
     "By `engine.get_module_view(state, name)`, and by evaluations that ask for such weights.",
 )
 def module_views(state: TrainState) -> dict[str, PyTree] | None:
-    """Return other modules that derive from a state, by name, such as averaged weights.
+    """Return other modules that derive from a state, by name, such as averaged weights; a pair of a
+    module and its `eqx.nn.State` where the model state is another, too.
 
     Args:
         state: the train state.

@@ -25,6 +25,7 @@ import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
 from fulgurite.training.state import as_model_init
+from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_logging.media import Histogram
 from fulgurite_sharding import (
     FSDP,
@@ -482,6 +483,15 @@ def check_slices_follow_parameters_or_their_own_rule() -> None:
     slices = placed(Sharding(rules=[("matrix", P("data"))]), Average(), Own()).plugin_states
     assert slices["average"].matrix.sharding.spec == P("data")
     assert slices["own"].matrix.sharding.spec == P()
+
+
+def check_an_average_lies_as_its_parameters_3S14() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",), axis_types=(AxisType.Auto,))
+    state = placed(FSDP(mesh=mesh, min_size=8), Average(EMA(0.5)), Lookahead())
+    average = state.plugin_states["average:averaged"].module
+    for module in (average, state.plugin_states["lookahead"]):
+        assert module.matrix.sharding == state.module.matrix.sharding
+    assert 4 * bytes_per_device(average.matrix) == average.matrix.nbytes
 
 
 def check_outputs_lie_as_the_rules_say() -> None:

@@ -115,7 +115,7 @@ def test_3s1_the_stop_is_the_planned_end_and_3s7_all_reasons_are_told() -> None:
     for both in (plugins, plugins[1::-1] + plugins[2:]):
         result = fit(*both)
         assert int(result.state.step) == 3
-        assert sorted(result.stop_reason.split("; ")) == [
+        assert sorted((result.stop_reason or "").split("; ")) == [
             "test/loss has not improved for 1 check: it was 5 at step 2",
             "test/loss is 5, better than the threshold 6.5",
         ]
@@ -153,7 +153,7 @@ def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
     )
     result = engine.fit(Counter, losses(3, 2, 2, 1, 1, 1))
     assert int(result.state.step) == 4
-    assert result.stop_reason.endswith("it was 2 at step 3")
+    assert str(result.stop_reason).endswith("it was 2 at step 3")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,10 @@ def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
         (lambda: EarlyStopping("test/loss", min_delta=-1.0), "min_delta"),
         (lambda: EarlyStopping("train/loss", every=2), "leave every out"),
         (lambda: EarlyStopping("test/loss", every=fg.EverySeconds(1)), "not seconds"),
-        (lambda: EarlyStopping("test/loss", better=max, min_delta=1.0), "replaces min_delta"),
+        (
+            lambda: EarlyStopping("test/loss", better=lambda a, b: a < b, min_delta=1.0),
+            "replaces min_delta",
+        ),
         (lambda: fg.Engine(steps=1, plugins=[EarlyStopping("test/loss")]), "evaluator:test"),
         (lambda: SpikeDetection("test/loss"), "train/NAME"),
         (lambda: SpikeDetection(window=0), "window is 0"),

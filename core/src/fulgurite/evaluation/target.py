@@ -61,19 +61,24 @@ def as_eval_target(model: Any, key: Key[Array, ""]) -> EvalTarget:
     return EvalTarget(module, model_state, key, 0)
 
 
-def get_module_view(plugins: PluginManager, state: TrainState, name: str) -> Any:
-    """Return the module that a plugin makes of a state.
+def apply_module_view(plugins: PluginManager, state: TrainState, name: str) -> TrainState:
+    """Return the state with the module, and the model state if it comes with one, that a plugin
+    makes of it.
 
     Args:
         plugins: of the engine.
         state: the state.
-        name: of the view; `current` is the state's own module.
+        name: of the view; `current` is the state as it is.
     """
     if name == "current":
-        return state.module
+        return state
     views = plugins.ask("module_views", state=state)
     if name not in views:
         raise PluginError(
             f"no plugin provides the weights {name!r}. {did_you_mean(name, ['current', *views])}"
         )
-    return views[name]
+    view = views[name]
+    if isinstance(view, tuple):
+        module, model_state = view
+        return state.replace(module=module, model_state=model_state)
+    return state.replace(module=view)

@@ -331,7 +331,7 @@ class Loop:
             stop_reason=self.stop_reason,
             failures=self.dispatcher.failures,
             messages=self.dispatcher.messages,
-            _get_module_view=self.engine.get_module_view,
+            _apply_module_view=self.engine.apply_module_view,
         )
 
     def _end_with_exception(self, error: BaseException) -> None:

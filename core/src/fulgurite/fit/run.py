@@ -77,6 +77,8 @@ class EngineView(Protocol):
 
     def get_module_view(self, state: TrainState, name: str) -> Any: ...
 
+    def apply_module_view(self, state: TrainState, name: str) -> TrainState: ...
+
 
 class LoggedRun(Protocol):
     """What a logger is told when it opens: a `Run`, or the evaluation of a run's checkpoints by
@@ -191,7 +193,9 @@ class FitResult:
     stop_reason: str | None
     failures: dict[str, str]
     messages: list[str]
-    _get_module_view: Callable[[TrainState, str], Any] | None = field(default=None, repr=False)
+    _apply_module_view: Callable[[TrainState, str], TrainState] | None = field(
+        default=None, repr=False
+    )
 
     def view(self, name: str) -> TrainState:
         """Return the state with a module that a plugin derives from it, to evaluate or predict
@@ -203,9 +207,9 @@ class FitResult:
         Raises:
             PluginError: there is no such module.
         """
-        if self._get_module_view is None:
+        if self._apply_module_view is None:
             raise StateError("this result is not of a fit, so no plugin derives modules from it")
-        return self.state.replace(module=self._get_module_view(self.state, name))
+        return self._apply_module_view(self.state, name)
 
 
 class Run:

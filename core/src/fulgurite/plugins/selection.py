@@ -17,6 +17,7 @@ GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
 # For an error alone: what of ours brings which plugins.
 _KNOWN_DISTRIBUTIONS = {
+    "averaging": ("average", "lookahead"),
     "checkpoint": ("checkpoints",),
     "evaluators": ("evaluator", "predictions"),
     "logging": (

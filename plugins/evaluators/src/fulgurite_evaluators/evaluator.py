@@ -160,11 +160,11 @@ class Evaluator:
             media.update(result.media)
             return result.metrics
 
-        module = engine.get_module_view(state, self.module_view)
+        view = engine.apply_module_view(state, self.module_view)
         self._evaluate_standard = evaluate_standard
         try:
-            with fg.training_mode(False, module) as module, share_failure(engine.sharding):
-                values = self.evaluate(state.replace(module=module), int(state.step))
+            with fg.training_mode(False, view.module) as module, share_failure(engine.sharding):
+                values = self.evaluate(view.replace(module=module), int(state.step))
         finally:
             self._evaluate_standard = None
         result = split_values(self.name, values)

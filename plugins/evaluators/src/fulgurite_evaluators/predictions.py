@@ -137,7 +137,7 @@ class PredictionWriter(RunPlugin):
         part = f".{jax.process_index()}-of-{jax.process_count()}"
         part = part if jax.process_count() > 1 else ""
         file_name = f"{self.name}-{run.step}{part}.{self.format}"
-        module = run.engine.get_module_view(run.state, self.module_view)
+        state = run.engine.apply_module_view(run.state, self.module_view)
         run.run_dir.assert_locked()
         with open_predictions(run.run_dir.path / "predictions" / file_name) as append:
-            run.engine.predict(run.state.replace(module=module), self.data, callback=append)
+            run.engine.predict(state, self.data, callback=append)

@@ -1,0 +1,133 @@
+"""How much the newest weights count in an average."""
+
+from dataclasses import KW_ONLY, dataclass
+
+import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError
+from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class EMA:
+    """An exponential moving average: `average = decay * average + (1 - decay) * weights`.
+
+    Example:
+        from fulgurite_averaging import EMA
+
+        EMA(half_life=1000)
+
+    Attributes:
+        decay: between 0 and 1, for each time that the average is updated.
+        half_life: the number of steps after which weights count half, instead of `decay`.
+        every: the steps between two updates of the average.
+        warmup: whether the decay is at most `(1 + t) / (10 + t)` at update t of the average, from 0
+            (TensorFlow's `num_updates`).
+        debiased: whether the initial weights do not count (Adam's correction): the first average is
+            that of step `every`.
+    """
+
+    decay: float | None = None
+    _: KW_ONLY
+    half_life: float | None = None
+    every: int = 1
+    warmup: bool = False
+    debiased: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.decay is None) == (self.half_life is None):
+            raise ConfigurationError("EMA: give either decay or half_life, such as EMA(0.999)")
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise ConfigurationError(
+                f"EMA: decay is {self.decay!r}; it must be at least 0 and less than 1"
+            )
+        if self.half_life is not None and not self.half_life > 0:
+            raise ConfigurationError(
+                f"EMA: half_life is {self.half_life!r}; it must be a positive number of steps"
+            )
+        _check_every(self.every, "EMA")
+
+    @property
+    def decay_per_update(self) -> float:
+        """The decay for each time that the average is updated."""
+        if self.half_life is not None:
+            return 0.5 ** (self.every / self.half_life)
+        assert self.decay is not None
+        return self.decay
+
+    @property
+    def after(self) -> int | float:
+        """The step after which the average begins."""
+        return 0
+
+    def compute_weight(self, count: Int[Array, ""]) -> Float[Array, ""]:
+        """Return how much the newest weights count.
+
+        Args:
+            count: how often the average was updated before.
+        """
+        decay = jnp.float32(self.decay_per_update)
+        if self.warmup:
+            decay = jnp.minimum(decay, (1 + count) / (10 + count))
+        if self.debiased:
+            return (1 - decay) / (1 - decay ** (count + 1))
+        return 1 - decay
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the weights at all steps from a step on, as in stochastic weight averaging (SWA).
+
+    Until then it is the current weights.
+
+    Source: Izmailov et al. 2018, arXiv:1803.05407.
+
+    Example:
+        from fulgurite_averaging import Mean
+
+        Mean(after=0.8, every=100)
+
+    Attributes:
+        after: the step after which the average begins; a float below 1 is a part of the run that
+            `fit` plans.
+        every: the steps between two updates of the average, counted from `after`.
+    """
+
+    _: KW_ONLY
+    after: int | float = 0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        is_part = isinstance(self.after, float) and 0 <= self.after < 1
+        if not is_part and (type(self.after) is not int or self.after < 0):
+            raise ConfigurationError(
+                f"Mean: after is {self.after!r}; it must be a step, or a part of the run: a float "
+                "from 0 to 1"
+            )
+        _check_every(self.every, "Mean")
+
+    def compute_weight(self, count: Int[Array, ""]) -> Float[Array, ""]:
+        """Return how much the newest weights count.
+
+        Args:
+            count: how often the average was updated before.
+        """
+        return 1 / (count + 1).astype(jnp.float32)
+
+
+Rule = EMA | Mean
+
+
+def is_update_due(rule: Rule, step: Int[Array, ""], after: Int[Array, ""]) -> Bool[Array, ""]:
+    """Return whether an average is updated at a step.
+
+    Args:
+        rule: of the average.
+        step: the number of completed updates.
+        after: the step after which the average begins.
+    """
+    return (step > after) & ((step - after) % rule.every == 0)
+
+
+def _check_every(every: int, name: str) -> None:
+    if type(every) is not int or every < 1:
+        raise ConfigurationError(f"{name}: every is {every!r}; it must be a positive integer")

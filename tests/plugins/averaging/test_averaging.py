@@ -1,0 +1,240 @@
+"""Averages of weights: their values, what they leave as it is, and their statistics."""
+
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_evaluators import Evaluator
+from fulgurite_testing import InMemoryCheckpointer
+
+BATCHES = [{"x": np.ones((2, 1), np.float32)}] * 8
+
+
+class Scalar(fg.Module):
+    """A weight whose gradient is 1, or the weight itself, and an integer that stays."""
+
+    weight: jax.Array
+    number: jax.Array
+    rate: float = eqx.field(static=True, default=-1.0)
+    is_square: bool = eqx.field(static=True, default=False)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = self.weight**2 / 2 if self.is_square else self.weight
+        return fg.Output(loss * jnp.mean(batch["x"]))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(self.rate)
+
+
+def fit(*plugins: Any, model: Any = None, steps: int = 8, **settings: Any) -> fg.FitResult:
+    engine = fg.Engine(steps=steps, log_every=1, autoload=False, plugins=plugins, **settings)
+    return engine.fit(model or Scalar(jnp.zeros(()), jnp.int32(7)), BATCHES)
+
+
+def list_averages(rule: Any, num_steps: int) -> list[float]:
+    """Return the average after each step of weights 1, 2, 3, … that began at 0; eagerly."""
+    average = Average(rule)
+    streams: Any = None
+    module = Scalar(jnp.zeros(()), jnp.int32(7))
+    state = average.init_plugin_state(module, None)
+    values = []
+    for step in range(num_steps):
+        module = Scalar(jnp.float32(step + 1), jnp.int32(7))
+        ctx = fg.Context(streams, jnp.int32(step), training=True)
+        _, state = average.after_update(module, state, fg.Output(), ctx)
+        values.append(float(state.module.weight))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        (EMA(0.5), [0.5, 1.25, 2.125]),
+        (EMA(0.5, every=2), [0, 1, 1, 2.5, 2.5, 4.25]),
+        (EMA(0.5, debiased=True), [1, 1.666667, 2.428571]),
+        (EMA(0.999, warmup=True), [0.9, 1.8, 2.7]),
+        (Mean(after=2), [1, 2, 3, 3.5, 4]),
+        (Mean(every=2), [0, 2, 2, 3, 3, 4]),
+        (Mean(after=1, every=2), [1, 1, 3, 3, 4]),
+    ],
+    ids=["3S9", "3S9-every", "3S10-debiased", "3S10-warmup", "mean", "mean-every", "mean-after"],
+)
+def test_3s9_and_3s10_values_of_averages(rule: Any, values: list[float]) -> None:
+    np.testing.assert_allclose(list_averages(rule, len(values)), values, atol=1e-6)
+
+
+def test_3s9_half_lives() -> None:
+    assert EMA(half_life=10).decay_per_update == pytest.approx(0.933033, abs=1e-6)
+    assert EMA(half_life=1000).decay_per_update == pytest.approx(0.999307, abs=1e-6)
+    assert EMA(half_life=10, every=10).decay_per_update == 0.5
+
+
+def test_3s11_stochastic_weight_averaging() -> None:
+    model = Scalar(jnp.ones(()), jnp.int32(7), rate=0.1, is_square=True)
+    result = fit(
+        Average(Mean(after=3), name="swa"),
+        Average(Mean(every=2), name="even"),
+        Average(Mean(after=0.375), name="part"),
+        Average(EMA(0.5)),
+        model=model,
+    )
+    views = {name: result.view(name).module for name in ("swa", "even", "part", "averaged")}
+    assert float(views["swa"].weight) == pytest.approx(0.537359, abs=1e-6)
+    assert float(views["even"].weight) == pytest.approx(0.607002, abs=1e-6)
+    assert float(views["part"].weight) == float(views["swa"].weight)
+    # 3S13: the training is that of a run without averages; integers are those of the module.
+    without = fit(model=model)
+    np.testing.assert_array_equal(result.module.weight, without.module.weight)
+    assert int(views["swa"].number) == 7
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_3s12_lookahead(step: int) -> None:
+    expected = [(0.9, 1.0), (0.9, 0.9), (0.8, 0.9), (0.8, 0.8)]
+    lookahead = Lookahead(2, 0.5)
+    module, slow = (
+        Scalar(jnp.ones(()), jnp.int32(7)),
+        lookahead.init_plugin_state(Scalar(jnp.ones(()), jnp.int32(7))),
+    )
+    streams: Any = None
+    for number in range(step):
+        module = eqx.tree_at(lambda module: module.weight, module, module.weight - 0.1)
+        ctx = fg.Context(streams, jnp.int32(number), training=True)
+        module, slow = lookahead.after_update(module, slow, ctx)
+    np.testing.assert_allclose((module.weight, slow.weight), expected[step - 1], rtol=1e-6)
+
+
+def test_3s16_a_skipped_update_leaves_the_average() -> None:
+    batches = [*BATCHES[:2], {"x": np.full((2, 1), np.nan, np.float32)}, BATCHES[0]]
+    engine = fg.Engine(
+        steps=4, log_every=1, autoload=False, plugins=[Average(EMA(0.5))], on_nonfinite="skip"
+    )
+    result = engine.fit(Scalar(jnp.zeros(()), jnp.int32(7)), batches)
+    assert (int(result.state.step), float(result.view("averaged").module.weight)) == (4, 2.125)
+
+
+@pytest.mark.full
+def test_an_average_is_resumed_and_loaded_as_weights(tmp_path: Any) -> None:
+    checkpointer = Checkpointer(every=4)
+    whole = fit(Average(EMA(0.5)), checkpointer, run_dir=tmp_path / "run")
+    source = 'plugin_states["average:averaged"].module'
+    path = fg.CheckpointRef(tmp_path / "run", step=4, map={"module": source}, strict=False)
+    engine = fg.Engine(steps=1, autoload=False, plugins=[Checkpointer(every=9)],
+                       run_dir=tmp_path / "next")  # fmt: skip
+    result = engine.fit(Scalar(jnp.zeros(()), jnp.int32(7)), BATCHES, init_from=path)
+    # Averages of 1, 2, 3, 4 by halves: .5, 1.25, 2.125, 3.0625; then one update.
+    assert float(result.module.weight) == 4.0625
+    again = fg.Engine(
+        steps=8, log_every=1, autoload=False, plugins=[Average(EMA(0.5)), Checkpointer(every=4)],
+        run_dir=tmp_path / "run",
+    ).fit(Scalar(jnp.zeros(()), jnp.int32(7)), BATCHES, resume=4)  # fmt: skip
+    np.testing.assert_array_equal(
+        again.view("averaged").module.weight, whole.view("averaged").module.weight
+    )
+
+
+class Normalized(fg.Module):
+    """A linear model behind batch normalization."""
+
+    norm: eqx.nn.BatchNorm
+    linear: eqx.nn.Linear
+
+    def __init__(self, mode: Any = "ema", *, key: Any) -> None:
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode=mode, momentum=0.9)
+        self.linear = eqx.nn.Linear(3, 1, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def predict(x: Any, state: Any) -> Any:
+            x, state = self.norm(x, state)
+            return self.linear(x), state
+
+        preds, state = jax.vmap(predict, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+            batch["x"], ctx.model_state
+        )
+        return fg.Output(jnp.mean((preds - batch["y"]) ** 2), model_state=state)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def make_data() -> fg.ArrayData:
+    x = np.random.default_rng(0).normal(2, 3, size=(40, 3)).astype(np.float32)
+    return fg.ArrayData({"x": x, "y": x[:, :1]}, 8, shuffle=True)
+
+
+@pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.full)])
+def test_3s13_statistics_are_averaged_or_recomputed(mode: Any) -> None:
+    def make(key: Any) -> Any:
+        return eqx.nn.make_with_state(Normalized)(mode, key=key)
+
+    engine = fg.Engine(
+        steps=6,
+        log_every=6,
+        autoload=False,
+        plugins=[
+            Average(EMA(0.5)),
+            Average(EMA(0.5), name="plain", statistics="current"),
+            *(
+                Evaluator(name, make_data(), every=6, module_view=name)
+                for name in ("averaged", "plain", "current")
+            ),
+        ],
+    )
+    data = make_data()
+    result = engine.fit(make, data)
+    module = result.module
+    index = module.norm.ema_state_index if mode == "ema" else module.norm.batch_state_index
+    running, averaged, plain = (
+        np.asarray(state.model_state.get(index)[0])
+        for state in (result.state, result.view("averaged"), result.view("plain"))
+        if state.model_state is not None
+    )
+    np.testing.assert_array_equal(plain, running)
+    assert np.abs(averaged - running).min() > 1e-4
+    metrics = [result.metrics[name]["loss"] for name in ("averaged", "plain", "current")]
+    assert len(set(metrics)) == 3
+    assert engine.evaluate(result.view("averaged"), data)["loss"] == pytest.approx(metrics[0])
+    # G18: exactly mean and variance of the data, whatever they were.
+    exact = recompute_statistics(engine, result.view("averaged"), data)
+    mean, variance = exact.model_state.get(index)
+    if mode == "batch":
+        scale = 1 - 0.9 ** float(exact.model_state.get(module.norm.batch_counter))
+        mean, variance = mean / scale, variance / scale
+    x = data.arrays["x"]
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(variance, x.var(0), rtol=1e-5)
+    # The arguments stay usable.
+    assert engine.evaluate(result.view("averaged"), data)["loss"] == pytest.approx(metrics[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EMA(), "either decay or half_life"),
+        (lambda: EMA(1.0), "decay is 1.0"),
+        (lambda: EMA(half_life=0), "half_life is 0"),
+        (lambda: EMA(0.5, every=0), "every is 0"),
+        (lambda: Mean(after=1.5), "after is 1.5"),
+        (lambda: Average(0.5), "rule is 0.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: Average(EMA(0.5), name="current"), "name"),
+        (lambda: Lookahead(0), "period"),
+        (lambda: Lookahead(rate=0), "rate"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_without_batch_normalization_there_is_nothing_to_recompute() -> None:
+    result = fit(InMemoryCheckpointer(), steps=1)
+    with pytest.raises(FulguriteError, match=r"no eqx\.nn\.BatchNorm"):
+        recompute_statistics(fg.Engine(steps=1), result, BATCHES)
