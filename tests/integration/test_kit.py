@@ -31,6 +31,7 @@ from fulgurite_optimizers import (
     Phase,
     ReduceOnPlateau,
 )
+from fulgurite_precision import Precision
 from fulgurite_progress import ProgressBar
 from fulgurite_rng import Rng
 from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel
@@ -66,6 +67,10 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"bad_arguments": [{"rule": EMA(0.5), "statistics": "none"}]},
     ),
     "lookahead": (lambda: Lookahead(2), {"bad_arguments": [{"period": 0}]}),
+    "precision": (
+        Precision,
+        {"bad_arguments": [{"compute": "int32"}, {"exclude": "bias", "preset": "fp64"}]},
+    ),
     "batch_pictures": (
         BatchPictures,
         {"other_plugins": lambda: [MediaLogger(2)], "bad_arguments": [{"num_examples": 0}]},

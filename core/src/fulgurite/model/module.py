@@ -219,7 +219,7 @@ class Task(Module):
     def _run(
         self, batch: Any, ctx: Context, metric_fns: Mapping[str, Callable[..., Any]]
     ) -> Output:
-        forward = self.forward or _vmap_model
+        forward = self.forward or apply_model
         result = forward(self.model, batch, ctx)
         output = result if isinstance(result, Output) else Output(preds=result)
         weight = self.weight(ctx.step) if callable(self.weight) else self.weight
@@ -398,7 +398,7 @@ def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]
     )
 
 
-def _vmap_model(model: Any, batch: Any, ctx: Context) -> Output:
+def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
     """Apply a model to each example of the first entry of a batch."""
     if not isinstance(batch, tuple | list):
         raise ModelError(

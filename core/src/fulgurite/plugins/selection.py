@@ -34,6 +34,7 @@ _KNOWN_DISTRIBUTIONS = {
         "python",
     ),
     "optimizers": ("accumulate", "clip", "phases", "reduce_on_plateau"),
+    "precision": ("precision",),
     "progress": ("progress",),
     "rng": ("rng",),
     "sharding": ("data_parallel", "fsdp", "sharding", "tensor_parallel"),
