@@ -343,13 +343,42 @@ def test_nothing_is_compiled_after_the_first_dispatches() -> None:
     assert snapshots[0] and snapshots[1] == snapshots[-1]
 
 
-def test_another_engine_compiles_its_state_and_its_step_alone() -> None:
-    """A sweep makes many: whatever else is compiled for a fit does for all that are alike."""
+def test_another_engine_of_the_same_program_compiles_nothing() -> None:
+    """A sweep makes many."""
     first, second = (fg.Engine(steps=4, log_every=2, seed=seed) for seed in (0, 1))
     first.fit(Classifier, classes(64))
     with counted() as compilations:
         second.fit(Classifier, classes(64))
-    assert len(compilations) == 2
+    assert not compilations
+
+
+def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> None:
+    def train(factor: float) -> float:
+        class Scaled(Counting):
+            def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+                return fg.Output(factor * self.weight)
+
+        return float(fg.Engine(steps=1).fit(Scaled(), numbers([0])).module.weight)
+
+    assert [train(1.0), train(2.0), train(1.0)] == [-1.0, -2.0, -1.0]
+
+
+def test_host_callbacks_of_two_engines_are_not_confused() -> None:
+    """A program that calls the host has the same text whatever it calls."""
+    called: list[str] = []
+
+    def make_module(name: str) -> fg.Module:
+        class Calling(Counting):
+            def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+                jax.debug.callback(lambda: called.append(name))
+                return super().training_step(batch, ctx)
+
+        return Calling()
+
+    for name in ("first", "second"):
+        fg.Engine(steps=1).fit(make_module(name), numbers([0]))
+        jax.effects_barrier()
+    assert called == ["first", "second"]
 
 
 @pytest.mark.full

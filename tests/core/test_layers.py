@@ -25,8 +25,8 @@ LAYERS = """
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
     model.media model.mode model.context model.ambient_rng model.module
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
-    training.forward training.step
-    execution.flops execution.flat_state execution.compiled_step execution.program
+    training.forward training.trace training.step
+    execution.executables execution.flops execution.flat_state execution.compiled_step execution.program
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.runner
     fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.start fit.loop
     hookspecs

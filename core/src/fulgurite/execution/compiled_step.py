@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import DataError
+from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.model.module import Output
 from fulgurite.training.services import Services
@@ -181,7 +182,8 @@ class CompiledStep:
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._is_fused)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
-            compiled = lowered.compile(_choose_compiler_options(lowered, arguments[0]))
+            options = _choose_compiler_options(lowered, arguments[0])
+            compiled = compile_lowered(lowered, arguments, options)
         specs.append(batch_spec)
         self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
         return compiled

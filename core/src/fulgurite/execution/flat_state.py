@@ -89,13 +89,25 @@ class VectorPacking:
         subtree = self._subtrees[name]
         return jax.tree.unflatten(subtree.treedef, [values[index] for index in subtree.indices])
 
-    def set_subtree(self, vectors: Vectors, name: str, tree: Any) -> Vectors:
-        """Return the vectors with another one of the trees."""
-        values = self.unpack(vectors)
-        leaves = jax.tree.leaves(tree)
-        for index, leaf in zip(self._subtrees[name].indices, leaves, strict=True):
-            values[index] = leaf
-        return self.pack(values)
+    def replace_subtree(self, vectors: Vectors, name: str, before: Any, after: Any) -> Vectors:
+        """Return the vectors with another one of the trees. Only leaves that differ are written.
+
+        Args:
+            vectors: the vectors.
+            name: of the tree.
+            before: the tree that `get_subtree` returned.
+            after: the tree to write, made of `before`.
+        """
+        new_vectors = list(vectors)
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        for index, (old_leaf, leaf) in zip(self._subtrees[name].indices, pairs, strict=True):
+            if leaf is old_leaf:
+                continue
+            vector, start = self._offsets[index]
+            numbers = _bitcast(jnp.ravel(leaf), self.dtypes[vector])
+            whole = jnp.asarray(new_vectors[vector])
+            new_vectors[vector] = whole.at[start : start + numbers.size].set(numbers)
+        return tuple(new_vectors)
 
 
 # Without shardings, the layouts of all engines share these, and with them what jax compiled: a fit
@@ -182,6 +194,14 @@ class StateLayout:
         """Return the state in its natural form, outside of a trace. The next step consumes it as it
         consumes `flat`."""
         return self._unflatten_leaves(flat.arrays, self._unpack(flat.packed))
+
+    def unflatten_on_host(self, flat: FlatState) -> TrainState:
+        """Do as `unflatten`, and wait for the device: so the numbers are unpacked by NumPy, without
+        a program, which took longer to compile than anything else at the end of a short fit."""
+        if self._replicated is not None:
+            return self.unflatten(flat)
+        numbers = self.packing.unpack(jax.device_get(flat.packed))
+        return self._unflatten_leaves(flat.arrays, jax.device_put(numbers))
 
     def flatten_traced(self, state: TrainState) -> FlatState:
         """Do as `flatten` inside a trace."""

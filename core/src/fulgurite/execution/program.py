@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,6 +15,7 @@ from jaxtyping import Array, Key
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
+from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
 from fulgurite.model.module import OptimizerSpec, as_optimizer_specs, get_method
@@ -94,30 +94,35 @@ class Program:
                 out_shardings=services.sharding.replicated,
             )
         self._compiled_steps: dict[tuple[int, tuple[str, ...]], CompiledStep] = {}
-        self._initializer: tuple[bytes, Any] = (b"", None)
 
     def init_state(self, model_init: ModelInit, key: Key[Array, ""]) -> TrainState:
-        """Return a new state, made under jit with the shardings that plugins ask for.
+        """Return a new state, with the shardings that plugins ask for.
+
+        On one device it is made operation by operation, as by hand: 20 residual layers took 10 s to
+        compile as one program, and take 0.4. Divided among devices it is one program, because no
+        device may ever have more of it than its own part.
 
         Args:
             model_init: where the module comes from.
             key: the root key.
         """
-        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
-        # model.
-        params_key = self._services.make_rng_streams(key).key("params", "init")
+        params_key = key
+        if model_init.model is None:
+            # Folded out here, once a process: XLA takes longer for a fold than for the rest of a
+            # small model.
+            params_key = self._services.make_rng_streams(key).key("params", "init")
+        if self._shardings is None:
+            state = self._init_state(model_init, model_init.arrays, key, params_key)
+            return self._fill_spec(self._select_arrays(state))
         with self._services.sharding.mesh_context():
             initialize = self.make_initializer(model_init)
             # What a callable does may change, so that it is traced each time; within
             # `jax.eval_shape` nothing is made.
             if model_init.model is None and not isinstance(key, Tracer):
-                initialize = self._compile_initializer(initialize, key, params_key)
+                arguments = (None, key, params_key)
+                initialize = compile_lowered(initialize.lower(*arguments), arguments)
             model_arrays = self._services.sharding.put_on_mesh(model_init.arrays)
-            arrays = iter(initialize(model_arrays, key, params_key))
-        return jax.tree.map(
-            lambda leaf: next(arrays) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
-            self.state_spec,
-        )
+            return self._fill_spec(initialize(model_arrays, key, params_key))
 
     def make_initializer(self, model_init: ModelInit) -> Any:
         """Return the jitted function `(model_init.arrays, key, params_key)` that gives the arrays
@@ -127,9 +132,7 @@ class Program:
         """
 
         def init_arrays(arrays: Any, *keys: Key[Array, ""]) -> list[Array]:
-            state = self._init_state(model_init, arrays, *keys)
-            pairs = zip(jax.tree.leaves(self.state_spec), jax.tree.leaves(state), strict=True)
-            return [leaf for spec, leaf in pairs if isinstance(spec, jax.ShapeDtypeStruct)]
+            return self._select_arrays(self._init_state(model_init, arrays, *keys))
 
         return jax.jit(init_arrays, out_shardings=self._shardings)
 
@@ -273,29 +276,13 @@ class Program:
         return optimizers
 
     def _get_gradient_transforms(self, module: Any, optimizer: str) -> list[Any]:
-        root = fold_name(jax.random.key(self._services.settings.seed), f"optimizer:{optimizer}")
         transforms = []
         for hook in self._hooks.implementations("gradient_transform"):
+            root = fold_name(jax.random.key(self._services.settings.seed), f"optimizer:{optimizer}")
             key = fold_name(root, f"plugin:{hook.plugin.name}")
             transform = hook(None, module=module, optimizer=optimizer, key=key)
             transforms.append(transform or optax.identity())
         return transforms
-
-    def _compile_initializer(
-        self, initialize: Any, key: Key[Array, ""], params_key: Key[Array, ""]
-    ) -> Any:
-        """Return the initializer of a callable, compiled unless the last one had the same text.
-
-        It is traced at every fit, so that a class whose initialization depends on a global is never
-        out of date, and compiled once for a sweep on one engine.
-        """
-        lowered = initialize.lower(None, key, params_key)
-        digest = sha256(lowered.as_text().encode()).digest()
-        # Where arrays that the callable holds are no part of the text, it cannot tell.
-        hides_constants = getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)
-        if digest != self._initializer[0] or hides_constants:
-            self._initializer = (digest, lowered.compile())
-        return self._initializer[1]
 
     def _init_state(
         self,
@@ -315,6 +302,19 @@ class Program:
             metric_window=MetricWindow.zeros(*self._metric_specs),
             nonfinite=NonFiniteTracker.init(module),
             plugin_states=init_plugin_states(self._hooks, module, model_state, key),
+        )
+
+    def _select_arrays(self, state: TrainState) -> list[Array]:
+        """Return the arrays of a state, in the order of its leaves."""
+        pairs = zip(jax.tree.leaves(self.state_spec), jax.tree.leaves(state), strict=True)
+        return [leaf for spec, leaf in pairs if isinstance(spec, jax.ShapeDtypeStruct)]
+
+    def _fill_spec(self, arrays: list[Array]) -> TrainState:
+        """Return the state of this program with these arrays, in the order of its leaves."""
+        remaining = iter(arrays)
+        return jax.tree.map(
+            lambda leaf: next(remaining) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
+            self.state_spec,
         )
 
     def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
@@ -468,7 +468,7 @@ def _close_packed_window(packing: VectorPacking, packed: Vectors) -> tuple[Vecto
     window: MetricWindow = packing.get_subtree(packed, "metric_window")
     nonfinite = packing.get_subtree(packed, "nonfinite")
     values = window.compute(), window.steps, window.optional_steps, nonfinite
-    return packing.set_subtree(packed, "metric_window", window.close()), values
+    return packing.replace_subtree(packed, "metric_window", window, window.close()), values
 
 
 # Without shardings, the programs of all engines share it.

@@ -170,7 +170,7 @@ class Loop:
             with self._timings.time("wait"):
                 nonfinite = self.program.read_nonfinite(self._flat)
             self.program.check_finite(nonfinite)
-            self._state = self.program.layout.unflatten(self._flat)
+            self._state = self.program.layout.unflatten_on_host(self._flat)
         return self._state
 
     def snapshot(self) -> Snapshot:

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fulgurite.model.module import Output
@@ -68,10 +69,8 @@ class NonFiniteTracker(eqx.Module):
     @staticmethod
     def init(module: PyTree) -> "NonFiniteTracker":
         """Return the tracker of a state in which no step was taken yet."""
-        ignored = [jnp.any(_reduce_to_marks(leaf) != 0) for _, leaf in _get_floating_arrays(module)]
-        return NonFiniteTracker(
-            jnp.int32(-1), jnp.int32(-1), jnp.int32(0), jnp.array(ignored, bool)
-        )
+        ignored = _find_nonfinite([leaf for _, leaf in _get_floating_arrays(module)])
+        return NonFiniteTracker(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), ignored)
 
     def check(
         self, output: Output, updated_module: PyTree, module: PyTree, *, is_sharded: bool
@@ -97,19 +96,19 @@ class NonFiniteTracker(eqx.Module):
         make_marks = _reduce_to_marks if is_sharded else _reduce_large_to_marks
         marks_by_term = [make_marks(term.array) for term in terms]
         marks = jnp.concatenate(marks_by_term)
-        ends = np.cumsum([term_marks.size for term_marks in marks_by_term])
-        parameter_indices = np.asarray([term.parameter_index for term in terms])
+        sizes = [term_marks.size for term_marks in marks_by_term]
+        term_indices = np.repeat(np.arange(len(terms), dtype=np.int32), sizes)
+        parameter_indices = np.asarray([term.parameter_index for term in terms])[term_indices]
 
         def find_first(marks: Array, ignored: Array) -> Array:
-            term_indices = jnp.searchsorted(ends, jnp.arange(marks.size), side="right")
             # The flag behind the last is that of everything that is no parameter.
             is_ignored = jnp.append(ignored, False)[parameter_indices]
-            is_bad = (marks != 0) & ~is_ignored[term_indices]
-            return jnp.min(jnp.where(is_bad, term_indices, len(terms))).astype(jnp.int32)
+            is_bad = ~jnp.isfinite(marks) & ~is_ignored
+            return jnp.min(jnp.where(is_bad, term_indices, len(terms)))
 
-        # Which term it is costs one number for each mark, and is looked up only when it is asked.
+        # Which term it is costs a look at each mark, and is only looked up where one is bad.
         term_index = jax.lax.cond(
-            jnp.any(marks != 0),
+            _reduce_to_marks(marks)[0] != 0,
             find_first,
             lambda *_: jnp.int32(len(terms)),
             marks,
@@ -136,6 +135,21 @@ class NonFiniteTracker(eqx.Module):
             step=jnp.where(is_first, step, self.step),
             term_index=jnp.where(is_first, term_index, self.term_index),
         )
+
+
+def _find_nonfinite(leaves: list[Array]) -> Bool[Array, " leaves"]:
+    """Return which of these floating-point arrays have an element that is not finite."""
+    if all(_is_on_host(leaf) for leaf in leaves):
+        # In the place where they are, without a program of their shapes.
+        return jnp.array([not np.isfinite(np.asarray(leaf)).all() for leaf in leaves], bool)
+    return jnp.array([jnp.any(_reduce_to_marks(leaf) != 0) for leaf in leaves], bool)
+
+
+def _is_on_host(leaf: Array) -> bool:
+    """Return whether an array is no traced one, and in the memory of the CPU."""
+    if isinstance(leaf, Tracer):
+        return False
+    return all(device.platform == "cpu" for device in leaf.devices())
 
 
 def _get_terms(output: Output) -> list[CheckedTerm]:
@@ -178,19 +192,21 @@ def _get_floating_arrays(tree: Any) -> list[tuple[str, Array]]:
 
 
 def _reduce_large_to_marks(leaf: Array) -> Float[Array, " marks"]:
-    """Return zeros, with NaN among them where an element of an array is not finite.
+    """Return numbers that are finite if all elements of an array are: its elements if it is small,
+    and otherwise products with zeros, which CPU backends vectorize.
 
-    A mark is `0 * x` for each element of a small array, and for each row of a matrix with few of
-    them its product with zeros, which CPU backends vectorize: a look at 0.8 MB takes 30 µs. Maxima
-    of bits, sums and `isfinite` took two to five times as long.
+    A look at 0.8 MB takes 30 µs. Maxima of bits, sums and `isfinite` took two to five times as
+    long.
 
     Args:
         leaf: a floating-point array that is not empty.
     """
     if leaf.size <= _MAX_MARKS:
-        return _multiply_by_zero(leaf)
+        # As they are: each small operation on them would be one more kernel to compile.
+        is_exact = jnp.finfo(leaf.dtype).bits <= 32 and not jnp.iscomplexobj(leaf)
+        return _as_marks(leaf if is_exact else leaf * 0)
     if leaf.ndim > 1 and leaf.size // leaf.shape[-1] <= _MAX_MARKS:
-        return jnp.real(_multiply_rows_by_zeros(leaf)).astype(jnp.float32)
+        return _as_marks(_multiply_rows_by_zeros(leaf))
     return _reduce_to_marks(leaf)
 
 
@@ -202,11 +218,11 @@ def _reduce_to_marks(leaf: Array) -> Float[Array, "2"]:
     """
     rows = _multiply_rows_by_zeros(leaf) if leaf.ndim > 1 else leaf.reshape(-1)
     # Two columns, because the product of two vectors becomes a sum again.
-    return jnp.real(rows @ jnp.zeros((rows.size, 2), leaf.dtype)).astype(jnp.float32)
+    return _as_marks(rows @ jnp.zeros((rows.size, 2), leaf.dtype))
 
 
-def _multiply_by_zero(leaf: Array) -> Float[Array, " elements"]:
-    return jnp.real(leaf.reshape(-1) * 0).astype(jnp.float32)
+def _as_marks(numbers: Array) -> Float[Array, " marks"]:
+    return jnp.real(numbers.reshape(-1)).astype(jnp.float32)
 
 
 def _multiply_rows_by_zeros(leaf: Array) -> Array:

@@ -18,6 +18,7 @@ from fulgurite.training.forward import count_examples, split_batch
 from fulgurite.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
+from fulgurite.training.trace import CachedTrace
 from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import check_same_structure
 from fulgurite.tree.typecheck import batch_error_context
@@ -58,6 +59,8 @@ class TrainStep:
         self.steps_done: Any = 0
         self._services = services
         self._hooks = services.hooks
+        # For each rule, which is kept, so that no other one gets its id.
+        self._updates: dict[int, tuple[UpdateRule, CachedTrace]] = {}
 
     @property
     def step_number(self) -> int:
@@ -111,7 +114,18 @@ class TrainStep:
         return new.replace(plugin_states={**new.plugin_states, **kept_states}), window
 
     def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
-        """Run the step up to its metrics; the arguments are those of `__call__`."""
+        """Run the step up to its metrics; the arguments are those of `__call__`.
+
+        It is traced once for each kind of batch: building the program, which must know the metrics
+        before there can be a window for them, and compiling the step share the trace.
+        """
+        rule = self.update_rule
+        _, update = self._updates.setdefault(id(rule), (rule, CachedTrace(self._update)))
+        window = state.metric_window
+        outcome = update(state.replace(metric_window=MetricWindow.zeros({}, {})), batch, due)
+        return outcome._replace(state=outcome.state.replace(metric_window=window))
+
+    def _update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
         batch, mask, spec = split_batch(batch)
         ctx = Context(
             self._services.make_rng_streams(state.key),

@@ -1,0 +1,63 @@
+"""Executables that the engines of a process share.
+
+XLA takes most of the time until the first step. A second engine of the same program, as in a sweep
+or a notebook, is traced again, because what a function does may depend on anything; it is compiled
+only if its text differs from that of the programs before.
+"""
+
+from collections import OrderedDict
+from hashlib import sha256
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+MAX_EXECUTABLES = 32
+"""How many are kept; the one that was not used for longest goes first."""
+
+_executables: OrderedDict[Any, jax.stages.Compiled] = OrderedDict()
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, arguments: Any, options: dict[str, Any] | None = None
+) -> jax.stages.Compiled:
+    """Return the executable of a lowered program, the same one for the same text.
+
+    Args:
+        lowered: the program.
+        arguments: those it was lowered for; an executable stays on their devices.
+        options: for XLA.
+    """
+    text = lowered.as_text()
+    # Arrays that a function holds may be no part of the text, and neither are the functions that a
+    # program calls on the host.
+    is_whole = not getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)
+    if not is_whole or "callback" in text:
+        return lowered.compile(options)
+    key = (
+        sha256(text.encode()).digest(),
+        # Arguments that are not used are no part of the text either.
+        str(lowered.in_avals),
+        lowered.in_tree,
+        lowered.out_tree,
+        tuple(sorted((options or {}).items())),
+        jax.config.jax_default_device,  # pyright: ignore[reportAttributeAccessIssue]
+        _find_devices(arguments),
+    )
+    executable = _executables.get(key)
+    if executable is None:
+        executable = lowered.compile(options)
+        _executables[key] = executable
+        if len(_executables) > MAX_EXECUTABLES:
+            _executables.popitem(last=False)
+    _executables.move_to_end(key)
+    return executable
+
+
+def _find_devices(arguments: Any) -> frozenset[Any]:
+    """Return the devices on which the arrays of a tree lie."""
+    devices: set[Any] = set()
+    for leaf in jax.tree.leaves(arguments):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+            devices |= leaf.sharding.device_set
+    return frozenset(devices)
