@@ -398,8 +398,14 @@ def test_the_learning_rate_is_that_of_the_steps_update() -> None:
 
 
 def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
+    class Foreign(Line):
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.GradientTransformation(
+                lambda params: (), lambda updates, state, params=None: (updates, state)
+            )
+
     with pytest.raises(ConfigurationError, match=r"optax\.inject_hyperparams\(optax\.adam\)"):
-        engine("learning_rate").fit(Line, data())
+        engine("learning_rate").fit(Foreign, data())
 
 
 # --- media ------------------------------------------------------------------------------------------------------------

@@ -112,6 +112,24 @@ def test_frozen_until_a_step(until: Any, steps_per_execution: int) -> None:
     np.testing.assert_allclose(result.module.second, params[1], rtol=1e-5)
 
 
+def test_a_part_is_frozen_since_a_step_and_between_two() -> None:
+    def is_frozen(**times: Any) -> str:
+        plugin = Freeze("first", **times)
+        step_range = fg.StepRange(0, 5)
+        return "".join("x" if plugin.is_frozen(step, step_range) else "." for step in range(5))
+
+    assert is_frozen(since=2) == "..xxx"
+    assert is_frozen(since=2, until=4) == "..xx."
+    assert is_frozen(since=4, until=2) == "xx..x"
+    assert is_frozen(until=2) == "xx..."
+    whole = engine(steps=2).fit(Two, points())
+    result = engine(Freeze("first", since=2), steps=5).fit(Two, points())
+    assert_same_bits(result.module.first, whole.module.first)
+    assert float(abs(result.module.second - whole.module.second).max()) > 0.005
+    (message,) = result.messages
+    assert message.endswith("is frozen from step 2 on: the step is compiled again")
+
+
 def test_continued_fit_is_not_frozen_again() -> None:
     frozen_first = engine(Freeze("first", until=3), steps=4)
     result = frozen_first.fit(Two, points())

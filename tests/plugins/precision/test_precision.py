@@ -141,7 +141,7 @@ class Net(fg.Module):
             logits=logits.dtype,
             label=batch["label"].dtype,
             target=batch["target"].dtype,
-            layer_norm=self.layer_norm.weight.dtype,
+            layer_norm=jnp.result_type(self.layer_norm.weight),
             key=ctx.key().dtype,
         )
         losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -228,7 +228,8 @@ def test_3s17_the_loss_of_a_task_is_computed_in_float32() -> None:
     engine = fg.Engine(steps=2, log_every=1, autoload=False, plugins=[Precision()])
     result = engine.fit(task, batches)
     assert set(dtypes) == {jnp.dtype(jnp.float32)}
-    assert result.module.model.layers[0].weight.dtype == jnp.float32
+    module: Any = result.module
+    assert module.model.layers[0].weight.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ class UpdateRule:
         floating-point numbers. Displays read it; a rule that wraps another passes it on."""
         return jax.tree.map(is_floating_array, module)
 
+    def list_optimizers(self) -> dict[str, OptimizerSpec]:
+        """Return the optimizers by name, as far as they are known; displays read them."""
+        return {}
+
     def for_step(self, step: int, step_range: StepRange) -> "UpdateRule":
         """Return the rule that applies from the update after `step` on.
 
@@ -124,6 +128,9 @@ class UpdateRuleWrapper(UpdateRule):
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         return self.rule.trainable_mask(module)
 
+    def list_optimizers(self) -> dict[str, OptimizerSpec]:
+        return self.rule.list_optimizers()
+
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output
     ) -> tuple[TrainState, Output]:
@@ -165,6 +172,9 @@ class GradientUpdate(UpdateRule):
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         return self.spec.param_mask(module)
+
+    def list_optimizers(self) -> dict[str, OptimizerSpec]:
+        return {"default": self.spec}
 
     def __call__(
         self, forward: Forward, state: TrainState, batch: Any, ctx: Context

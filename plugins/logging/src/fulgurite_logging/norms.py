@@ -14,6 +14,8 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, PyTree
 
+from fulgurite_logging.schedules import find_rates
+
 QUANTITIES = ("gradients", "clipped_gradients", "updates", "parameters")
 
 
@@ -97,16 +99,16 @@ class NormMonitor:
 
 @dataclass(frozen=True)
 class LearningRateMonitor:
-    """Log the learning rate of the step's update as `learning_rate/OPTIMIZER`.
+    """Log the learning rate of the step's update as `learning_rate/OPTIMIZER`, and that of each
+    group of `optax.partition` as `learning_rate/OPTIMIZER/GROUP`.
 
-    Optimizers expose it if they are wrapped in `optax.inject_hyperparams`, with a number or a
-    schedule. If none does, that is an error.
+    It reads the schedule, or the number, that an optimizer of optax was given; or the rate in the
+    state of one that is wrapped in `optax.inject_hyperparams`. If no optimizer shows its rate, that
+    is an error.
 
     Example:
         from fulgurite_logging import LearningRateMonitor
 
-        # What `configure_optimizers` of the module returns.
-        optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
         engine = fg.Engine(steps=100, plugins=[LearningRateMonitor()])
 
     Attributes:
@@ -114,10 +116,21 @@ class LearningRateMonitor:
     """
 
     rename: Callable[[str], str] | None = None
+    # Of the program that is being traced.
+    _optimizers: dict[str, fg.OptimizerSpec] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @fg.hookimpl
+    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+        """Note the optimizers of the rule, and return it as it is."""
+        self._optimizers.clear()
+        self._optimizers.update(rule.list_optimizers())
+        return rule
 
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
-        """Return the rates, as the optimizers' states hold them."""
+        """Return the rates of the optimizers."""
         states = state.opt_state
         if not isinstance(states, dict):
             states = {"default": states}
@@ -127,9 +140,12 @@ class LearningRateMonitor:
             for number, value in enumerate(values, 1):
                 label = name if len(values) == 1 else f"{name}/{number}"
                 rates[label] = value
+            if not values and name in self._optimizers:
+                groups = find_rates(self._optimizers[name].optimizer, opt_state)
+                rates |= {f"{name}/{group}".rstrip("/"): rate for group, rate in groups.items()}
         if not rates:
             raise ConfigurationError(
-                "learning_rate: no optimizer exposes its learning rate. Write "
+                "learning_rate: no optimizer shows its learning rate. Write "
                 "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), or leave learning_rate "
                 "out"
             )

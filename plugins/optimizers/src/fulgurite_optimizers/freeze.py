@@ -1,7 +1,7 @@
 """The plugin that excludes parts of the module from training, always or until a step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import equinox as eqx
@@ -25,8 +25,8 @@ class Freeze:
     A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. Its
     model state, such as the running statistics of a BatchNorm layer, stays as it is, too; a layer
     still normalizes with the statistics of the batch in training, unless it is in inference mode.
-    With `until`, that state exists from the beginning and is left alone until then, so checkpoints
-    from before and after have the same structure.
+    With `since` or `until`, that state exists from the beginning and is left alone while the part
+    is frozen, so checkpoints from all times have the same structure.
 
     Attributes:
         where: what to freeze: a pattern, a function of the module, or a selection by `fg.select`
@@ -35,6 +35,9 @@ class Freeze:
             compiled again. A trigger by epochs counts those of the fit; a loop of `engine.step` has
             none. None for never.
         train_statistics: whether the model state of the frozen part goes on changing.
+        since: when its training ends: a step, or the first time of a trigger; None for from the
+            beginning. With both, it is frozen in between, or, if `until` comes first, before and
+            after.
 
     Example:
 
@@ -46,51 +49,86 @@ class Freeze:
     where: Selector | str | Callable[[Any], Any]
     until: fg.Trigger | int | None = None
     train_statistics: bool = False
+    since: fg.Trigger | int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.where, Selector):
             object.__setattr__(self, "where", fg.select(self.where))
-        if isinstance(self.until, int):
-            object.__setattr__(self, "until", fg.At(self.until))
-        if self.until is not None and not _is_exact_time(self.until):
-            raise ConfigurationError(
-                f"Freeze: until is {self.until!r}; pass a step, or a trigger that counts steps or "
-                "epochs, not seconds, so that a resumed run does the same"
-            )
+        for name in ("since", "until"):
+            time = getattr(self, name)
+            if isinstance(time, int):
+                time = fg.At(time)
+                object.__setattr__(self, name, time)
+            if time is not None and not _is_exact_time(time):
+                raise ConfigurationError(
+                    f"Freeze: {name} is {time!r}; pass a step, or a trigger that counts steps or "
+                    "epochs, not seconds, so that a resumed run does the same"
+                )
 
     @fg.hookimpl
     def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
         """Hide the frozen arrays from the rule."""
         assert isinstance(self.where, Selector)
         self.where(module)
-        return FrozenUpdate(rule, self) if self.until is None else UnfreezingUpdate(rule, self)
+        is_scheduled = self.since is not None or self.until is not None
+        return UnfreezingUpdate(rule, self) if is_scheduled else FrozenUpdate(rule, self)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Announce the step at which the rule changes."""
-        if self.until is None:
-            return []
-        return [fg.ScheduledAction("thaw", self.until, self.announce)]
+        """Announce the steps at which the rule changes."""
+        actions = []
+        if self.since is not None:
+            actions.append(fg.ScheduledAction("freeze", self.since, self.announce_freezing))
+        if self.until is not None:
+            actions.append(fg.ScheduledAction("thaw", self.until, self.announce))
+        return actions
 
     def announce(self, run: fg.Run) -> None:
-        """Log that the step is about to be compiled again."""
-        if self.find_unfreeze_step(run.step_range) == run.step:
+        """Log that the part is trained from now on, and the step is about to be compiled again."""
+        if self._find_time("until", run.step_range) == run.step:
             message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
             run.notify("freeze", message)
 
-    def find_unfreeze_step(self, step_range: fg.StepRange) -> int | None:
-        """Return the step after which everything is trained; None for never, as far as is known."""
-        assert isinstance(self.until, fg.Trigger)
-        parts = self.until.parts if isinstance(self.until, Or) else (self.until,)
+    def announce_freezing(self, run: fg.Run) -> None:
+        """Log that the part is frozen from now on, and the step is about to be compiled again."""
+        if self._find_time("since", run.step_range) == run.step:
+            message = f"{self._text} is frozen from step {run.step} on: the step is compiled again"
+            run.notify("freeze", message)
+
+    def is_frozen(self, step: int, step_range: fg.StepRange) -> bool:
+        """Return whether the part is frozen in the update after a step.
+
+        Args:
+            step: the number of completed updates.
+            step_range: of the fit.
+        """
+        since = 0 if self.since is None else self._find_time("since", step_range)
+        until = None if self.until is None else self._find_time("until", step_range)
+        is_begun = since is not None and step >= since
+        is_over = until is not None and step >= until
+        if self.since is not None and until is not None and (since is None or until <= since):
+            return is_begun or not is_over
+        return is_begun and not is_over
+
+    def _find_time(self, name: str, step_range: fg.StepRange) -> int | None:
+        """Return the first step of a trigger; None for never, as far as is known.
+
+        Args:
+            name: `since` or `until`.
+            step_range: of the fit.
+        """
+        trigger = getattr(self, name)
+        assert isinstance(trigger, fg.Trigger)
+        parts = trigger.parts if isinstance(trigger, Or) else (trigger,)
         needs_end = any(
             isinstance(part, fg.EveryEpoch | fg.EvenlySpaced | fg.AtEnd) for part in parts
         )
         if needs_end and isinstance(step_range, UnboundedRange):
             raise ConfigurationError(
-                f"Freeze: until is {self.until!r}, and a loop of engine.step knows of no epochs "
+                f"Freeze: {name} is {trigger!r}, and a loop of engine.step knows of no epochs "
                 "and no end: pass a step, or train with engine.fit"
             )
-        return self.until.next(0, replace(step_range, start=0))
+        return trigger.next(0, replace(step_range, start=0))
 
     def split_frozen(self, module: PyTree) -> tuple[PyTree, PyTree]:
         """Return the module with `HIDDEN` in the place of the frozen arrays, and those arrays, with
@@ -237,8 +275,7 @@ class FrozenUpdate(UpdateRuleWrapper):
 
 
 class UnfreezingUpdate(FrozenUpdate):
-    """A rule for a module of which a part is frozen until a step; from there on it is the rule
-    within.
+    """A rule for a module of which a part is frozen at some steps; at others it is the rule within.
 
     The optimizer state is always that of the whole module. While a part is frozen, the rule within
     gets the leaves of the rest, which are found by their paths.
@@ -248,8 +285,7 @@ class UnfreezingUpdate(FrozenUpdate):
         return self.rule.init(module)
 
     def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
-        unfreeze_step = self.freeze.find_unfreeze_step(step_range)
-        if unfreeze_step is None or int(step) < unfreeze_step:
+        if self.freeze.is_frozen(int(step), step_range):
             return super().for_step(step, step_range)
         return self.rule.for_step(step, step_range)
 

@@ -50,6 +50,9 @@ class PhasedUpdate(fg.UpdateRule):
         masks = [phase.param_mask(module) for phase in self._phases.values()]
         return jax.tree.map(lambda *flags: any(flags), *masks)
 
+    def list_optimizers(self) -> dict[str, fg.OptimizerSpec]:
+        return dict(self._phases)
+
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
