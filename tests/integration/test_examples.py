@@ -14,6 +14,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from fulgurite_checkpoint.commands import checkpoints
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -89,6 +90,29 @@ def test_digits_resumes_after_a_kill(tmp_path: Path):
         for line in (tmp_path / "killed" / "records.jsonl").read_text().splitlines()
     ]
     assert steps == [200, 400, 600]
+
+
+@pytest.mark.slow
+def test_classifier_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+    """Acceptance 2 of the everyday kit: early stopping, average, precision, best checkpoint."""
+    text = (EXAMPLES / "classifier.py").read_text()
+    assert len(text[text.index('# ///\n"""') :].splitlines()) <= 90
+    arguments = ["classifier.py", "steps=400", "every=40", "--run"]
+    *_, last = run(*arguments, str(tmp_path / "whole"))
+    assert re.fullmatch(r"stopped at step \d+, best at step \d+: accuracy 0\.9\d+", last)
+    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (tmp_path / "killed" / "checkpoints" / "step-80" / "COMMIT").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert run(*arguments, str(tmp_path / "killed"))[-1] == last
+    paths = [tmp_path / name for name in ("whole", "killed")]
+    records = [(path / "records.jsonl").read_bytes() for path in paths]
+    assert records[0] == records[1]
+    assert checkpoints(["diff", *map(str, paths)]) == 0
 
 
 @pytest.mark.parametrize(

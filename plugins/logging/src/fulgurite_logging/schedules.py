@@ -27,16 +27,16 @@ def find_rates(optimizer: optax.GradientTransformation, opt_state: PyTree) -> di
     Returns:
         Nothing, if the optimizer does not show its rates.
     """
-    found = list(_walk(optimizer.update, ""))
+    multipliers = list(_walk(optimizer.update, ""))
     counts = [
         state.count for state in jax.tree.leaves(opt_state, is_leaf=_is_count) if _is_count(state)
     ]
-    num_schedules = sum(callable(rate) for _, rate in found)
+    num_schedules = sum(callable(rate) for _, rate in multipliers)
     if num_schedules > len(counts):
         return {}
     remaining: Iterator[Any] = iter(counts[len(counts) - num_schedules :])
     rates: dict[str, Array] = {}
-    for group, rate in found:
+    for group, rate in multipliers:
         if callable(rate):
             # The count is that of the next update.
             rate = rate(jnp.maximum(next(remaining) - 1, 0))

@@ -1,0 +1,214 @@
+"""The learning rate at which the loss falls fastest."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+import numpy as np
+import optax
+from fulgurite.errors import ConfigurationError, check_positive_int
+
+from fulgurite_tuner.trial import make_trial_engine
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Losses at rising learning rates.
+
+    Example:
+        from fulgurite_tuner import LearningRates
+
+        rates = LearningRates([1e-3, 1e-2, 1e-1], [3.0, 2.0, 2.5], [3.0, 2.4, 2.5])
+        print(rates.suggestion)
+
+    Attributes:
+        rates: one a step, equally spaced by their logarithm.
+        losses: of the step with that rate, before its update.
+        smoothed: their moving average, without a bias towards zero.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    smoothed: list[float]
+
+    @property
+    def suggestion(self) -> float | None:
+        """The rate at which the smoothed loss falls most steeply by the logarithm of the rate; None
+        if it falls nowhere, or there are less than two points."""
+        return suggest_rate(self.rates, self.smoothed)
+
+    def to_svg(self) -> str:
+        """Return a picture of the smoothed loss over the rates, as the text of an SVG file."""
+        return _draw(self)
+
+
+def find_learning_rate(
+    engine: fg.Engine,
+    model: Any,
+    data: Any,
+    optimizer: Callable[[optax.Schedule], optax.GradientTransformation],
+    *,
+    low: float = 1e-7,
+    high: float = 1.0,
+    steps: int = 100,
+    smoothing: float = 0.9,
+    divergence: float = 4.0,
+) -> LearningRates:
+    """Train for some steps with a learning rate that rises from `low` to `high`.
+
+    A copy is trained by an engine of its own: model, engine, random numbers, files and the position
+    in the data are as before, also after an exception.
+
+    Source: Smith 2017, arXiv:1506.01186.
+
+    Args:
+        engine: whose plugins change the update, such as clipping or precision, and that says where
+            it is computed.
+        model: what `Engine.fit` takes.
+        data: what `Engine.fit` takes; begins again from its first batch as often as needed.
+        optimizer: `optimizer(schedule)` returns the optimizer, such as `optax.adamw`.
+        low: the first rate.
+        high: the last one.
+        steps: how many rates.
+        smoothing: the decay of the moving average of the losses.
+        divergence: stops as soon as the smoothed loss is so many times its smallest value, or not
+            finite.
+
+    Returns:
+        The points up to there.
+    """
+    rates = list_rates(low, high, steps)
+
+    def schedule(count: Any) -> Any:
+        return low * (high / low) ** (count / max(steps - 1, 1))
+
+    class Sweep:
+        """Trains with the rising rate."""
+
+        @fg.hookimpl
+        def configure_optimizers(self) -> dict[str, fg.OptimizerSpec]:
+            return {"default": fg.OptimizerSpec(optimizer(schedule))}
+
+    trial = make_trial_engine(engine, Sweep())
+    losses: list[float] = []
+    smoothed: list[float] = []
+    state = trial.init_state(model, data)
+    for batch in trial.iter_batches(data, steps=steps):
+        state, output = trial.step(state, batch)
+        loss: Any = output.loss
+        values = smooth([*losses, float(loss)], smoothing)
+        if has_diverged(values, divergence):
+            break
+        losses.append(float(loss))
+        smoothed = values
+    return LearningRates(rates[: len(losses)], losses, smoothed)
+
+
+def list_rates(low: float, high: float, steps: int) -> list[float]:
+    """Return rates that are equally spaced by their logarithm.
+
+    Args:
+        low: the first.
+        high: the last.
+        steps: how many.
+    """
+    check_positive_int(steps, "find_learning_rate: steps")
+    if not 0 < low < high < math.inf:
+        raise ConfigurationError(
+            f"find_learning_rate: low is {low!r} and high is {high!r}; they must be positive, and "
+            "low the smaller one"
+        )
+    return [float(rate) for rate in np.geomspace(low, high, steps)]
+
+
+def smooth(losses: list[float], decay: float) -> list[float]:
+    """Return the moving average of losses, corrected for its start at zero: that of constant losses
+    is the constant.
+
+    Args:
+        losses: the losses.
+        decay: from 0 to 1, exclusive.
+    """
+    average = 0.0
+    values = []
+    for count, loss in enumerate(losses, 1):
+        average = decay * average + (1 - decay) * loss
+        values.append(average / (1 - decay**count))
+    return values
+
+
+def has_diverged(smoothed: list[float], divergence: float) -> bool:
+    """Return whether the last of the smoothed losses is far above the smallest, or not finite.
+
+    Args:
+        smoothed: the losses.
+        divergence: how many times the smallest.
+    """
+    last = smoothed[-1]
+    return not math.isfinite(last) or (min(smoothed) > 0 and last > divergence * min(smoothed))
+
+
+def suggest_rate(rates: list[float], losses: list[float]) -> float | None:
+    """Return the rate at which losses fall most steeply by its logarithm, or None.
+
+    The slope at a point is that of a line through a tenth of the points around it, because losses
+    of single batches are noisy.
+
+    Args:
+        rates: rising.
+        losses: one for each.
+    """
+    points = [
+        (math.log(rate), loss)
+        for rate, loss in zip(rates, losses, strict=True)
+        if math.isfinite(loss)
+    ]
+    if len(points) < 2:
+        return None
+    logarithms, values = np.transpose(points)
+    radius = max(1, len(points) // 20)
+    slopes = []
+    for center in range(len(points)):
+        window = slice(max(0, center - radius), center + radius + 1)
+        offsets = logarithms[window] - logarithms[window].mean()
+        # A window at an end has less points, so that noise counts for more there.
+        share = len(offsets) / (2 * radius + 1)
+        slopes.append(share * (offsets @ values[window]) / (offsets @ offsets))
+    steepest = int(np.argmin(slopes))
+    is_falling = slopes[steepest] < -1e-6 * np.abs(values).max()
+    return math.exp(logarithms[steepest]) if is_falling else None
+
+
+def _draw(rates: LearningRates, width: int = 480, height: int = 300, margin: int = 40) -> str:
+    if len(rates.rates) < 2:
+        raise ConfigurationError("LearningRates: there are less than two points to draw")
+    logarithms = np.log10(rates.rates)
+    x = np.interp(logarithms, logarithms[[0, -1]], [margin, width - margin])
+    low, high = min(rates.smoothed), max(rates.smoothed)
+    y = np.interp(rates.smoothed, [low, high + 1e-12], [height - margin, margin])
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<polyline points="{points}" fill="none" stroke="#2563eb" stroke-width="2"/>',
+        f'<text x="{margin}" y="{height - 12}">{rates.rates[0]:.1e}</text>',
+        f'<text x="{width - margin}" y="{height - 12}" text-anchor="end">'
+        f"{rates.rates[-1]:.1e}</text>",
+        f'<text x="4" y="{margin}">{high:.3g}</text>',
+        f'<text x="4" y="{height - margin}">{low:.3g}</text>',
+    ]
+    suggestion = rates.suggestion
+    if suggestion is not None:
+        position = float(np.interp(math.log10(suggestion), logarithms, x))
+        parts.append(
+            f'<line x1="{position:.1f}" x2="{position:.1f}" y1="{margin}" y2="{height - margin}" '
+            'stroke="#dc2626" stroke-dasharray="4"/>'
+        )
+        parts.append(
+            f'<text x="{position:.1f}" y="{margin - 8}" text-anchor="middle">'
+            f"{suggestion:.2e}</text>"
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,0 +1,124 @@
+"""Learning rates and batch sizes are found, and nothing else changes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_optimizers import GradientClip
+from fulgurite_stopping import EarlyStopping
+from fulgurite_testing import TinyModel, assert_same_bits, tiny_data, tiny_engine
+from fulgurite_tuner import find_batch_size, find_learning_rate
+from fulgurite_tuner.batch_size import find_largest
+from fulgurite_tuner.learning_rate import (
+    LearningRates,
+    has_diverged,
+    list_rates,
+    smooth,
+    suggest_rate,
+)
+
+
+def test_3s18_rates_and_smoothing() -> None:
+    np.testing.assert_allclose(list_rates(1e-4, 1.0, 5), [1e-4, 1e-3, 1e-2, 1e-1, 1])
+    np.testing.assert_allclose(smooth([1.0] * 5, 0.98), [1.0] * 5)
+    rates = list_rates(1e-6, 1.0, 61)
+    losses = [1 / (1 + math.exp(4 * (math.log10(rate) + 3))) for rate in rates]
+    assert suggest_rate(rates, losses) == pytest.approx(1e-3)
+
+
+def test_3s19_suggestions_and_divergence() -> None:
+    assert suggest_rate([1e-3, 1e-2, 1e-1, 1], [10, 9, 8, 1]) is not None
+    assert suggest_rate([1e-3, 1e-2], [1, math.nan]) is None
+    assert suggest_rate([1e-3, 1e-2], [1, 2]) is None
+    assert has_diverged([1, 0.5, 2.1], 4) and not has_diverged([1, 0.5, 1.9], 4)
+    assert has_diverged([1, math.inf], 4)
+    picture = LearningRates([1e-3, 1e-2, 1e-1], [3, 2, 3], [3, 2, 3]).to_svg()
+    assert picture.startswith("<svg") and "1.00e-03" in picture
+
+
+class Rising(TinyModel):
+    """Its loss is 1, and is not finite from the eighth step on."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = super().training_step(batch, ctx)
+        assert output.loss is not None
+        loss = 1 + 0 * output.loss
+        return fg.Output(jax.numpy.where(ctx.step >= 7, jax.numpy.inf, loss))
+
+
+def test_3s19_the_search_ends_where_the_loss_diverges_and_changes_nothing(tmp_path: Path) -> None:
+    # Plugins that only watch stay away, with the evaluator that one of them would need.
+    plugins = [GradientClip(max_norm=1.0), EarlyStopping("train/loss", patience=9)]
+    engine = tiny_engine(*plugins, run_dir=tmp_path / "run")
+    data = tiny_data()
+    make: Any = Rising
+    model = make(key=jax.random.key(0))
+    before = jax.tree.map(np.asarray, model.linear)
+    rates = find_learning_rate(engine, model, data, optax.adam, low=1e-4, high=1.0, steps=20)
+    assert rates.losses == [1.0] * 7
+    np.testing.assert_allclose(rates.smoothed, [1.0] * 7)
+    assert rates.rates == list_rates(1e-4, 1.0, 20)[:7]
+    assert rates.suggestion is None
+    assert_same_bits(jax.tree.map(np.asarray, model.linear), before)
+    assert not (tmp_path / "run").exists()
+    # A fit after it is the fit without it.
+    result = tiny_engine().fit(TinyModel, data)
+    assert_same_bits(result.module.linear, tiny_engine().fit(TinyModel, tiny_data()).module.linear)
+
+
+@pytest.mark.full
+def test_a_rate_is_suggested_for_a_model_that_learns() -> None:
+    rates = find_learning_rate(
+        tiny_engine(), TinyModel, tiny_data(), optax.sgd, low=1e-3, high=100.0, steps=100
+    )
+    assert rates.suggestion is not None and 5e-3 < rates.suggestion < 20
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"search": "power", "start": 2}, 64),
+        ({"search": "power", "start": 500}, 62),
+        ({"search": "power", "start": 3}, 96),
+        ({"search": "bisect", "start": 2}, 100),
+        ({"search": "bisect", "start": 2, "margin": 0.05}, 95),
+        ({"search": "power", "start": 2, "max_size": 64}, 64),
+        ({"search": "bisect", "start": 2, "max_size": 70}, 70),
+    ],
+)
+def test_3s20_sizes(options: dict[str, Any], size: int) -> None:
+    assert find_largest(lambda size: size <= 100, **options) == size
+    assert find_largest(lambda size: False, search="power", start=8) == 0
+
+
+def test_3s20_the_size_follows_from_memory_and_fits() -> None:
+    engine = tiny_engine(GradientClip(max_norm=1.0))
+    sizes = find_batch_size(
+        engine, TinyModel, tiny_data(), limit=40_000, fraction=1.0, start=16, search="bisect"
+    )
+    assert sizes.num_bytes[sizes.suggestion] <= 40_000
+    assert sizes.suggestion > 64
+    assert sizes.num_bytes[32] > sizes.num_bytes[16]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: list_rates(1.0, 0.1, 5), "low is 1.0"),
+        (lambda: list_rates(0.1, 1.0, 0), "steps"),
+        (lambda: find_batch_size(tiny_engine(), TinyModel, tiny_data()), "give limit="),
+        (
+            lambda: find_batch_size(tiny_engine(), TinyModel, tiny_data(), limit=9, fraction=0),
+            "fraction is 0",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
