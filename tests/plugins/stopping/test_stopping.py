@@ -147,6 +147,21 @@ def test_the_best_weights_come_back() -> None:
     assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
 
 
+def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell() -> None:
+    class Scored(Counter):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            score = fg.metrics.Accuracy.from_logits(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32))
+            output = super().training_step(batch, ctx)
+            return output.replace(metrics={"score": score})
+
+    stopping = EarlyStopping("train/score", patience=1)
+    engine = fg.Engine(steps=4, log_every=1, autoload=False, plugins=[stopping])
+    engine.fit(Scored, losses(1, 1, 1, 1))
+    assert stopping.mode == "max"
+    with pytest.raises(FulguriteError, match="Neither its name nor its class tells"):
+        fit(EarlyStopping("test/score"), Evaluator("test", every=1, fn=lambda state, step: {}))
+
+
 def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
     engine = fg.Engine(
         steps=6, log_every=1, autoload=False, plugins=[EarlyStopping("train/loss", patience=1)]
@@ -161,7 +176,6 @@ def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
     [
         (lambda: EarlyStopping("loss"), "SOURCE/NAME"),
         (lambda: EarlyStopping("test/loss", patience=0), "patience is 0"),
-        (lambda: EarlyStopping("test/score"), "a larger or a smaller"),
         (lambda: EarlyStopping("test/loss", min_delta=-1.0), "min_delta"),
         (lambda: EarlyStopping("train/loss", every=2), "leave every out"),
         (lambda: EarlyStopping("test/loss", every=fg.EverySeconds(1)), "not seconds"),

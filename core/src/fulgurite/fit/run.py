@@ -79,6 +79,8 @@ class EngineView(Protocol):
 
     def apply_module_view(self, state: TrainState, name: str) -> TrainState: ...
 
+    def get_metric_types(self, state: TrainState, source: str = ...) -> dict[str, type]: ...
+
 
 class LoggedRun(Protocol):
     """What a logger is told when it opens: a `Run`, or the evaluation of a run's checkpoints by

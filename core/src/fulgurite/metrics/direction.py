@@ -56,12 +56,21 @@ def resolve_mode(monitor: str, mode: Mode | None, where: str) -> Mode:
         if mode not in get_args(Mode):
             raise ConfigurationError(f"{where}: mode is {mode!r}; choose 'max' or 'min'")
         return mode
-    words = set(re.split(r"[^a-z0-9]+", monitor.rpartition("/")[2].lower()))
-    is_lower = bool(words & _LOWER_IS_BETTER)
-    is_higher = bool(words & _HIGHER_IS_BETTER)
-    if is_lower == is_higher:
+    mode_by_name = find_mode(monitor)
+    if mode_by_name is None:
         raise ConfigurationError(
             f"{where}: is a larger or a smaller {monitor!r} better? Its name does not tell: give "
             "mode='max' or mode='min'"
         )
+    return mode_by_name
+
+
+def find_mode(monitor: str) -> Mode | None:
+    """Return whether the smallest or the largest value of a metric is the best, as its name
+    `SOURCE/NAME` tells; None if it does not."""
+    words = set(re.split(r"[^a-z0-9]+", monitor.rpartition("/")[2].lower()))
+    is_lower = bool(words & _LOWER_IS_BETTER)
+    is_higher = bool(words & _HIGHER_IS_BETTER)
+    if is_lower == is_higher:
+        return None
     return "min" if is_lower else "max"

@@ -9,7 +9,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
-from fulgurite.metrics.direction import Mode, resolve_mode
+from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
 from fulgurite.tree.specs import copy_arrays
 from fulgurite.triggers import as_trigger, is_exact
 
@@ -52,7 +52,7 @@ class EarlyStopping:
         patience: the number of checks without an improvement after which training ends.
         min_delta: a change counts as an improvement if it is larger than this.
         mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
-            the metric's name.
+            the metric's name, or else its class.
         better: `better(value, best)` says whether a value is an improvement, instead of `mode` and
             `min_delta`.
         threshold: training ends as soon as a value is better than this.
@@ -99,9 +99,10 @@ class EarlyStopping:
             raise ConfigurationError(
                 f"EarlyStopping: min_delta is {self.min_delta!r}; it must not be negative"
             )
-        if self.better is None or self.mode is not None:
-            mode = resolve_mode(self.monitor, self.mode, "EarlyStopping")
-            object.__setattr__(self, "mode", mode)
+        if self.mode is not None:
+            resolve_mode(self.monitor, self.mode, "EarlyStopping")
+        elif self.better is None:
+            object.__setattr__(self, "mode", find_mode(self.monitor))
         self._check_better()
         if self.every is None:
             return
@@ -161,6 +162,8 @@ class EarlyStopping:
         """Forget what another fit has seen."""
         if not run.is_resumed:
             self._set_progress(_Progress())
+        if self.mode is None and self.better is None:
+            object.__setattr__(self, "mode", self._find_mode_of_class(run))
 
     @fg.hookimpl
     def get_host_state(self) -> dict[str, Any]:
@@ -249,6 +252,22 @@ class EarlyStopping:
     def _is_better(self, value: float, other: float, margin: float = 0.0) -> bool:
         difference = other - value if self.mode == "min" else value - other
         return difference > margin
+
+    def _find_mode_of_class(self, run: fg.Run) -> Mode:
+        """Return the mode that the class of the metric tells."""
+        source, _, name = self.monitor.partition("/")
+        types = {}
+        if source == "train" or source in run.engine.evaluators:
+            types = run.engine.get_metric_types(run.state, source)
+        # A metric of several numbers has one class for all of them.
+        metric_type = types.get(name) or types.get(name.rpartition("/")[0])
+        is_higher_better = getattr(metric_type, "higher_is_better", None)
+        if is_higher_better is None:
+            raise ConfigurationError(
+                f"EarlyStopping: is a larger or a smaller {self.monitor!r} better? Neither its "
+                "name nor its class tells: give mode='max' or mode='min'"
+            )
+        return "max" if is_higher_better else "min"
 
     def _find_limit_passed(self, value: float) -> str | None:
         if self.threshold is not None and self._is_better(value, self.threshold):
