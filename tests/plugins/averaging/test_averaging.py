@@ -77,6 +77,7 @@ def test_3s9_half_lives() -> None:
     assert EMA(half_life=10, every=10).decay_per_update == 0.5
 
 
+@pytest.mark.full
 def test_3s11_stochastic_weight_averaging() -> None:
     model = Scalar(jnp.ones(()), jnp.int32(7), rate=0.1, is_square=True)
     result = fit(
@@ -170,7 +171,7 @@ def make_data() -> fg.ArrayData:
     return fg.ArrayData({"x": x, "y": x[:, :1]}, 8, shuffle=True)
 
 
-@pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.slow)])
 def test_3s13_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     def make(key: Any) -> Any:
         return eqx.nn.make_with_state(Normalized)(mode, key=key)

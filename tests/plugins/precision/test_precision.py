@@ -167,7 +167,13 @@ def make_batches() -> list[dict[str, np.ndarray]]:
     ] * 4
 
 
-@pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("ema", marks=pytest.mark.full),
+        pytest.param("batch", marks=pytest.mark.slow),
+    ],
+)
 def test_3s17_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
     class Texts:
         """Keeps the programs."""

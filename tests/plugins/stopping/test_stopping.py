@@ -244,6 +244,7 @@ def spiking(action: Any, *plugins: Any, **settings: Any) -> fg.FitResult:
     return engine.fit(Counter, losses(1, 1, 1, 1, 9, 1, 1, 1))
 
 
+@pytest.mark.full
 def test_a_spike_is_told() -> None:
     result = spiking("warn")
     assert result.messages == ["train/loss rose to 9 at step 5; the median before it was 1"]
@@ -259,6 +260,7 @@ def test_the_update_of_a_spike_is_left_out() -> None:
         spiking("skip")
 
 
+@pytest.mark.full
 def test_a_spike_ends_training() -> None:
     result = spiking("stop")
     assert (int(result.state.step), result.stop_reason) == (

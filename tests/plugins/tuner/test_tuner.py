@@ -15,6 +15,7 @@ from fulgurite_stopping import EarlyStopping
 from fulgurite_testing import TinyModel, assert_same_bits, tiny_data, tiny_engine
 from fulgurite_tuner import find_batch_size, find_learning_rate
 from fulgurite_tuner.batch_size import find_largest
+from fulgurite_tuner.command import main
 from fulgurite_tuner.learning_rate import (
     LearningRates,
     has_diverged,
@@ -52,6 +53,7 @@ class Rising(TinyModel):
         return fg.Output(jax.numpy.where(ctx.step >= 7, jax.numpy.inf, loss))
 
 
+@pytest.mark.full
 def test_3s19_the_search_ends_where_the_loss_diverges_and_changes_nothing(tmp_path: Path) -> None:
     # Plugins that only watch stay away, with the evaluator that one of them would need.
     plugins = [GradientClip(max_norm=1.0), EarlyStopping("train/loss", patience=9)]
@@ -72,7 +74,7 @@ def test_3s19_the_search_ends_where_the_loss_diverges_and_changes_nothing(tmp_pa
     assert_same_bits(result.module.linear, tiny_engine().fit(TinyModel, tiny_data()).module.linear)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_rate_is_suggested_for_a_model_that_learns() -> None:
     rates = find_learning_rate(
         tiny_engine(), TinyModel, tiny_data(), optax.sgd, low=1e-3, high=100.0, steps=100
@@ -97,6 +99,7 @@ def test_3s20_sizes(options: dict[str, Any], size: int) -> None:
     assert find_largest(lambda size: False, search="power", start=8) == 0
 
 
+@pytest.mark.full
 def test_3s20_the_size_follows_from_memory_and_fits() -> None:
     engine = tiny_engine(GradientClip(max_norm=1.0))
     sizes = find_batch_size(
@@ -122,3 +125,37 @@ def test_3s20_the_size_follows_from_memory_and_fits() -> None:
 def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+PROGRAM = """
+import fulgurite as fg
+from fulgurite_cli import Experiment
+from fulgurite_testing import TinyModel, tiny_data
+
+
+def experiment(steps: int = 8) -> Experiment:
+    return Experiment(fg.Engine(steps=steps, autoload=False), TinyModel, tiny_data)
+"""
+
+
+@pytest.mark.full
+def test_the_command_prints_what_it_suggests(tmp_path: Path, capsys: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    drawing = tmp_path / "rates.svg"
+    options = ["--low", "1e-3", "--high", "100", "--optimizer", "sgd", "--svg", str(drawing)]
+    assert main(["lr", str(program), "steps=4", *options]) == 0
+    assert 1e-3 < float(capsys.readouterr().out) < 100
+    assert drawing.read_text().startswith("<svg")
+    assert main(["batch", str(program), "--limit", "40000"]) == 0
+    assert int(capsys.readouterr().out) >= 64
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    assert main(["lr", str(program), "--optimizer", "chain"]) == 2
+    assert "'chain', which is no optimizer of optax" in capsys.readouterr().err
+    assert main(["lr", str(program), "width=3"]) == 2
+    assert main(["batch", str(program)]) == 2
+    assert "give limit=" in capsys.readouterr().err
