@@ -224,12 +224,12 @@ def test_a_stop_makes_this_step_the_end(steps_per_execution: int) -> None:
     assert result.history.steps("train/weight").tolist() == [5]
 
 
-def test_the_first_stop_gives_the_reason() -> None:
+def test_every_stop_gives_its_reason() -> None:
     stops = [
         Act(2, lambda run, why=why: fg.StopTraining(why), "decide", why)
         for why in ("first", "second")
     ]
-    assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stop_reason == "first"
+    assert engine(*stops, steps=9).fit(Counting(), numbers([0])).stop_reason == "first; second"
 
 
 @pytest.mark.parametrize("reason", ["", None, 3])
@@ -552,3 +552,32 @@ def test_each_fit_has_its_own_timings() -> None:
     second = both.fit(data=numbers([0]), state=first.state, steps=2)
     assert (first.timings.calls["act.act"], second.timings.calls["act.act"]) == (2, 1)
     assert second.timings.calls["compile"] == 0
+
+
+def test_an_action_runs_with_another_one() -> None:
+    """With the log, and with an action of another plugin; the name of none is an error."""
+    steps: list[tuple[str, int]] = []
+
+    class Follower:
+        def __init__(self, leader: str) -> None:
+            self.leader = leader
+
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            def note(run: fg.Run) -> None:
+                steps.append((self.leader, run.step))
+
+            return [fg.ScheduledAction("note", self.leader, note)]
+
+    class Leader:
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("lead", fg.At(3), lambda run: None)]
+
+    for leader, plugins in (("log", []), ("leader.lead", [Leader()])):
+        engine(Follower(leader), *plugins, steps=4, log_every=2).fit(Counting, numbers([0]))
+    assert steps == [("log", 2), ("log", 4), ("leader.lead", 3)]
+    with pytest.raises(ConfigurationError, match="'follower.note' runs with the action 'leader.l"):
+        engine(Follower("leader.leed"), Leader(), steps=1)
+    with pytest.raises(ConfigurationError, match="which only an engine knows"):
+        fg.Schedule([fg.ScheduledAction("note", "log", print)])
