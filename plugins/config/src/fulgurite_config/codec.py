@@ -1,0 +1,262 @@
+"""Configurations as JSON. Reading imports nothing."""
+
+import json
+import math
+from pathlib import PurePath, PurePosixPath
+from typing import Any
+
+from fulgurite_config.errors import ConfigError
+from fulgurite_config.expressions import (
+    APPLY,
+    OPERATORS,
+    Expression,
+    Lazy,
+    Reference,
+    format_path,
+    get_expression,
+    get_reference,
+)
+from fulgurite_config.names import Name, get_name
+from fulgurite_config.nodes import Node, Required, State, get_state, is_constant, iter_children
+
+MAX_CHARACTERS = 4_000_000
+MAX_DEPTH = 100
+Path = tuple[str | int, ...]
+
+
+def to_json(config: Any, indent: int | None = 1) -> str:
+    """Return a configuration as JSON. Equal configurations give equal text in every process.
+
+    References stay references, and a node that is used twice is written once.
+
+    Args:
+        config: a node, or a value that a node may hold.
+        indent: spaces of each level; None for all in one line.
+
+    Raises:
+        ConfigError: a reference leads out of the configuration, or nodes form a cycle.
+    """
+    return json.dumps(to_plain(config), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def to_plain(config: Any) -> Any:
+    """Return a configuration as `to_json` writes it, as dictionaries, lists and constants."""
+    return _Encoder(config).encode(config, ())
+
+
+class _Encoder:
+    def __init__(self, config: Any) -> None:
+        self._paths: dict[int, Path] = {}
+        self._counts: dict[int, int] = {}
+        self._ids: dict[int, int] = {}
+        self._collect(config, (), ())
+
+    def _collect(self, value: Any, path: Path, above: tuple[int, ...]) -> None:
+        """Find the first path of each node and how often it is used; refuse cycles."""
+        if id(value) in above:
+            raise ConfigError(f"{format_path(path)} contains itself: use a reference, cfg.ref...")
+        if isinstance(value, Node):
+            self._counts[id(value)] = self._counts.get(id(value), 0) + 1
+            if self._counts[id(value)] > 1:
+                return
+            self._paths[id(value)] = path
+        if isinstance(value, Expression):
+            for operand in get_expression(value)[1]:
+                self._collect(operand, path, above)
+            return
+        if len(above) > MAX_DEPTH:
+            raise ConfigError(f"{format_path(path)} is nested deeper than {MAX_DEPTH} levels")
+        for key, child in iter_children(value):
+            self._collect(child, (*path, key), (*above, id(value)))
+
+    def encode(self, value: Any, path: Path) -> Any:
+        if isinstance(value, Node):
+            return self._encode_node(value, path)
+        if isinstance(value, Lazy):
+            return self._encode_lazy(value, path)
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"$float": str(value)}
+        if is_constant(value):
+            return value
+        if isinstance(value, Required):
+            return {"$required": value.description}
+        if isinstance(value, PurePath):
+            return {"$path": value.as_posix()}
+        if isinstance(value, list):
+            return [self.encode(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"$tuple": self.encode(list(value), path)}
+        if isinstance(value, dict):
+            return self._encode_dict(value, path)
+        return {"$name": get_name(value)}
+
+    def _encode_dict(self, value: dict[Any, Any], path: Path) -> Any:
+        pairs = [[key, self.encode(item, (*path, key))] for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return dict(pairs)
+        return {"$dict": [[self.encode(key, path), item] for key, item in pairs]}
+
+    def _encode_node(self, node: Node, path: Path) -> Any:
+        if id(node) in self._ids:
+            return {"$same": self._ids[id(node)]}
+        state = get_state(node)
+        form: dict[str, Any] = {}
+        if state.target is None:
+            form["$section"] = None
+        else:
+            form["$partial" if state.is_partial else "$call"] = get_name(state.target)
+        if self._counts[id(node)] > 1:
+            self._ids[id(node)] = len(self._ids)
+            form["$id"] = self._ids[id(node)]
+        if state.positional:
+            form["$args"] = self.encode(state.positional, path)
+        values = {name: self.encode(value, (*path, name)) for name, value in state.keywords.items()}
+        if any(name.startswith("$") for name in values):
+            raise ConfigError(f"{format_path(path)} has a name that begins with $")
+        if state.aux is not None and get_state(state.aux).keywords:
+            form["$aux"] = self.encode(state.aux, (*path, "aux"))
+        return form | values
+
+    def _encode_lazy(self, value: Any, path: Path) -> Any:
+        if isinstance(value, Expression):
+            symbol, operands = get_expression(value)
+            return {"$op": symbol, "of": [self.encode(operand, path) for operand in operands]}
+        root, keys = get_reference(value)
+        if id(root) not in self._paths:
+            raise ConfigError(
+                f"{format_path(path)} refers to {value!r} of another configuration: make that one "
+                "a part of this one, or copy the whole"
+            )
+        form: dict[str, Any] = {"$ref": list(keys)}
+        if self._paths[id(root)]:
+            form["from"] = list(self._paths[id(root)])
+        return form
+
+
+def from_json(text: str) -> Any:
+    """Return the configuration that `to_json` wrote. Nothing is imported.
+
+    Raises:
+        ConfigError: the text is no configuration, or too long or too deep for one.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"a configuration has at most {MAX_CHARACTERS:_} characters of JSON")
+    try:
+        form = json.loads(text, object_pairs_hook=_check_keys)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"this is no configuration: {error}") from None
+    return from_plain(form)
+
+
+def from_plain(form: Any) -> Any:
+    """Return the configuration of a form that `to_plain` made."""
+    decoder = _Decoder()
+    config = decoder.decode(form, (), 0)
+    decoder.connect(config)
+    return config
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    form = dict(pairs)
+    if len(form) < len(pairs):
+        raise ConfigError("this is no configuration: a name occurs twice in it")
+    return form
+
+
+class _Decoder:
+    def __init__(self) -> None:
+        self._nodes: dict[Any, Node] = {}
+        self._roots: list[tuple[Reference, Path]] = []
+
+    def connect(self, config: Any) -> None:
+        """Let the references start from the nodes that they name."""
+        for reference, path in self._roots:
+            current = config
+            for key in path:
+                children = dict(iter_children(current))
+                current = children.get(key)
+            if not isinstance(current, Node):
+                raise ConfigError(
+                    f"a reference starts from {format_path(path)!r}: no node is there"
+                )
+            reference._config_root = current
+
+    def decode(self, form: Any, path: Path, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{format_path(path)[:80]} is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(form, list):
+            return [self.decode(item, (*path, i), depth + 1) for i, item in enumerate(form)]
+        if not isinstance(form, dict):
+            return form
+        kind = next((key for key in form if key.startswith("$")), None)
+        if kind is None:
+            return {key: self.decode(form[key], (*path, key), depth + 1) for key in form}
+        if kind in ("$section", "$call", "$partial"):
+            return self._decode_node(kind, form, path, depth)
+        try:
+            return self._decode_special(kind, form, path, depth)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{format_path(path)} has a {kind} that cannot be read") from error
+
+    def _decode_special(self, kind: str, form: dict[str, Any], path: Path, depth: int) -> Any:
+        value = form[kind]
+        match kind:
+            case "$same":
+                return self._nodes[value]
+            case "$float":
+                return float(value)
+            case "$required":
+                return Required(str(value))
+            case "$path":
+                return PurePosixPath(value)
+            case "$name":
+                return Name(value)
+            case "$tuple":
+                return tuple(self.decode(value, path, depth + 1))
+            case "$dict":
+                return {
+                    self.decode(key, path, depth + 1): self.decode(item, (*path, key), depth + 1)
+                    for key, item in value
+                }
+            case "$ref":
+                return self._decode_reference(form, path)
+            case "$op":
+                operands = [self.decode(operand, path, depth + 1) for operand in form["of"]]
+                return _make_expression(value, operands, path)
+        raise ConfigError(f"{format_path(path)} has the unknown key {kind!r}")
+
+    def _decode_reference(self, form: dict[str, Any], path: Path) -> Reference:
+        keys = tuple(form["$ref"])
+        if not all(isinstance(key, str | int) for key in keys):
+            raise ConfigError(f"{format_path(path)} has a reference that is no path")
+        reference = Reference(None, keys)
+        self._roots.append((reference, tuple(form.get("from", ()))))
+        return reference
+
+    def _decode_node(self, kind: str, form: dict[str, Any], path: Path, depth: int) -> Node:
+        target = None if kind == "$section" else Name(str(form[kind]))
+        state = State(target, is_partial=kind == "$partial", source="JSON")
+        node = Node(state)
+        if "$id" in form:
+            self._nodes[form["$id"]] = node
+        positional = self.decode(form.get("$args", []), path, depth + 1)
+        aux = self.decode(form["$aux"], (*path, "aux"), depth + 1) if "$aux" in form else None
+        if not isinstance(positional, list) or not isinstance(aux, Node | None):
+            raise ConfigError(f"{format_path(path)} has arguments that cannot be read")
+        state.positional = positional
+        state.aux = aux
+        for name, value in form.items():
+            if not name.startswith("$"):
+                state.keywords[name] = self.decode(value, (*path, name), depth + 1)
+                state.sources[name] = "JSON"
+        return node
+
+
+def _make_expression(symbol: str, operands: list[Any], path: Path) -> Expression:
+    is_function = symbol == APPLY and operands and isinstance(operands[0], Name)
+    is_operation = symbol in OPERATORS and len(operands) == (1 if symbol in ("~", "neg") else 2)
+    if not is_function and not is_operation:
+        raise ConfigError(f"{format_path(path)} has an operation {symbol!r} that does not exist")
+    return Expression(symbol, *operands)

@@ -1,0 +1,261 @@
+"""Copying, merging and comparing configurations."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from fulgurite_config.codec import to_plain
+from fulgurite_config.errors import ConfigError
+from fulgurite_config.expressions import (
+    Evaluation,
+    Expression,
+    Lazy,
+    Reference,
+    format_path,
+    get_expression,
+    get_reference,
+)
+from fulgurite_config.nodes import (
+    OPERATIONS,
+    Node,
+    State,
+    find_line,
+    get_state,
+    iter_children,
+    set_value,
+)
+
+T = TypeVar("T")
+
+
+def copy(config: T) -> T:
+    """Return a copy that shares nothing with the original. References lead into the copy, and a
+    node that is used at several places is one node in the copy too."""
+    # Nodes first: a reference may start from a node that comes after it.
+    memo: dict[int, Node] = {}
+    _make_nodes(config, memo)
+    for node in _iter_nodes(config, set()):
+        _fill_node(node, memo)
+    return _copy(config, memo)
+
+
+def _iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
+    if isinstance(value, Node):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
+        yield value
+    for _, child in iter_children(value):
+        yield from _iter_nodes(child, visited)
+
+
+def _make_nodes(value: Any, nodes: dict[int, Node]) -> None:
+    """Make an empty node for each node below a value, by the identity of that node."""
+    if isinstance(value, Node):
+        if id(value) in nodes:
+            return
+        state = get_state(value)
+        nodes[id(value)] = Node(State(state.target, is_partial=state.is_partial))
+    for _, child in iter_children(value):
+        _make_nodes(child, nodes)
+
+
+def _fill_node(node: Node, memo: dict[int, Node]) -> None:
+    state = get_state(node)
+    copied = get_state(memo[id(node)])
+    copied.positional = [_copy(item, memo) for item in state.positional]
+    copied.keywords = {name: _copy(item, memo) for name, item in state.keywords.items()}
+    copied.sources = dict(state.sources)
+    copied.source = state.source
+    copied.aux = None if state.aux is None else memo.get(id(state.aux))
+
+
+def _copy(value: Any, memo: dict[int, Node]) -> Any:
+    if isinstance(value, Node):
+        return memo[id(value)]
+    if isinstance(value, Reference):
+        root, path = get_reference(value)
+        return Reference(memo.get(id(root), root), path)
+    if isinstance(value, Expression):
+        symbol, operands = get_expression(value)
+        return Expression(symbol, *(_copy(operand, memo) for operand in operands))
+    if isinstance(value, list | tuple):
+        return type(value)(_copy(item, memo) for item in value)
+    if isinstance(value, dict):
+        return {key: _copy(item, memo) for key, item in value.items()}
+    return value
+
+
+def copy_one_way(config: T) -> T:
+    """Return a copy that follows the original: what is later changed there changes here too, until
+    it is set here. What is set here, and what is added there, changes nothing on the other side."""
+    return _follow(config, config, (), {})
+
+
+def _follow(value: Any, root: Any, path: tuple[Any, ...], memo: dict[int, Any]) -> Any:
+    if not isinstance(value, Node):
+        return Reference(root, path)
+    if id(value) not in memo:
+        state = get_state(value)
+        followed = State(state.target, is_partial=state.is_partial, source=find_line())
+        memo[id(value)] = Node(followed)
+        followed.sources = dict(state.sources)
+        followed.positional = [
+            _follow(item, root, (*path, index), memo) for index, item in enumerate(state.positional)
+        ]
+        followed.keywords = {
+            name: _follow(item, root, (*path, name), memo) for name, item in state.keywords.items()
+        }
+        if state.aux is not None:
+            followed.aux = _follow(state.aux, root, (*path, "aux"), memo)
+    return memo[id(value)]
+
+
+def merge(config: Any, other: Any) -> None:
+    """Set every value of another configuration in this one.
+
+    Sections, and calls of the same target, are merged value by value; all else is replaced.
+
+    Args:
+        config: what is changed.
+        other: what wins. It is copied, and its references lead into `config`.
+    """
+    _merge(config, copy(other), {}, find_line())
+
+
+def _merge(config: Node, other: Node, roots: dict[int, Node], source: str) -> None:
+    roots[id(other)] = config
+    for name, value in get_state(other).keywords.items():
+        current = get_state(config).keywords.get(name)
+        if isinstance(current, Node) and isinstance(value, Node) and _has_same_call(current, value):
+            _merge(current, value, roots, source)
+        else:
+            set_value(config, name, _redirect(value, roots), source)
+    for index, value in enumerate(get_state(other).positional):
+        set_value(config, index, _redirect(value, roots), source)
+    aux = get_state(other).aux
+    if aux is not None:
+        _merge(config.aux, aux, roots, source)
+
+
+def _has_same_call(first: Node, second: Node) -> bool:
+    states = get_state(first), get_state(second)
+    return states[0].target == states[1].target and states[0].is_partial == states[1].is_partial
+
+
+def _redirect(value: Any, roots: dict[int, Node]) -> Any:
+    """Let references below a value start from the nodes that took the place of theirs."""
+    if isinstance(value, Reference):
+        root, path = get_reference(value)
+        return Reference(roots.get(id(root), root), path)
+    if isinstance(value, Node):
+        state = get_state(value)
+        state.positional = [_redirect(item, roots) for item in state.positional]
+        state.keywords = {name: _redirect(item, roots) for name, item in state.keywords.items()}
+        return value
+    if isinstance(value, Expression):
+        symbol, operands = get_expression(value)
+        return Expression(symbol, *(_redirect(operand, roots) for operand in operands))
+    if isinstance(value, list | tuple):
+        return type(value)(_redirect(item, roots) for item in value)
+    return value
+
+
+def is_equal(first: Any, second: Any) -> bool:
+    """Return whether two configurations have the same calls, values, references and sharing.
+
+    `1`, `1.0` and `True` differ.
+
+    Args:
+        first: a configuration.
+        second: another.
+    """
+    try:
+        return json.dumps(to_plain(first)) == json.dumps(to_plain(second))
+    except ConfigError:  # references that lead out of it are equal only to themselves
+        return first is second
+
+
+def diff(first: Any, second: Any) -> dict[str, tuple[str | None, str | None]]:
+    """Return what differs between two configurations, by path.
+
+    Args:
+        first: a configuration.
+        second: another.
+
+    Returns:
+        For each path the two values as text; None where there is none.
+    """
+    old = dict(_flatten(to_plain(first), ()))
+    new = dict(_flatten(to_plain(second), ()))
+    paths = dict.fromkeys([*old, *new])
+    return {
+        path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
+    }
+
+
+def _flatten(form: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    kind = next((key for key in form if key.startswith("$")), "") if isinstance(form, dict) else ""
+    if kind in ("$call", "$partial"):
+        yield (
+            format_path(path) or "(root)",
+            f"{form[kind]}{'' if kind == '$call' else ' (partial)'}",
+        )
+    if isinstance(form, dict) and kind in ("", "$section", "$call", "$partial"):
+        for key, value in form.items():
+            if key == "$aux":
+                yield from _flatten(value, (*path, "aux"))
+            elif key == "$args":
+                yield from _flatten(value, path)
+            elif not key.startswith("$"):
+                yield from _flatten(value, (*path, key))
+    elif isinstance(form, list) and form:
+        for index, value in enumerate(form):
+            yield from _flatten(value, (*path, index))
+    else:
+        yield format_path(path), _format_leaf(form)
+
+
+def _format_leaf(form: Any) -> str:
+    if isinstance(form, dict) and "$ref" in form:
+        return f"cfg.ref.{format_path((*form.get('from', ()), *form['$ref']))}"
+    return json.dumps(form, ensure_ascii=False)
+
+
+def iter_values(config: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield path, value and source of each leaf: what `--print` shows.
+
+    References are shown with what they stand for now.
+    """
+    yield from _iter_values(config, (), set())
+
+
+def _iter_values(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterator[Any]:
+    visited.add(id(node))
+    for key, child in iter_children(node):
+        source = get_state(node).sources.get(key, "")
+        place = (*path, key)
+        if isinstance(child, Node) and id(child) not in visited:
+            yield from _iter_values(child, place, visited)
+        elif isinstance(child, list | dict) and child:
+            yield from _iter_items(child, place, visited, source)
+        else:
+            yield format_path(place), child, source
+
+
+def _iter_items(items: Any, path: tuple[Any, ...], visited: set[int], source: str) -> Iterator[Any]:
+    for key, item in iter_children(items):
+        place = (*path, key)
+        if isinstance(item, Node) and id(item) not in visited:
+            yield from _iter_values(item, place, visited)
+        else:
+            yield format_path(place), item, source
+
+
+def compute(value: Any) -> Any:
+    """Return what a reference or an expression stands for, and any other value as it is."""
+    return Evaluation().compute(value) if isinstance(value, Lazy) else value
+
+
+OPERATIONS["is_equal"] = is_equal
+OPERATIONS["copy"] = copy

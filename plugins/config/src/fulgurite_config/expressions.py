@@ -1,0 +1,301 @@
+"""References to values of a configuration, and expressions over them."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from fulgurite_config.errors import ConfigError
+from fulgurite_config.names import Name, get_name, load
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
+    **{"//": operator.floordiv, "%": operator.mod, "**": operator.pow},
+    **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
+    **{"==": operator.eq, "!=": operator.ne, "&": operator.and_, "|": operator.or_},
+    **{"~": operator.not_, "neg": operator.neg},
+}
+APPLY = "apply"
+MAX_LENGTH = 10_000
+MAX_BITS = 4_096
+
+
+class Lazy:
+    """A value that is computed when it is read: a reference or an expression.
+
+    Comparison makes an expression too, so instances are never equal to each other.
+    """
+
+    __slots__ = ()
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __bool__(self) -> NoReturn:
+        raise ConfigError(
+            f"{format_expression(self)} has no value while the configuration is written: combine "
+            "conditions with & and |, or read the value itself, without `.ref`"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(
+            f"{format_expression(self)} cannot be iterated over: use apply(function, reference)"
+        )
+
+    def __add__(self, other: Any) -> "Expression":
+        return Expression("+", self, other)
+
+    def __radd__(self, other: Any) -> "Expression":
+        return Expression("+", other, self)
+
+    def __sub__(self, other: Any) -> "Expression":
+        return Expression("-", self, other)
+
+    def __rsub__(self, other: Any) -> "Expression":
+        return Expression("-", other, self)
+
+    def __mul__(self, other: Any) -> "Expression":
+        return Expression("*", self, other)
+
+    def __rmul__(self, other: Any) -> "Expression":
+        return Expression("*", other, self)
+
+    def __truediv__(self, other: Any) -> "Expression":
+        return Expression("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> "Expression":
+        return Expression("/", other, self)
+
+    def __floordiv__(self, other: Any) -> "Expression":
+        return Expression("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> "Expression":
+        return Expression("//", other, self)
+
+    def __mod__(self, other: Any) -> "Expression":
+        return Expression("%", self, other)
+
+    def __rmod__(self, other: Any) -> "Expression":
+        return Expression("%", other, self)
+
+    def __pow__(self, other: Any) -> "Expression":
+        return Expression("**", self, other)
+
+    def __rpow__(self, other: Any) -> "Expression":
+        return Expression("**", other, self)
+
+    def __and__(self, other: Any) -> "Expression":
+        return Expression("&", self, other)
+
+    def __rand__(self, other: Any) -> "Expression":
+        return Expression("&", other, self)
+
+    def __or__(self, other: Any) -> "Expression":
+        return Expression("|", self, other)
+
+    def __ror__(self, other: Any) -> "Expression":
+        return Expression("|", other, self)
+
+    def __lt__(self, other: Any) -> "Expression":
+        return Expression("<", self, other)
+
+    def __le__(self, other: Any) -> "Expression":
+        return Expression("<=", self, other)
+
+    def __gt__(self, other: Any) -> "Expression":
+        return Expression(">", self, other)
+
+    def __ge__(self, other: Any) -> "Expression":
+        return Expression(">=", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return Expression("==", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return Expression("!=", self, other)
+
+    def __invert__(self) -> "Expression":
+        return Expression("~", self)
+
+    def __neg__(self) -> "Expression":
+        return Expression("neg", self)
+
+    def __repr__(self) -> str:
+        return format_expression(self)
+
+
+class Reference(Lazy):
+    """The value at a path below a node, as `cfg.ref.model.width`."""
+
+    __slots__ = ("_config_path", "_config_root")
+
+    def __init__(self, root: Any, path: tuple[str | int, ...] = ()) -> None:
+        self._config_root = root
+        self._config_path = path
+
+    def __getattr__(self, name: str) -> "Reference":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Reference(self._config_root, (*self._config_path, name))
+
+    def __getitem__(self, key: str | int) -> "Reference":
+        return Reference(self._config_root, (*self._config_path, key))
+
+
+class Expression(Lazy):
+    """An operator and its operands, or `apply` with a function and its arguments."""
+
+    __slots__ = ("_config_operands", "_config_operator")
+
+    def __init__(self, symbol: str, *operands: Any) -> None:
+        self._config_operator = symbol
+        self._config_operands = operands
+
+
+def apply(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the value of a function of references, computed when it is read.
+
+    `apply(str.join, "/", cfg.ref.parts)` joins what `cfg.parts` holds then.
+
+    Args:
+        function: a function of a module, or a name `module:function`.
+        arguments: its arguments; references among them are read first.
+    """
+    target = Name(function, is_trusted=True) if isinstance(function, str) else function
+    get_name(target)
+    return Expression(APPLY, target, *arguments)
+
+
+def get_reference(reference: Reference) -> tuple[Any, tuple[str | int, ...]]:
+    """Return the node that a reference starts from, and its path."""
+    return reference._config_root, reference._config_path
+
+
+def get_expression(expression: Expression) -> tuple[str, tuple[Any, ...]]:
+    """Return the operator of an expression and its operands."""
+    return expression._config_operator, expression._config_operands
+
+
+def format_path(path: Sequence[Any]) -> str:
+    """Return a path as `model.layers[0]['x']`."""
+    text = ""
+    for key in path:
+        if isinstance(key, str) and key.isidentifier():
+            text += f".{key}" if text else key
+        else:
+            text += f"[{key!r}]"
+    return text
+
+
+def format_expression(value: Any, root: str = "cfg") -> str:
+    """Return a reference or an expression as Python.
+
+    Args:
+        value: the expression, or a constant in one.
+        root: how the node that references start from is called.
+    """
+    if isinstance(value, Reference):
+        path = format_path(value._config_path)
+        return f"{root}.ref{path if path.startswith('[') or not path else f'.{path}'}"
+    if not isinstance(value, Expression):
+        return repr(value)
+    symbol, operands = get_expression(value)
+    texts = [format_expression(operand, root) for operand in operands[symbol == APPLY :]]
+    if symbol == APPLY:
+        return f"apply({get_name(operands[0])}, {', '.join(texts)})"
+    if len(texts) == 1:
+        return f"{'-' if symbol == 'neg' else symbol}({texts[0]})"
+    return f"({texts[0]} {symbol} {texts[1]})"
+
+
+class Evaluation:
+    """Reads values, and computes each reference once.
+
+    Args:
+        allow: what may be imported for functions named in a file.
+    """
+
+    def __init__(self, allow: Sequence[str] = ()) -> None:
+        self._allow = allow
+        self._values: dict[Any, Any] = {}
+        self._active: dict[Any, str] = {}
+
+    def compute(self, value: Any) -> Any:
+        """Return what a reference or an expression stands for, and any other value as it is."""
+        try:
+            return self._compute(value)
+        except RecursionError:
+            raise ConfigError("references are nested too deeply to be computed") from None
+
+    def _compute(self, value: Any) -> Any:
+        if isinstance(value, Reference):
+            return self._follow(value)
+        if isinstance(value, list | tuple) and any(isinstance(item, Lazy) for item in value):
+            return type(value)(self._compute(item) for item in value)
+        if not isinstance(value, Expression):
+            return value
+        symbol, operands = get_expression(value)
+        function = OPERATORS.get(symbol)
+        values = [self._compute(operand) for operand in operands[function is None :]]
+        if function is None:
+            target = operands[0]
+            function = load(target, self._allow) if isinstance(target, Name) else target
+        check_operands(symbol, values)
+        try:
+            result = function(*values)
+        except ConfigError:
+            raise
+        except Exception as error:
+            error.add_note(f"while {format_expression(value)} was computed")
+            raise
+        check_result(result)
+        return result
+
+    def _follow(self, reference: Reference) -> Any:
+        root, path = get_reference(reference)
+        key = (id(root), path)
+        if key in self._values:
+            return self._values[key]
+        if key in self._active:
+            cycle = " -> ".join([*self._active.values(), repr(reference)])
+            raise ConfigError(f"references form a cycle: {cycle}")
+        self._active[key] = repr(reference)
+        current: Any = root
+        for count, part in enumerate(path):
+            current = self._compute(_get_child(current, part, reference, path[:count]))
+        del self._active[key]
+        self._values[key] = current
+        return current
+
+
+def _get_child(value: Any, key: Any, reference: Reference, path: Sequence[Any]) -> Any:
+    try:
+        if hasattr(type(value), "__config_get__"):
+            return value.__config_get__(key)
+        if isinstance(value, dict | list | tuple):
+            return value[key]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{reference!r} leads nowhere: {error}") from error
+    raise ConfigError(
+        f"{reference!r} leads nowhere: {format_path(path)} is {value!r}, which has no {key!r}"
+    )
+
+
+def check_operands(symbol: str, values: Sequence[Any]) -> None:
+    """Raise a `ConfigError` if an operation would need much time or memory."""
+    if symbol == "*":
+        lengths = [len(value) for value in values if hasattr(value, "__len__")]
+        counts = [value for value in values if isinstance(value, int)]
+        if lengths and counts and lengths[0] * counts[0] > MAX_LENGTH:
+            raise ConfigError(f"a reference makes more than {MAX_LENGTH} items")
+    if symbol == "%" and isinstance(values[0], str):
+        raise ConfigError("% formats no text here: join texts with + or apply(str.join, ...)")
+    if symbol == "**" and all(isinstance(value, int) for value in values):
+        base, exponent = values
+        if base.bit_length() * abs(exponent) > MAX_BITS:
+            raise ConfigError(f"{base} ** {exponent} has more than {MAX_BITS} bits")
+
+
+def check_result(value: Any) -> None:
+    """Raise a `ConfigError` if a computed value is too large for a configuration."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ConfigError(f"a reference makes a number of more than {MAX_BITS} bits")
+    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_LENGTH:
+        raise ConfigError(f"a reference makes more than {MAX_LENGTH} items")

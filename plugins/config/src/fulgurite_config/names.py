@@ -1,0 +1,151 @@
+"""Public names of functions and classes, and how they are looked up again."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from fulgurite_config.errors import ConfigError
+
+SAFE = frozenset(
+    [f"builtins:{name}" for name in ("abs", "bool", "dict", "float", "int", "len", "list", "max")]
+    + [f"builtins:{name}" for name in ("min", "sorted", "str", "str.join", "sum", "tuple")]
+    + ["pathlib:Path", "pathlib:PurePath", "pathlib:PurePosixPath"]
+)
+"""What needs no permission, as it computes a value and does nothing else."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """The public name of a function or class that is not imported yet.
+
+    Example:
+        from fulgurite_config import L, resolve
+
+        config = L("fractions:Fraction", 1, 2)  # nothing is imported here
+        assert float(resolve(config)) == 0.5
+
+    Attributes:
+        text: `module:name`.
+        is_trusted: whether it was written in a program, not read from a file.
+    """
+
+    text: str
+    is_trusted: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the form of the name."""
+        module, colon, qualname = self.text.partition(":")
+        parts = [*module.split("."), *qualname.split(".")]
+        is_hidden = any(part.startswith("__") for part in parts)
+        if not colon or is_hidden or not all(part.isidentifier() for part in parts):
+            raise ConfigError(f"{self.text!r} is not a name: write 'package.module:name'")
+
+
+def get_name(value: Any) -> str:
+    """Return the shortest public name of a function, a class or a member of an Enum.
+
+    Raises:
+        ConfigError: it has none by which it could be found again, as a lambda.
+    """
+    if isinstance(value, Name):
+        return value.text
+    if isinstance(value, Enum):
+        return f"{get_name(type(value))}.{value.name}"
+    module, qualname = _get_definition(value)
+    shown = qualname or repr(value)
+    if qualname is None or module is None:
+        raise ConfigError(
+            f"{shown} of type {type(value).__name__} has no public name: use a function or class "
+            "of a module, or L(...) to make it later"
+        )
+    if "<lambda>" in qualname or "<locals>" in qualname:
+        raise ConfigError(f"{shown} is a lambda or local function: define it in its module")
+    parts = module.split(".")
+    prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    for prefix in prefixes:
+        is_private = any(part.startswith("_") for part in prefix.split("."))
+        if (prefix == module or not is_private) and _is_at(prefix, qualname, value):
+            return f"{_get_import_name(prefix)}:{qualname}"
+    raise ConfigError(
+        f"{module}.{qualname} is something else than this {type(value).__name__}: a bound method "
+        "or a replaced function has no name; define a function in a module"
+    )
+
+
+def _get_definition(value: Any) -> tuple[str | None, str | None]:
+    """Return the module and the qualified name that a value says of itself."""
+    if isinstance(value, partial):
+        return None, None
+    qualname = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    module = getattr(getattr(value, "__objclass__", value), "__module__", None)
+    is_text = isinstance(qualname, str) and isinstance(module, str)
+    return (module, qualname) if is_text else (None, None)
+
+
+def _is_at(module: str, qualname: str, value: Any) -> bool:
+    current: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        current = getattr(current, part, None)
+    # A class method is a new object each time it is read.
+    return current is value or (current is not None and _is_class_method(value, current))
+
+
+def _is_class_method(value: Any, other: Any) -> bool:
+    return isinstance(getattr(value, "__self__", None), type) and value == other
+
+
+def _get_import_name(module: str) -> str:
+    """Return the name by which another process imports a module, also for the main program."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    if spec is not None:
+        return spec.name
+    if file is None:
+        return module
+    return file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+
+
+def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
+    """Import what a name stands for, if that is allowed.
+
+    Args:
+        name: the name.
+        allow: packages and modules from which names read from files may be imported. What they
+            re-export from elsewhere is refused too.
+
+    Raises:
+        ConfigError: it is not allowed, or there is no such module or name.
+    """
+    module_name, _, qualname = name.text.partition(":")
+    is_free = name.is_trusted or name.text in SAFE
+    if not is_free:
+        _check_allowed(name, module_name, allow)
+    try:
+        current: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{name.text} cannot be imported: {error}") from error
+    for part in qualname.split("."):
+        if not hasattr(current, part):
+            raise ConfigError(f"{name.text} does not exist: {module_name} has no {part!r}")
+        current = getattr(current, part)
+        if isinstance(current, ModuleType):
+            raise ConfigError(f"{name.text} goes through the module {part!r}: name that module")
+    if not is_free:
+        _check_allowed(name, getattr(current, "__module__", None) or module_name, allow)
+    return current
+
+
+def _check_allowed(name: Name, module: str, allow: Sequence[str]) -> None:
+    if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
+        raise ConfigError(
+            f"{name.text} is not allowed: it is of {module}. If you trust it, add "
+            f"{module.partition('.')[0]!r} to allow=[{', '.join(map(repr, allow))}]"
+        )

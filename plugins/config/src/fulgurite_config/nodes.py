@@ -1,0 +1,362 @@
+"""Nodes: calls to make later, and sections of values."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.expressions import Evaluation, Lazy, Reference
+from fulgurite_config.names import Name, get_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FOLDER = os.path.dirname(__file__)
+EMPTY = inspect.Parameter.empty
+RESERVED = ("ref", "aux")
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""What a node does by functions of the modules above, which enter them here: `is_equal`, `copy`
+and `to_python`."""
+
+
+@dataclass(frozen=True)
+class Required:
+    """The place of a value that must be set before the configuration is resolved.
+
+    Example:
+        from fulgurite_config import L, Required
+
+        config = L(data=Required("the folder of the pictures"))
+
+    Attributes:
+        description: what belongs there.
+    """
+
+    description: str = ""
+
+
+REQUIRED: Any = Required()
+"""A value that must be set before the configuration is resolved."""
+
+
+@dataclass
+class State:
+    """What a node holds. It is kept out of the attributes, which are the arguments.
+
+    Attributes:
+        target: what is called, its name where it is not imported, or None in a section.
+        positional: arguments by position that have no name.
+        keywords: arguments by name, or the values of a section.
+        is_partial: whether the node resolves to a `functools.partial`.
+        aux: values that are not handed to the target.
+        sources: file and line, or override, that set each argument.
+        source: file and line that made the node.
+    """
+
+    target: Any
+    positional: list[Any] = field(default_factory=list)
+    keywords: dict[str, Any] = field(default_factory=dict)
+    is_partial: bool = False
+    aux: "Node | None" = None
+    sources: dict[str | int, str] = field(default_factory=dict)
+    source: str = ""
+
+
+class Node:
+    """A call to make later, or a section. Its attributes are the arguments; `L` makes it.
+
+    Example:
+        from fulgurite_config import L, resolve
+
+        config = L(width=4)
+        config.size = L(dict, rows=config.ref.width, columns=config.ref.width * 2)
+        config.width = 8
+        assert config.size.columns == 16
+        assert resolve(config.size) == {"rows": 8, "columns": 16}
+    """
+
+    __slots__ = ("_config_state",)
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    _config_state: State
+
+    def __init__(self, state: State) -> None:
+        object.__setattr__(self, "_config_state", state)
+
+    def __config_get__(self, key: str | int) -> Any:
+        """Return an argument as it was set, a reference as a reference."""
+        state = self._config_state
+        if isinstance(key, int):
+            return state.positional[key]
+        if key in state.keywords:
+            return state.keywords[key]
+        if key == "aux":
+            return self.aux
+        default = get_default(self, key)
+        if default is EMPTY:
+            raise AttributeError(
+                f"{describe(self)} has no value {key!r}. {suggest(key, iter_names(self))}"
+            )
+        return default
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Evaluation().compute(self.__config_get__(name))
+
+    def __getitem__(self, key: str | int) -> Any:
+        try:
+            return Evaluation().compute(self.__config_get__(key))
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in RESERVED:
+            raise ConfigError(f"{name!r} is reserved: write {describe(self)}[{name!r}] = ...")
+        set_value(self, name, value, find_line())
+
+    def __setitem__(self, key: str | int, value: Any) -> None:
+        set_value(self, key, value, find_line())
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._config_state.keywords:
+            raise AttributeError(
+                f"{describe(self)}.{name} is not set. {suggest(name, self._config_state.keywords)}"
+            )
+        del self._config_state.keywords[name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and OPERATIONS["is_equal"](self, other)
+
+    def __repr__(self) -> str:
+        return OPERATIONS["to_python"](self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Node":
+        return OPERATIONS["copy"](self)
+
+    def __dir__(self) -> list[str]:
+        return [*iter_names(self), *RESERVED]
+
+    @property
+    def ref(self) -> Any:
+        """References to values below this node: `cfg.ref.model.width`."""
+        return Reference(self)
+
+    @property
+    def aux(self) -> Any:
+        """A section of free values beside the arguments, for references."""
+        state = self._config_state
+        if state.aux is None:
+            state.aux = Node(State(None, source=find_line()))
+        return state.aux
+
+
+def get_state(node: Any) -> State:
+    """Return what a node holds."""
+    return node._config_state
+
+
+class _Maker:
+    """What `L` is: typed as the call that it stands for, so that editors complete arguments and
+    type checkers check them."""
+
+    @overload
+    def __call__(self, /, **values: Any) -> Any: ...
+    @overload
+    def __call__(self, target: str, /, *args: Any, **kwargs: Any) -> Any: ...
+    @overload
+    def __call__(self, target: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def __call__(self, target: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        return make_node(target, args, kwargs, is_partial=False)
+
+    def partial(self, target: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> Any:
+        """Return a node that resolves to `functools.partial(target, ...)`.
+
+        Args:
+            target: a function or class, or its name `module:name`.
+            args: its first arguments.
+            kwargs: its arguments by name.
+        """
+        return make_node(target, args, kwargs, is_partial=True)
+
+
+L = _Maker()
+"""`L(Classifier, width=128)` is a call to make later, `L(width=128)` a section of values."""
+
+
+def make_node(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_partial: bool
+) -> Node:
+    """Return a node, and check the names of its arguments.
+
+    Args:
+        target: a callable, a name `module:name`, or None for a section.
+        args: arguments by position.
+        kwargs: arguments by name.
+        is_partial: whether the node resolves to a partial.
+    """
+    line = find_line()
+    target = Name(target, is_trusted=True) if isinstance(target, str) else target
+    if target is not None:
+        get_name(target)
+    if target is not None and not isinstance(target, Name) and not callable(target):
+        raise ConfigError(f"{target!r} cannot be called: L takes a function or a class first")
+    node = Node(State(target, is_partial=is_partial, source=line))
+    names = _get_positional_names(target, len(args))
+    for index, value in enumerate(args):
+        set_value(node, names[index] if names else index, value, line)
+    for name, value in kwargs.items():
+        if name in get_state(node).keywords:
+            raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
+        set_value(node, name, value, line)
+    return node
+
+
+def _get_positional_names(target: Any, count: int) -> list[str]:
+    """Return names for positional arguments, or none if some of them have no name."""
+    signature = get_signature(target)
+    if signature is None:
+        return []
+    named = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        return []
+    if count > len(named) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise ConfigError(f"{get_name(target)} takes {len(named)} arguments by position")
+    return named if count <= len(named) else []
+
+
+def get_signature(target: Any) -> inspect.Signature | None:
+    """Return the signature of a target, or None if it has none that can be read."""
+    if target is None or isinstance(target, Name):
+        return None
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def get_default(node: Node, name: str) -> Any:
+    """Return the default of an argument, or `inspect.Parameter.empty`.
+
+    Args:
+        node: the node.
+        name: of the argument.
+    """
+    signature = get_signature(get_state(node).target)
+    parameter = signature.parameters.get(name) if signature else None
+    return EMPTY if parameter is None else parameter.default
+
+
+def iter_names(node: Node) -> Iterator[str]:
+    """Yield the names that a node has or may have."""
+    state = get_state(node)
+    signature = get_signature(state.target)
+    names = dict.fromkeys(state.keywords)
+    for parameter in signature.parameters.values() if signature else ():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.setdefault(parameter.name)
+    yield from names
+
+
+def accepts(node: Node, name: str) -> bool:
+    """Return whether a node may have an argument of this name."""
+    state = get_state(node)
+    signature = get_signature(state.target)
+    if signature is None:
+        return True
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds or name in iter_names(node)
+
+
+def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
+    """Set an argument by its name or position.
+
+    Args:
+        node: the node.
+        key: the name, or the index.
+        value: the value.
+        source: what sets it, for messages.
+
+    Raises:
+        ConfigError: the target has no such argument, or the value cannot be part of a
+            configuration.
+        IndexError: there is no such position.
+    """
+    state = get_state(node)
+    place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
+    check_value(value, place)
+    if isinstance(key, str):
+        if not accepts(node, key):
+            raise ConfigError(
+                f"{describe(node)} has no argument {key!r}. {suggest(key, iter_names(node))}"
+            )
+        state.keywords[key] = value
+    elif key == len(state.positional):
+        state.positional.append(value)
+        key = len(state.positional) - 1
+    else:
+        state.positional[key] = value
+        key %= len(state.positional)
+    state.sources[key] = source
+
+
+def check_value(value: Any, place: str) -> None:
+    """Raise a `ConfigError` if a value cannot be part of a configuration.
+
+    Args:
+        value: the value.
+        place: where it would be, for the message.
+    """
+    if isinstance(value, list | tuple):
+        for item in value:
+            check_value(item, place)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_value(key, place)
+            check_value(item, place)
+    elif not isinstance(value, Node | Lazy | Required | PurePath | bool | int | float | str | None):
+        try:
+            get_name(value)
+        except ConfigError as error:
+            raise ConfigError(f"{place} cannot be set: {error}") from None
+
+
+def describe(node: Node) -> str:
+    """Return what a node stands for, in messages."""
+    target = get_state(node).target
+    return "this section" if target is None else get_name(target)
+
+
+def find_line() -> str:
+    """Return `file:line` of the caller outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(FOLDER):
+        frame = cast(Any, frame.f_back)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def iter_children(value: Any) -> Iterator[tuple[str | int, Any]]:
+    """Yield the keys and raw values directly below a node, dictionary, list or tuple."""
+    if isinstance(value, Node):
+        state = get_state(value)
+        yield from enumerate(state.positional)
+        yield from state.keywords.items()
+        if state.aux is not None and get_state(state.aux).keywords:
+            yield "aux", state.aux
+    elif isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value is a leaf that is no name of a function or class."""
+    return isinstance(value, bool | int | float | str | None) and not isinstance(value, Enum)

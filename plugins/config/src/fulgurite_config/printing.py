@@ -1,0 +1,184 @@
+"""Configurations printed as the Python that builds them."""
+
+from pathlib import PurePath
+from typing import Any
+
+from fulgurite_config.codec import to_plain
+from fulgurite_config.expressions import (
+    APPLY,
+    Expression,
+    Lazy,
+    Reference,
+    format_expression,
+    get_expression,
+    get_reference,
+)
+from fulgurite_config.names import get_name
+from fulgurite_config.nodes import OPERATIONS, Node, Required, get_state, iter_children
+
+WIDTH = 100
+
+
+def to_python(config: Any) -> str:
+    """Return Python that builds a configuration, with the variable `cfg` and its imports.
+
+    Raises:
+        ConfigError: a reference leads out of the configuration, or nodes form a cycle.
+    """
+    to_plain(config)  # checks references and cycles
+    printer = _Printer(config)
+    lines = printer.write()
+    return "\n".join([*printer.write_imports(), "", *lines]) + "\n"
+
+
+class _Printer:
+    def __init__(self, config: Node) -> None:
+        self._config = config
+        self._counts: dict[int, int] = {}
+        self._nodes: dict[int, Node] = {}
+        self._roots: set[int] = {id(config)}
+        self._modules: set[str] = set()
+        self._helpers = {"L"}
+        self._count(config)
+        named = [
+            node
+            for key, node in self._nodes.items()
+            if key in self._roots or self._counts[key] > 1 or _has_aux(node)
+        ]
+        self._variables = {id(config): "cfg"}
+        for node in named:
+            self._variables.setdefault(id(node), f"node_{len(self._variables)}")
+        # Children come before the nodes that hold them.
+        self._named = [node for node in reversed(named) if node is not config]
+
+    def _count(self, value: Any) -> None:
+        if isinstance(value, Reference):
+            self._roots.add(id(get_reference(value)[0]))
+        elif isinstance(value, Expression):
+            for operand in get_expression(value)[1]:
+                self._count(operand)
+        elif isinstance(value, Node):
+            self._counts[id(value)] = self._counts.get(id(value), 0) + 1
+            if self._counts[id(value)] > 1:
+                return
+            self._nodes[id(value)] = value
+        for _, child in iter_children(value):
+            self._count(child)
+
+    def write(self) -> list[str]:
+        """Return the statements: first the nodes that have a name, then what they hold."""
+        lines = []
+        for node in [self._config, *self._named]:
+            lines.append(f"{self._variables[id(node)]} = {self._format_call(node, [])}")
+        for node in [self._config, *self._named]:
+            name = self._variables[id(node)]
+            for index, value in enumerate(get_state(node).positional):
+                lines.append(f"{name}[{index}] = {self._format(value, 0)}")
+            for key, value in get_state(node).keywords.items():
+                is_plain = key.isidentifier() and key not in ("ref", "aux")
+                place = f"{name}.{key}" if is_plain else f"{name}[{key!r}]"
+                lines.append(f"{place} = {self._format(value, 0)}")
+        for node in self._nodes.values():
+            aux = get_state(node).aux
+            if aux is not None:
+                for key, value in get_state(aux).keywords.items():
+                    place = f"{self._variables[id(node)]}.aux.{key}"
+                    lines.append(f"{place} = {self._format(value, 0)}")
+        return lines
+
+    def write_imports(self) -> list[str]:
+        """Return the imports of what the statements use."""
+        helpers = ", ".join(sorted(self._helpers))
+        return [
+            *(f"import {module}" for module in sorted(self._modules)),
+            f"from fulgurite_config import {helpers}",
+        ]
+
+    def _format_call(self, node: Node, arguments: list[str]) -> str:
+        state = get_state(node)
+        if state.target is not None:
+            arguments = [self._format_name(state.target), *arguments]
+        function = "L.partial" if state.is_partial else "L"
+        return f"{function}({', '.join(arguments)})"
+
+    def _format_name(self, target: Any) -> str:
+        module, _, qualname = get_name(target).partition(":")
+        if module == "builtins":
+            return qualname
+        self._modules.add(module)
+        return f"{module}.{qualname}"
+
+    def _format(self, value: Any, depth: int) -> str:
+        if isinstance(value, Node):
+            return self._format_node(value, depth)
+        if isinstance(value, Lazy):
+            return self._format_lazy(value)
+        if isinstance(value, float) and repr(value) in ("nan", "inf", "-inf"):
+            return f'float("{value}")'
+        if isinstance(value, Required):
+            self._helpers.add("Required")
+            return f"Required({value.description!r})"
+        if isinstance(value, PurePath):
+            self._modules.add("pathlib")
+            return f"pathlib.PurePosixPath({value.as_posix()!r})"
+        if isinstance(value, list | tuple):
+            return self._format_items(value, depth)
+        if isinstance(value, dict):
+            pairs = [f"{k!r}: {self._format(item, depth + 1)}" for k, item in value.items()]
+            return _join("{", pairs, "}", depth)
+        if isinstance(value, bool | int | float | str | None):
+            return repr(value)
+        return self._format_name(value)
+
+    def _format_items(self, value: list[Any] | tuple[Any, ...], depth: int) -> str:
+        items = [self._format(item, depth + 1) for item in value]
+        if isinstance(value, list):
+            return _join("[", items, "]", depth)
+        return f"({items[0]},)" if len(items) == 1 else _join("(", items, ")", depth)
+
+    def _format_lazy(self, value: Any) -> str:
+        if isinstance(value, Reference):
+            root, _ = get_reference(value)
+            return format_expression(value, self._variables[id(root)])
+        symbol, operands = get_expression(value)
+        if symbol == APPLY:
+            self._helpers.add("apply")
+            texts = [self._format_name(operands[0])]
+            texts += [self._format(operand, 0) for operand in operands[1:]]
+            return f"apply({', '.join(texts)})"
+        texts = [self._format(operand, 0) for operand in operands]
+        if len(texts) == 1:
+            return f"{'-' if symbol == 'neg' else symbol}({texts[0]})"
+        return f"({texts[0]} {symbol} {texts[1]})"
+
+    def _format_node(self, node: Node, depth: int) -> str:
+        if id(node) in self._variables:
+            return self._variables[id(node)]
+        state = get_state(node)
+        arguments = [self._format(value, depth + 1) for value in state.positional]
+        named = {name: self._format(item, depth + 1) for name, item in state.keywords.items()}
+        if all(name.isidentifier() for name in named):
+            arguments += [f"{name}={text}" for name, text in named.items()]
+        else:
+            pairs = [f"{name!r}: {text}" for name, text in named.items()]
+            arguments.append(f"**{_join('{', pairs, '}', depth + 1)}")
+        if state.target is not None:
+            arguments.insert(0, self._format_name(state.target))
+        return _join("L.partial(" if state.is_partial else "L(", arguments, ")", depth)
+
+
+def _has_aux(node: Node) -> bool:
+    aux = get_state(node).aux
+    return aux is not None and bool(get_state(aux).keywords)
+
+
+def _join(start: str, items: list[str], end: str, depth: int) -> str:
+    """Join items in one line where they fit, and one a line otherwise."""
+    line = f"{start}{', '.join(items)}{end}"
+    if len(line) + 4 * depth <= WIDTH - 20 and "\n" not in line:
+        return line
+    space = "    " * (depth + 1)
+    return "\n".join([start, *(f"{space}{item}," for item in items), f"{'    ' * depth}{end}"])
+
+
+OPERATIONS["to_python"] = to_python

@@ -1,0 +1,146 @@
+"""Resolving: the calls of a configuration are made."""
+
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.expressions import Evaluation, Lazy, check_result, format_path
+from fulgurite_config.names import SAFE, Name, get_name, load
+from fulgurite_config.nodes import (
+    Node,
+    Required,
+    accepts,
+    get_signature,
+    get_state,
+    iter_children,
+    iter_names,
+)
+
+Path = tuple[str | int, ...]
+T = TypeVar("T")
+MAX_VALUES = 1_000_000
+
+
+def resolve(config: T, allow: Sequence[str] = ()) -> T:
+    """Make the calls of a configuration, and return what it stands for.
+
+    A node that is used at several places is called once. A section becomes a
+    `types.SimpleNamespace`. The configuration stays as it is.
+
+    Args:
+        config: a node, or a value that a node may hold.
+        allow: packages and modules that names read from JSON may be imported from.
+
+    Raises:
+        ConfigError: a required value is missing, a reference leads nowhere or in a circle, a name
+            is not allowed or an argument does not exist. No constructor was called then.
+    """
+    return _Resolution(allow).run(config)
+
+
+class _Resolution:
+    def __init__(self, allow: Sequence[str]) -> None:
+        self._allow = allow
+        self._evaluation = Evaluation(allow)
+        self._targets: dict[int, Any] = {}
+        self._results: dict[int, Any] = {}
+        self._missing: list[str] = []
+        self._count = 0
+
+    def run(self, config: Any) -> Any:
+        try:
+            self._check(config, (), frozenset())
+            if self._missing:
+                raise ConfigError(f"values are missing: {'; '.join(self._missing)}")
+            return self._build(config, ())
+        except RecursionError:
+            raise ConfigError("the configuration is nested too deeply to be resolved") from None
+
+    def _check(self, value: Any, path: Path, above: frozenset[int]) -> None:
+        """Find every mistake that can be found before a constructor is called."""
+        self._count += 1
+        if self._count > MAX_VALUES:  # a few references can stand for lists without end
+            raise ConfigError(f"the configuration stands for more than {MAX_VALUES:_} values")
+        value = self._evaluation.compute(value)
+        if isinstance(value, Required):
+            about = f" ({value.description})" if value.description else ""
+            self._missing.append(f"{format_path(path)}{about}")
+        if id(value) in above:
+            raise ConfigError(f"{format_path(path)} contains itself")
+        if isinstance(value, Name):
+            load(value, self._allow)
+        if isinstance(value, Node):
+            if id(value) in self._targets:
+                return
+            self._check_node(value, path)
+        for key, child in iter_children(value):
+            if not (key == "aux" and isinstance(value, Node)):
+                self._check(child, (*path, key), above | {id(value)})
+
+    def _check_node(self, node: Node, path: Path) -> None:
+        state = get_state(node)
+        target = load(state.target, self._allow) if isinstance(state.target, Name) else state.target
+        if target is not None and not callable(target):
+            raise ConfigError(f"{format_path(path)}: {get_name(target)} cannot be called")
+        self._targets[id(node)] = target
+        loaded = Node(state)
+        if isinstance(state.target, Name):
+            loaded = Node(type(state)(target, state.positional, state.keywords))
+        for name in state.keywords:
+            if not accepts(loaded, name):
+                raise ConfigError(
+                    f"{format_path((*path, name))}: {get_name(target)} has no argument {name!r}. "
+                    f"{suggest(name, (other for other in iter_names(loaded) if other != name))}"
+                )
+        signature = get_signature(target)
+        if signature is None or state.is_partial or state.positional:
+            return
+        for parameter in signature.parameters.values():
+            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if is_named and parameter.default is parameter.empty:
+                if parameter.name not in state.keywords:
+                    place = format_path((*path, parameter.name))
+                    self._missing.append(f"{place} (an argument of {get_name(target)})")
+
+    def _build(self, value: Any, path: Path) -> Any:
+        if isinstance(value, Lazy):
+            value = self._evaluation.compute(value)
+        if isinstance(value, Node):
+            return self._call(value, path)
+        if isinstance(value, Name):
+            return load(value, self._allow)
+        if isinstance(value, list | tuple):
+            return type(value)(self._build(item, (*path, i)) for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return {
+                self._build(key, path): self._build(item, (*path, key))
+                for key, item in value.items()
+            }
+        return value
+
+    def _call(self, node: Node, path: Path) -> Any:
+        if id(node) in self._results:
+            return self._results[id(node)]
+        state = get_state(node)
+        args = [self._build(value, (*path, i)) for i, value in enumerate(state.positional)]
+        kwargs = {name: self._build(value, (*path, name)) for name, value in state.keywords.items()}
+        target = self._targets[id(node)]
+        if target is None:
+            result: Any = SimpleNamespace(**kwargs)
+        elif state.is_partial:
+            result = partial(target, *args, **kwargs)
+        else:
+            try:
+                result = target(*args, **kwargs)
+            except Exception as error:
+                error.add_note(
+                    f"at {format_path(path) or 'the root'} of the configuration: "
+                    f"{get_name(target)}, written in {state.source}"
+                )
+                raise
+            if get_name(target) in SAFE:
+                check_result(result)
+        self._results[id(node)] = result
+        return result

@@ -1,0 +1,479 @@
+"""Configurations as data, by the numbers of the cases 1S1 to 1S17 and 32."""
+
+import copy as standard
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import fulgurite_config as fc
+import optax
+import pytest
+from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
+from fulgurite_config.overrides import parse_value
+from hypothesis import given, settings, strategies
+
+
+class Net:
+    """A callable of a configuration."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.1, kind: Literal["a", "b"] = "a") -> None:
+        self.width = width
+        self.dropout = dropout
+        self.kind = kind
+
+    @classmethod
+    def build(cls, width: int) -> "Net":
+        """Return a net."""
+        return cls(width)
+
+
+class Box:
+    """Holds what it gets."""
+
+    def __init__(self, content: Any, label: str | None = None) -> None:
+        self.content = content
+        self.label = label
+
+
+def fail(head: int) -> None:
+    raise ValueError("inner")
+
+
+def read_back(config: Any) -> Any:
+    return from_json(to_json(config))
+
+
+ALLOW = [__name__]
+
+
+def test_1s1_and_32_an_expression_follows_its_reference_also_after_json() -> None:
+    cfg = L(a=10)
+    cfg.g = cfg.ref.a + 15 > 20
+    assert cfg.g is True
+    cfg.a = 0
+    assert cfg.g is False
+    again = read_back(cfg)
+    assert again.g is False
+    cfg.a = 6
+    again.a = 6
+    assert cfg.g is True
+    assert again.g is True
+
+
+def test_1s2_a_deep_copy_has_references_and_sharing_of_its_own() -> None:
+    shared = L(Net)
+    cfg = L(a=1, x=shared, y=shared, z=[shared])
+    cfg.b = cfg.ref.a * 10
+    for copied in (fc.copy(cfg), standard.deepcopy(cfg)):
+        cfg.a = 2
+        copied.a = 666
+        assert cfg.b == 20
+        assert copied.b == 6660
+        assert copied.x is copied.y is copied.z[0]
+        assert copied.x is not shared
+
+
+def test_1s3_a_function_of_a_reference() -> None:
+    cfg = L(parts=["a", "b", "c"])
+    cfg.joined = fc.apply(str.join, "/", cfg.ref.parts)
+    assert cfg.joined == "a/b/c"
+    again = read_back(cfg)
+    again.parts = ["d", "e", "f"]
+    assert again.joined == "d/e/f"
+
+
+def test_1s4_a_reference_is_neither_true_nor_false() -> None:
+    cfg = L(a=1)
+    with pytest.raises(ConfigError, match=r"cfg\.ref\.aux\.flag .* & and \|"):
+        bool(cfg.ref.aux.flag)
+    with pytest.raises(ConfigError, match="& and"):
+        assert cfg.ref.a < 3 and cfg.ref.a
+
+
+def test_1s5_sharing_survives_json() -> None:
+    model = L(Net)
+    model2 = L(Net)
+    cfg = L(a=[model, model, model, model2, model2, L(Net)])
+    again = read_back(cfg)
+    form = fc.to_plain(cfg)["a"]
+    assert [item.get("$id", item.get("$same")) for item in form] == [0, 0, 0, 1, 1, None]
+    assert to_json(again) == to_json(cfg)
+    for config in (cfg, again):
+        objects = resolve(config, allow=ALLOW).a
+        assert objects[0] is objects[1] is objects[2]
+        assert objects[3] is objects[4]
+        assert len({id(item) for item in objects}) == 3
+
+
+def test_1s6_arguments_by_position() -> None:
+    cfg: Any = L(Path, "a", "b")
+    assert (cfg[0], cfg[-1]) == ("a", "b")
+    cfg[-1] = "b2"
+    cfg[2] = "c1"
+    assert resolve(cfg) == Path("a/b2/c1")
+    assert resolve(read_back(cfg)) == Path("a/b2/c1")
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            cfg[index]
+
+
+def test_1s7_keys_of_dictionaries_keep_their_types() -> None:
+    value = {0: {"1": 1}, "0": "x", -4: "y"}
+    again = read_back(value)
+    assert again == value
+    assert 1 not in again[0]
+    assert "1" in again[0]
+
+
+def test_1s8_a_one_way_copy() -> None:
+    cfg = L(src=L(name="mnist", version=1, split="train"), batch=32)
+    copied: Any = fc.copy_one_way(cfg)
+    copied.src.split = "test"
+    cfg.src.version = 2
+    cfg.batch = 128
+    cfg.src.added = 1
+    assert (copied.src.split, copied.src.version, copied.batch) == ("test", 2, 128)
+    assert cfg.src.split == "train"
+    assert "added" not in dir(copied.src)
+    whole = L(train=cfg, test=copied)
+    again = read_back(whole)
+    again.train.batch = 7
+    assert again.test.batch == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("42", 42),
+        ("0xff", 255),
+        ("1_000", 1000),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("-3.14", -3.14),
+        ("True", True),
+        ("None", None),
+        ("null", None),
+        ("'None'", "None"),
+        ('"x"', "x"),
+        ("(1,)", (1,)),
+        ("[]", []),
+        ("{}", {}),
+        ("imagenet", "imagenet"),
+    ],
+)
+def test_1s9_values(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+def test_values_are_read_by_the_annotation() -> None:
+    cfg: Any = L(box=L(Box, 1), net=L(Net))
+    apply_overrides(cfg, ["net.dropout=0", "box.label=42", "net.kind=b"])
+    assert type(cfg.net.dropout) is float
+    assert cfg.box.label == "42"
+    apply_overrides(cfg, ["box.label=None", "box.label=None"])
+    assert cfg.box.label is None
+    for override in ("net.width=1.5", "net.kind=c", "net.width=big"):
+        with pytest.raises(ConfigError, match="is not"):
+            apply_overrides(cfg, [override])
+
+
+def test_1s10_any_depth() -> None:
+    cfg = L(a=L(b=[1, 2, 3], b2=[1, 2, 3]), b2=5, b="old")
+    changes = apply_overrides(cfg, ["**.b=new"])
+    assert {change.path for change in changes} == {"a.b", "b"}
+    assert (cfg.a.b, cfg.b, cfg.b2, cfg.a.b2) == ("new", "new", 5, [1, 2, 3])
+
+
+def test_any_depth_finds_defaults_of_calls() -> None:
+    cfg = L(net=L(Net), nets=[L(Net, dropout=0.3)])
+    changes = apply_overrides(cfg, ["**.dropout=0"])
+    assert [(change.path, change.old) for change in changes] == [
+        ("net.dropout", 0.1),
+        ("nets[0].dropout", 0.3),
+    ]
+
+
+def test_1s11_one_level() -> None:
+    cfg = L(a=L(b=[1, 2], b2=[3, 4]), c=1)
+    changes = apply_overrides(cfg, ["a.*[0]=new"])
+    assert [change.path for change in changes] == ["a.b[0]", "a.b2[0]"]
+    with pytest.raises(ConfigError, match="wildcard"):
+        apply_overrides(cfg, ["a.*=1"])
+    with pytest.raises(ConfigError, match="c is 1"):
+        apply_overrides(cfg, ["*.b=1"])
+
+
+def test_1s12_typos_are_refused_where_they_are_written() -> None:
+    cfg: Any = L(opt=L(optax.adamw, learning_rate=1e-3))
+    for override in ("opt.learnin_rate=1", "**.learnin_rate=1"):
+        with pytest.raises(ConfigError, match="matches nothing.*'learning_rate'"):
+            apply_overrides(cfg, [override])
+    with pytest.raises(ConfigError, match="learning_rate"):
+        cfg.opt.learnin_rate = 1
+    with pytest.raises(ConfigError, match="learning_rate"):
+        L(optax.adamw, **cast(Any, {"learnin_rate": 1}))
+
+
+def test_an_error_leaves_the_configuration_as_it_was() -> None:
+    cfg: Any = L(a=1, net=L(Net))
+    before = to_json(cfg)
+    with pytest.raises(ConfigError):
+        apply_overrides(cfg, ["a=2", "net.width=3", "b=1"])
+    assert to_json(cfg) == before
+
+
+def test_1s13_a_failing_constructor_carries_path_and_line() -> None:
+    cfg = L(model=L(head=L(fail, 1)))
+    with pytest.raises(ValueError, match="^inner") as info:
+        resolve(cfg)
+    (note,) = info.value.__notes__
+    assert "at model.head of the configuration" in note
+    assert f"fail, written in {__file__}:" in note
+
+
+def test_1s14_what_has_no_name_is_refused_where_it_is_written() -> None:
+    def local() -> None: ...
+
+    for value in (lambda: 1, local, Net().__init__, object()):
+        with pytest.raises(ConfigError, match="function"):
+            L(Box, content=value)
+    assert resolve(read_back(L(Box, content=Net.build)), allow=ALLOW).content(3).width == 3
+
+
+HOSTILE = """
+import sys
+imported = []
+sys.addaudithook(lambda event, _: imported.append(event) if event in ("import", "exec") else None)
+from fulgurite_config import ConfigError, from_json, resolve
+import fractions, json.decoder
+deep = "[" * 100_000 + "]" * 100_000
+calls = '{"$section": null, "a": {"$ref": ["b"]}, "b": {"$ref": ["a"]}}'
+double = {"$section": None, "a0": "xxxxxxxxxx"}
+for i in range(60):
+    ref = {"$ref": [f"a{i}"]}
+    double[f"a{i + 1}"] = {"$op": "+", "of": [ref, ref]}
+lists = {"$section": None, "a0": [1]}
+for i in range(60):
+    lists[f"a{i + 1}"] = [{"$ref": [f"a{i}"]}] * 2
+power = {"$section": None, "a": {"$op": "**", "of": [10, {"$op": "**", "of": [10, 10]}]}}
+texts = [
+    '{"$call": "os:system", "$args": ["touch hostile"]}',
+    '{"$name": "antigravity:geohash"}',
+    '{"$call": "fractions:operator.add", "$args": [1, 2]}',
+    '{"$call": "fractions:math.floor", "$args": [1]}',
+    '{"$call": "fractions:Decimal", "$args": ["1"]}',
+    '{"$op": "apply", "of": [{"$name": "os:system"}, "touch hostile"]}',
+    '{"$call": "fractions:Fraction.__init__.__globals__"}',
+    '{"$call": "builtins:eval", "$args": ["1"]}',
+    deep, calls, "[" + "0," * 2_000_000 + "0]", "{", '{"$what": 1}', '{"$same": 4}',
+    '{"a": 1, "a": 2}', '{"$ref": ["x"], "from": ["y"]}',
+    json.dumps(double), json.dumps(lists), json.dumps(power),
+    json.dumps({"$op": "%", "of": ["%0999999999d", 1]}),
+    json.dumps({"$op": "*", "of": ["x", 10**9]}),
+]
+before = set(sys.modules)
+imported.clear()
+for text in texts:
+    try:
+        resolve(from_json(text), allow=["fractions"])
+    except ConfigError:
+        continue
+    raise SystemExit(text[:200])
+assert set(sys.modules) == before, set(sys.modules) - before
+assert not imported, imported
+assert not {"os.system", "antigravity", "jax", "fulgurite"} & set(sys.modules)
+"""
+
+
+def test_1s15_a_hostile_file_imports_nothing_and_ends_soon(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        HOSTILE.replace("import fractions, json.decoder", "import fractions, json"),
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_allowed_says_what_to_add() -> None:
+    cfg = read_back(L(Fraction, 1, 2))
+    with pytest.raises(ConfigError, match="add 'fractions' to allow"):
+        resolve(cfg)
+    assert resolve(cfg, allow=["fractions"]) == Fraction(1, 2)
+    assert resolve(L("fractions:Fraction", 1, 2)) == Fraction(1, 2)
+
+
+def test_1s16_a_sweep_is_ordered_and_named() -> None:
+    cfg = L(lr=0.1, width=1, name="")
+    trials = fc.sweep(cfg, ["lr=1e-3,1e-2", "width,name=(16,small),(32,big)"])
+    assert [(trial.config.lr, trial.config.width, trial.config.name) for trial in trials] == [
+        (0.001, 16, "small"),
+        (0.001, 32, "big"),
+        (0.01, 16, "small"),
+        (0.01, 32, "big"),
+    ]
+    assert trials[1].name == "lr=1e-3,width=32,name=big"
+    assert cfg.lr == 0.1
+    for axis in ("lr", "lr=", "width,name=(1,2,3)", "rate=1"):
+        with pytest.raises(ConfigError):
+            fc.sweep(cfg, [axis])
+
+
+def test_1s17_a_partial_node() -> None:
+    cfg = L.partial(optax.adam, b1=0.8)
+    function = resolve(read_back(cfg), allow=["optax"])
+    assert function.keywords == {"b1": 0.8}
+    assert function.func is optax.adam
+    assert function(1e-3).init({}) is not None
+
+
+def test_names_are_the_shortest_public_ones() -> None:
+    assert fc.to_plain(L(optax.adamw, 1e-3)) == {"$call": "optax:adamw", "learning_rate": 1e-3}
+
+
+def test_missing_values_are_named_together_before_anything_is_called() -> None:
+    cfg = L(a=L(fail, 1), folder=fc.Required("the data"), box=read_back(cast(Any, L)(Box)))
+    with pytest.raises(ConfigError, match=r"folder \(the data\); box\.content \(an argument"):
+        resolve(cfg, allow=ALLOW)
+
+
+def test_cycles_are_errors() -> None:
+    cfg: Any = L()
+    cfg.a = cfg.ref.b
+    cfg.b = cfg.ref.a
+    with pytest.raises(ConfigError, match=r"cfg\.ref\.b -> cfg\.ref\.a -> cfg\.ref\.b"):
+        _ = cfg.a
+    cfg = L()
+    cfg.x = L(Box, cfg)
+    with pytest.raises(ConfigError, match="contains itself"):
+        resolve(cfg)
+    with pytest.raises(ConfigError, match="contains itself"):
+        to_json(cfg)
+
+
+def test_a_reference_that_leads_nowhere_names_itself() -> None:
+    cfg = L(net=L(Net, width=1))
+    cfg.a = cfg.ref.net.widht
+    with pytest.raises(ConfigError, match=r"cfg\.ref\.net\.widht leads nowhere.*'width'"):
+        resolve(cfg)
+
+
+def test_a_reference_reads_defaults_and_nodes() -> None:
+    cfg = L(net=L(Net))
+    cfg.same = cfg.ref.net
+    cfg.double = cfg.ref.net.width * 2
+    cfg.aux.scale = 3
+    cfg.scaled = cfg.ref.aux.scale + 1
+    result = resolve(cfg)
+    assert result.same is result.net
+    assert result.double == 16
+    assert result == SimpleNamespace(net=result.net, same=result.net, double=16, scaled=4)
+    assert read_back(cfg) == cfg
+
+
+def test_merging_and_differences() -> None:
+    cfg: Any = L(net=L(Net, width=1), a=1)
+    before = fc.copy(cfg)
+    other: Any = L(net=L(Net, dropout=0.5), b=2)
+    other.c = other.ref.a + 1
+    fc.merge(cfg, other)
+    assert (cfg.net.width, cfg.net.dropout, cfg.c) == (1, 0.5, 2)
+    assert fc.diff(before, cfg) == {
+        "net.dropout": (None, "0.5"),
+        "b": (None, "2"),
+        "c": (None, '{"$op": "+", "of": [{"$ref": ["a"]}, 1]}'),
+    }
+    assert before != cfg
+
+
+def test_sources_of_values() -> None:
+    cfg: Any = L(net=L(Net, width=1), a=1)
+    apply_overrides(cfg, ["a=3"])
+    sources = {path: source for path, _, source in fc.iter_values(cfg)}
+    assert sources["a"] == "override a=3"
+    assert sources["net.width"].startswith(f"{__file__}:")
+
+
+def test_printed_python_builds_the_same() -> None:
+    shared = L(Net, width=3)
+    cfg: Any = L(a=1, nets=[shared, shared], path=Path("x"), need=fc.Required("a thing"))
+    cfg.box = cast(Any, L)(Box, (cfg.ref.a, -cfg.ref.a, fc.apply(max, cfg.ref.a, 3)), label="b")
+    cfg.copied = fc.copy_one_way(cast(Any, cfg.box))
+    cfg.box.aux.free = 1
+    assert run_printed(cfg) == cfg
+
+
+def run_printed(config: Any) -> Any:
+    scope: dict[str, Any] = {}
+    code = fc.to_python(config).replace(f"import {__name__}\n", "")
+    exec(code.replace(f"{__name__}.", ""), globals() | scope, scope)
+    return scope["cfg"]
+
+
+NAMES = strategies.sampled_from(["a", "b", "c", "d"])
+LEAVES = strategies.one_of(
+    strategies.none(),
+    strategies.booleans(),
+    strategies.integers(),
+    strategies.floats(allow_nan=False),
+    strategies.text(max_size=4),
+    strategies.just(Net),
+    NAMES.map(lambda name: ("ref", name)),
+)
+
+
+def extend(children: Any) -> Any:
+    return strategies.one_of(
+        strategies.lists(children, max_size=3),
+        strategies.lists(children, max_size=2).map(tuple),
+        strategies.dictionaries(
+            strategies.one_of(NAMES, strategies.integers()), children, max_size=2
+        ),
+        children.map(lambda child: L(Box, child)),
+        strategies.dictionaries(NAMES, children, max_size=3).map(lambda values: L(**values)),
+        children.map(lambda child: [child, child]),
+    )
+
+
+def connect(value: Any, root: Any) -> Any:
+    if isinstance(value, tuple) and value[:1] == ("ref",):
+        return root.ref[value[1]] + 1
+    if isinstance(value, list | tuple):
+        return type(value)(connect(item, root) for item in value)
+    return value
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategies.dictionaries(NAMES, strategies.recursive(LEAVES, extend, max_leaves=8)))
+def test_random_configurations_survive_json_copies_and_print(values: dict[str, Any]) -> None:
+    cfg: Any = L()
+    for name, value in values.items():
+        cfg[name] = connect(value, cfg)
+    text = to_json(cfg)
+    assert to_json(from_json(text)) == text
+    assert to_json(fc.copy(cfg)) == text
+    assert to_json(run_printed(cfg)) == text
+    assert apply_overrides(fc.copy(cfg), []) == []
+
+
+def test_json_has_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from fractions import Fraction; from fulgurite_config import L, to_json\n"
+        "cfg = L(a=1, b={'x': 1, 2: [1.5, (None,)]}); cfg.c = L(Fraction, cfg.ref.a + 1)\n"
+        "print(to_json(cfg)); assert not {'jax', 'fulgurite', 'numpy'} & set(sys.modules)"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
