@@ -243,6 +243,8 @@ class FrozenUpdate(UpdateRuleWrapper):
         )
         if frozen_state is not None and new.model_state is not None:
             new = new.replace(model_state=new.model_state.update(frozen_state))
+            # The update has made the old object unusable, and plugins read that of the output.
+            output = output.replace(model_state=new.model_state)
         return new, output
 
     def apply_gradients(
