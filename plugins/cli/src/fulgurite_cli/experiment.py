@@ -15,8 +15,10 @@ from typing import Any
 from fulgurite import Engine, FitResult
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
 from fulgurite.redact import MASK
+from fulgurite_config import Node
 from fulgurite_runs.json_codec import dumps
 
+from fulgurite_cli.configuration import build_from_config
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.values import (
     Parameter,
@@ -61,8 +63,9 @@ class Experiment:
     data: Any = None
 
 
-Factory = Callable[..., Experiment]
-"""A function whose typed arguments are the configuration of the experiment that it returns."""
+Factory = Callable[..., Any]
+"""A function whose typed arguments are the configuration of the experiment that it returns, or one
+without arguments that returns a configuration of `fulgurite_config`."""
 
 
 def run(
@@ -170,6 +173,13 @@ def build_experiment(
             returns no `Experiment`.
     """
     parameters = get_parameters(experiment)
+    built: Any = None if parameters else experiment()
+    if isinstance(built, Node):
+        resolved, engine_config = build_from_config(built, overrides, saved_config)
+        built = _as_experiment(resolved)
+        built.engine.program_file = inspect.getsourcefile(experiment)
+        built.engine.config = engine_config
+        return built
     arguments = _parse_overrides(experiment, overrides, parameters)
     if RUN_DIR in parameters and run_dir is not None:
         arguments.setdefault(RUN_DIR, run_dir)
@@ -190,7 +200,7 @@ def build_experiment(
         raise ConfigurationError(
             f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}"
         )
-    built = experiment(**arguments)
+    built = experiment(**arguments) if parameters else built
     if not isinstance(built, Experiment):
         raise ConfigurationError(
             f"{experiment.__name__} returned {type(built).__name__}; return "
@@ -209,6 +219,19 @@ def build_experiment(
     if run_dir is not None or built.engine.run_dir is not None:
         _check_config(experiment, built.engine.config)
     return built
+
+
+def _as_experiment(resolved: Any) -> Experiment:
+    """Return the experiment of a resolved configuration: an `Experiment`, or a section with
+    `engine`, `model` and perhaps `data`."""
+    if isinstance(resolved, Experiment):
+        return resolved
+    if not hasattr(resolved, "engine") or not hasattr(resolved, "model"):
+        raise ConfigurationError(
+            "the configuration has no `engine` or no `model`: set cfg.engine = L(fg.Engine, ...) "
+            "and cfg.model = L(...), or return L(Experiment, ...)"
+        )
+    return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
 
 
 def _parse_overrides(
