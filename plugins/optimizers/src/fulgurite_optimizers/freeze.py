@@ -242,9 +242,10 @@ class FrozenUpdate(UpdateRuleWrapper):
             state, lambda state: self.rule(forward_whole, state, batch, ctx)
         )
         if frozen_state is not None and new.model_state is not None:
-            new = new.replace(model_state=new.model_state.update(frozen_state))
-            # The update has made the old object unusable, and plugins read that of the output.
-            output = output.replace(model_state=new.model_state)
+            # Of a copy, because an update makes the old object unusable, which the output holds.
+            model_state = jax.tree.map(lambda leaf: leaf, new.model_state).update(frozen_state)
+            new = new.replace(model_state=model_state)
+            output = output.replace(model_state=model_state)
         return new, output
 
     def apply_gradients(
