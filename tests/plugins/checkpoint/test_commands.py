@@ -16,9 +16,9 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, comparing
 from fulgurite_checkpoint.comparing import build_columns, select_runs, sort_runs
-from fulgurite_checkpoint.listing import RUN_COLUMNS, RunRow
+from fulgurite_checkpoint.listing import RUN_COLUMNS, RunRow, list_runs
 from fulgurite_cli.command import main
 from fulgurite_runs import RunPlugin
 from trained import ZEROS, Counting, engine
@@ -188,6 +188,20 @@ def test_runs_are_compared(
     assert "no run has an argument or a metric 'scoer'" in printed(
         capsys, "runs", tmp_path, "--show", "scoer", code=2
     )
+
+
+def test_equal_runs_of_another_speed_do_not_differ(
+    template_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speeds = iter([10.0, 20.0])
+
+    def list_with_speed(path: Path) -> list[Any]:
+        rows = list_runs(path)
+        rows[0].metrics["train/steps_per_second"] = next(speeds)
+        return rows
+
+    monkeypatch.setattr(comparing, "list_runs", list_with_speed)
+    assert printed(capsys, "compare", template_run, template_run) == "no difference\n"
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
     """Return what differs between two runs: name, and the value of each.
 
     These are the arguments of the program, the settings of the engine and of plugins, versions,
-    devices, the program with its commit, the model, and the metrics at the newest checkpoints.
+    devices, the program with its commit, the model, and the metrics at the newest checkpoints,
+    except for the speed, which differs between any two runs.
 
     Args:
         first: the directory of a run.
@@ -132,7 +133,14 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
             present = ["active" if name in side else "" for side in plugins]
             rows.append((f"plugins.{name}", *present))
     rows += _compare_models(*[manifest.get("model", []) for manifest in manifests])
-    metrics = [list_runs(path)[0].metrics for path in (first, second)]
+    metrics = [
+        {
+            name: value
+            for name, value in list_runs(path)[0].metrics.items()
+            if name != "train/steps_per_second"
+        }
+        for path in (first, second)
+    ]
     rows += _list_differences("", *metrics)
     return rows
 
