@@ -866,7 +866,11 @@ def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) 
     )
     with pytest.raises(Trouble) as caught:
         engine(
-            culprit, Act(fg.At(3), evaluate, "evaluate"), plugin("test", **EVALUATOR), steps=4
+            culprit,
+            Act(fg.At(3), evaluate, "evaluate"),
+            plugin("test", **EVALUATOR),
+            steps=4,
+            steps_per_execution=1,
         ).fit(Counting(), numbers([0], [0]))
     note = noted(caught.value)[0]
     assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")

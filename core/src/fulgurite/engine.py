@@ -42,6 +42,7 @@ from fulgurite.evaluation.evaluator import (
 )
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
+from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
@@ -143,9 +144,10 @@ class Engine:
             `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
         run_dir: the run's directory, for plugins that write.
-        steps_per_execution: the largest number of steps in one dispatch; helps with small steps,
-            not with convolutions on a CPU. Each dispatch moves `steps_per_execution` batches,
-            however few of its steps run.
+        steps_per_execution: the largest number of steps in one dispatch. `auto` chooses it from the
+            traced program, so that small steps are fused; `explain` says what was chosen and why.
+            A number overrides that. Each dispatch moves so many batches, however few of its steps
+            run. The bits do not depend on it.
         log_every: when the metric window is closed: an interval in steps, and the end; or a
             trigger; None for never.
         on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
@@ -174,7 +176,7 @@ class Engine:
         plugins: Iterable[Any] = (),
         autoload: bool = True,
         run_dir: str | PathLike | None = None,
-        steps_per_execution: int = 1,
+        steps_per_execution: StepsPerExecution = "auto",
         log_every: int | Trigger | None = 50,
         on_nonfinite: NonFinitePolicy = "raise",
         max_compilations: int = 8,
@@ -190,7 +192,7 @@ class Engine:
         _check_counts(
             steps=steps,
             epochs=epochs,
-            steps_per_execution=steps_per_execution,
+            steps_per_execution=_get_number(steps_per_execution),
             limit_train_batches=limit_train_batches,
             fast_dev_run=fast_dev_run,
             max_compilations=max_compilations,
@@ -200,7 +202,7 @@ class Engine:
         self.steps = steps
         self.epochs = epochs
         self.seed = seed
-        self.steps_per_execution = steps_per_execution
+        self.steps_per_execution: StepsPerExecution = steps_per_execution
         self.limit_train_batches = limit_train_batches
         self.on_nonfinite: NonFinitePolicy = on_nonfinite
         self.max_compilations = max_compilations
@@ -250,7 +252,7 @@ class Engine:
         state: TrainState | None = None,
         steps: int | None = None,
         epochs: int | None = None,
-        steps_per_execution: int | None = None,
+        steps_per_execution: StepsPerExecution | None = None,
         resume: Resume = None,
         init_from: InitFrom = None,
     ) -> FitResult:
@@ -351,7 +353,9 @@ class Engine:
         compiled_step = program.get_compiled_step(1, tuple(returns))
         program.select_update_rule(state.step, UnboundedRange(0))
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
-        flat, results = compiled_step(program.layout.flatten(state), [batch], nothing_due)
+        batches = compiled_step.make_buffer()
+        batches.add(batch)
+        flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
         return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:
@@ -554,6 +558,20 @@ class Engine:
         """
         return apply_module_view(self.plugins, state, name)
 
+    def explain(self) -> str:
+        """Return what the engine has decided for the programs that it built so far: how many steps
+        go into one dispatch, and why."""
+        lines = []
+        for program in dict.fromkeys(self._programs.values()):
+            choice = program.dispatch_choice
+            if choice is not None:
+                lines.append(f"steps_per_execution: {choice.steps}, because {choice.reason}")
+        if lines:
+            return "\n".join(lines)
+        if self.steps_per_execution != "auto":
+            return f"steps_per_execution: {self.steps_per_execution}, as it was given"
+        return "steps_per_execution: auto; fit chooses when it knows the model and the data"
+
     @_use_device
     def explain_sharding(self, batch: PyTree) -> str:
         """Return where each array of a batch goes, a line each: which axis is divided over which
@@ -575,13 +593,13 @@ class Engine:
         state: TrainState | None,
         steps: int | None,
         epochs: int | None,
-        steps_per_execution: int | None,
+        steps_per_execution: StepsPerExecution | None,
         resume: Resume,
         init_from: InitFrom,
     ) -> FitRequest:
         """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
         arguments are those of `fit`."""
-        _check_counts(steps_per_execution=steps_per_execution)
+        _check_counts(steps_per_execution=_get_number(steps_per_execution))
         self.sharding.check_processes()
         start_step = 0
         if state is not None:
@@ -825,6 +843,11 @@ def _get_or_build(cache: dict[Any, Any], key: Any, build: Callable[[], Any], siz
         oldest = next(iter(cache))
         del cache[oldest]
     return value
+
+
+def _get_number(steps_per_execution: StepsPerExecution | None) -> int | None:
+    """Return a number of steps that was given; None where there is none to check."""
+    return None if steps_per_execution == "auto" else steps_per_execution
 
 
 def _check_counts(**counts: Any) -> None:

@@ -1,6 +1,6 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,6 +61,57 @@ class OutputLayout:
     fields: Any
 
 
+class BatchBuffer:
+    """The batches of one dispatch, each copied as it comes.
+
+    Args:
+        size: the largest number of batches.
+        is_stacked: whether the batches lie along a new first axis.
+    """
+
+    def __init__(self, size: int, *, is_stacked: bool) -> None:
+        self._size = size
+        self._is_stacked = is_stacked
+        self._treedef: Any = None
+        self._leaves: list[Any] = []
+        self.first: Any = None
+        self.count = 0
+
+    def add(self, batch: Any) -> None:
+        """Add a batch of the shapes of those before."""
+        leaves, treedef = jax.tree.flatten(batch)
+        if self.count == 0:
+            self.first = batch
+            self._treedef = treedef
+            self._leaves = [self._allocate(leaf) for leaf in leaves]
+        for place, leaf in zip(self._leaves, leaves, strict=True):
+            if isinstance(place, list):
+                place.append(leaf)
+            else:
+                place[self.count] = leaf
+        self.count += 1
+
+    def get_batches(self) -> Any:
+        """Return the one batch, or all along a new first axis. What is past their number is never
+        read."""
+        if not self._is_stacked:
+            return self.first
+        stacked = [self._stack(place) for place in self._leaves]
+        return jax.tree.unflatten(self._treedef, stacked)
+
+    def _allocate(self, leaf: Any) -> Any:
+        """Return a place for one leaf of all batches; a list, for those on the device."""
+        if not self._is_stacked or isinstance(leaf, jax.Array):
+            return []
+        # In the dtype of the device: to cast what is past the last batch might overflow.
+        return np.empty((self._size, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    def _stack(self, place: Any) -> Any:
+        if isinstance(place, list):
+            return jnp.stack([*place, *[place[-1]] * (self._size - len(place))])
+        return place
+
+
 class CompiledStep:
     """Run up to `steps_per_execution` steps in one dispatch of one executable.
 
@@ -76,6 +127,7 @@ class CompiledStep:
         layout: how states cross `jax.jit`.
         batch_structures: those that a batch may have.
         steps_per_execution: the size of the buffer.
+        runs_in_loop: whether there is a loop, which there must be for several steps.
         returns: fields of the output that leave the step as well, such as `preds`.
     """
 
@@ -86,10 +138,12 @@ class CompiledStep:
         layout: StateLayout,
         batch_structures: set[Any],
         steps_per_execution: int,
+        *,
+        runs_in_loop: bool,
         returns: tuple[str, ...] = (),
     ) -> None:
         self.steps_per_execution = steps_per_execution
-        self._is_fused = steps_per_execution > 1
+        self._runs_in_loop = runs_in_loop
         self._services = services
         self._step = step
         self._layout = layout
@@ -103,26 +157,32 @@ class CompiledStep:
         self._compiled_specs: dict[int, tuple[Any, list[Any]]] = {}
         self._returns = returns
 
+    def make_buffer(self) -> BatchBuffer:
+        """Return an empty buffer for the batches of one dispatch."""
+        # XLA sees that the slice of a buffer for one batch does not change in the loop, and fuses
+        # a step of attention in another way than with a longer one.
+        size = max(self.steps_per_execution, 2) if self._runs_in_loop else 1
+        return BatchBuffer(size, is_stacked=self._runs_in_loop)
+
     def __call__(
-        self, flat: FlatState, batches: Sequence[Any], due: np.ndarray, resident: Any = None
+        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
     ) -> tuple[FlatState, StepResults]:
         """Run one step for each batch, and return the state and the last step's results.
 
         Args:
             flat: the state before; consumed.
-            batches: at most `steps_per_execution`, of equal shapes.
+            batches: from `make_buffer`, with one batch and more.
             due: what is due after the last of the steps, in the order of `Settings.due_names`.
             resident: the arrays on the device that indexed batches are gathered from.
         """
-        key = id(self._step.update_rule), *shape_signature(batches[0])
+        key = id(self._step.update_rule), *shape_signature(batches.first)
         executable = self._executables.get(key)
         if executable is None:
-            self._check_new_batch(batches[0])
-        buffer = self._stack_batches(batches)
-        buffer = self._sharding.shard_batch(buffer, is_stacked=self._is_fused)
-        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(len(batches)), due)
+            self._check_new_batch(batches.first)
+        buffer = self._sharding.shard_batch(batches.get_batches(), is_stacked=self._runs_in_loop)
+        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count), due)
         if executable is None:
-            executable = self._compile(batches[0], arguments)
+            executable = self._compile(batches.first, arguments)
             self._executables[key] = executable
             assert self._traced_output_layout is not None
             self._output_layouts[key] = self._traced_output_layout
@@ -153,21 +213,6 @@ class CompiledStep:
             "batches of new shapes", lambda: {"what they train on": where}, batch
         )
 
-    def _stack_batches(self, batches: Sequence[Any]) -> Any:
-        """Return the buffer of a dispatch: one batch, or several along a new first axis."""
-        if self.steps_per_execution == 1:
-            return batches[0]
-        return jax.tree.map(self._stack_leaves, *batches)
-
-    def _stack_leaves(self, *leaves: Any) -> Any:
-        missing = self.steps_per_execution - len(leaves)
-        if isinstance(leaves[0], jax.Array):
-            return jnp.stack([*leaves, *[leaves[-1]] * missing])
-        # What is past the trip count is never read.
-        buffer = np.empty((self.steps_per_execution, *leaves[0].shape), leaves[0].dtype)
-        np.stack(leaves, out=buffer[: len(leaves)])
-        return buffer
-
     def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
         """Compile the step for batches of these shapes, within the cap on compilations."""
         batch_spec = shape_spec(batch)
@@ -179,7 +224,7 @@ class CompiledStep:
         run = jax.jit(self._run, donate_argnums=0, out_shardings=out_shardings)
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
         with self._services.timings.time("compile"), self._sharding.mesh_context():
-            buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._is_fused)
+            buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
             options = _choose_compiler_options(lowered, arguments[0])
@@ -203,7 +248,7 @@ class CompiledStep:
     def _run(
         self, arrays: Any, packed: Any, resident: Any, buffer: Any, count: Any, due: Any
     ) -> Any:
-        if self.steps_per_execution == 1:
+        if not self._runs_in_loop:
             return self._run_single_step(resident, buffer, due, arrays, packed)
         return self._run_fused_steps(resident, buffer, count, due, arrays, packed)
 

@@ -50,6 +50,25 @@ def count_flops(program: ClosedJaxpr) -> float:
     return _count_equations(program.jaxpr)
 
 
+def contains_primitive(program: ClosedJaxpr, name: str) -> bool:
+    """Return whether a program, or one that it calls, has an operation of this name.
+
+    Args:
+        program: such as the `jaxpr` of the hook `on_compile`.
+        name: of the primitive, such as `conv_general_dilated`.
+    """
+    return _has_equation(program.jaxpr, name)
+
+
+def _has_equation(jaxpr: Jaxpr, name: str) -> bool:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == name:
+            return True
+        if any(_has_equation(inner, name) for inner in _iter_jaxprs(equation)):
+            return True
+    return False
+
+
 def _count_equations(jaxpr: Jaxpr) -> float:
     return sum((_count_equation(equation) for equation in jaxpr.eqns), start=0.0)
 

@@ -9,12 +9,19 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
+from fulgurite.execution.dispatch import (
+    DispatchChoice,
+    choose_loop,
+    choose_steps_per_execution,
+    count_batch_bytes,
+)
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
@@ -46,6 +53,7 @@ class Program:
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
         module_text: the module as text, in which everything that is no array shows by its value.
+        dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
 
     Args:
         services: of the engine.
@@ -64,19 +72,15 @@ class Program:
         self.update_rule = self._build_update_rule(model_init, key)
         self.step = TrainStep(services, self.update_rule.for_step(0, StepRange(0)))
         self._batch_structures = {jax.tree.structure(batch) for batch in batches}
+        self._batch_bytes = max(map(count_batch_bytes, map(shape_spec, batches)))
         self._metric_specs = WindowSpec({}, {}, ())
+        self._step_programs: list[ClosedJaxpr] = []
         with services.sharding.mesh_context():
             without_metrics: TrainState = eqx.filter_eval_shape(
                 self._init_state, model_init, model_init.arrays, key, key
             )
             self._metric_specs = unite_metric_specs(
-                eqx.filter_eval_shape(
-                    self._compute_step_metrics,
-                    without_metrics,
-                    shape_spec(batch),
-                    shape_spec(resident),
-                )
-                for batch in batches
+                self._trace_step_metrics(without_metrics, batch, resident) for batch in batches
             )
             window = eqx.filter_eval_shape(MetricWindow.zeros, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)
@@ -93,6 +97,10 @@ class Program:
                 static_argnums=0,
                 out_shardings=services.sharding.replicated,
             )
+        self.dispatch_choice: DispatchChoice | None = None
+        self._loop_choice = choose_loop(
+            self._step_programs, is_sharded=services.sharding.mesh is not None
+        )
         self._compiled_steps: dict[tuple[int, tuple[str, ...]], CompiledStep] = {}
 
     def init_state(self, model_init: ModelInit, key: Key[Array, ""]) -> TrainState:
@@ -176,9 +184,21 @@ class Program:
                 self.layout,
                 self._batch_structures,
                 steps_per_execution,
-                returns,
+                runs_in_loop=self._loop_choice.runs_in_loop or steps_per_execution > 1,
+                returns=returns,
             )
         return self._compiled_steps[key]
+
+    def choose_steps_per_execution(self, interval: float) -> DispatchChoice:
+        """Return how many steps go into one dispatch where the user does not say it.
+
+        Args:
+            interval: the mean number of steps from one at which anything is due to the next.
+        """
+        self.dispatch_choice = choose_steps_per_execution(
+            self._loop_choice, self._batch_bytes, interval
+        )
+        return self.dispatch_choice
 
     def close_window(self, flat: FlatState) -> tuple[FlatState, Any]:
         """Return the state with its metric window closed, and arrays for `read_window`.
@@ -316,6 +336,20 @@ class Program:
             lambda leaf: next(remaining) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
             self.state_spec,
         )
+
+    def _trace_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
+        """Return the metrics and the running metrics of a step, by name, as
+        `jax.ShapeDtypeStruct`s, and keep its program.
+
+        Args:
+            state: without metrics in its window.
+            batch: a batch.
+            resident: the arrays on the device that indexed batches are gathered from.
+        """
+        trace = eqx.filter_make_jaxpr(self._compute_step_metrics)
+        program, metrics, static = trace(state, shape_spec(batch), shape_spec(resident))
+        self._step_programs.append(program)
+        return eqx.combine(metrics, static)
 
     def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
         due = jnp.zeros(len(self._services.settings.due_names), bool)

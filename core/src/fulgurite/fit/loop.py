@@ -1,6 +1,7 @@
 """The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in
 order."""
 
+import math
 from collections import deque
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from fulgurite.errors import (
     StateError,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.execution.compiled_step import StepResults
+from fulgurite.execution.compiled_step import BatchBuffer, StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import Record, RecordDispatcher, RecordStream, check_json_value
 from fulgurite.fit.run import EngineView, FitResult, Run
@@ -98,6 +99,7 @@ class Loop:
     """
 
     _before_action: HostStateBefore | None = None
+    _pending_error: Exception | None = None
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
@@ -125,7 +127,6 @@ class Loop:
         self._batches = iter(plan.data_iterator)
         self._resident = engine.sharding.replicate(plan.device_arrays)
         self._pending_item: BatchItem | None = None
-        self._compiled_step = plan.program.get_compiled_step(plan.steps_per_execution)
         self._flat = plan.program.layout.flatten(plan.state)
         self._state: TrainState | None = None
         self._epochs = plan.requested_length[1]
@@ -142,11 +143,19 @@ class Loop:
         }
         self._due_names = engine.due_names
         self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
+        self._compiled_step = plan.program.get_compiled_step(self._choose_steps_per_execution(plan))
         self._loop_state = LoopState.STEPPING
         self._save_requested = False
         self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
         self._num_records_before_action = 0
         self._rate = StepRate()
+
+    def _choose_steps_per_execution(self, plan: FitPlan) -> int:
+        if plan.steps_per_execution != "auto":
+            return plan.steps_per_execution
+        interval = self._scheduler.find_interval(plan.step_range)
+        epoch_length = plan.data_iterator.epoch_length or interval
+        return plan.program.choose_steps_per_execution(min(interval, epoch_length)).steps
 
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""
@@ -375,13 +384,13 @@ class Loop:
         while True:
             started = perf_counter()
             self._loop_state = LoopState.FETCHING
-            items = self._collect_batches(target)
+            items, batches = self._collect_batches(target)
             self._loop_state = LoopState.STEPPING
             fetched = perf_counter()
             target = self._advance(items, target)
             self._bound_in_flight()
             free = perf_counter()
-            self._dispatch(items, is_due=self.step == target)
+            self._dispatch(batches, is_due=self.step == target)
             dispatched = perf_counter()
             data_seconds += fetched - started
             wait_seconds += free - fetched
@@ -416,29 +425,45 @@ class Loop:
         if len(self._in_flight) == MAX_IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
 
-    def _dispatch(self, items: list[BatchItem], *, is_due: bool) -> None:
+    def _dispatch(self, batches: BatchBuffer, *, is_due: bool) -> None:
         """Hand the steps of these batches to the device."""
         due = self._scheduler.due_flags if is_due else self._scheduler.nothing_due
-        batches = [item.batch for item in items]
         self._flat, results = self._compiled_step(self._flat, batches, due, self._resident)
         self._in_flight.append(self._flat.packed[0])
         self._last_dispatch = (results, due)
 
-    def _collect_batches(self, target: float) -> list[BatchItem]:
+    def _collect_batches(self, target: float) -> tuple[list[BatchItem], BatchBuffer]:
         """Return the batches of the next dispatch: as many as fit before `target`, all of the same
-        shapes, of one epoch."""
+        shapes, of one epoch. Where the data fails, those before it are trained on first."""
+        if self._pending_error is not None:
+            raise self._pending_error
         items = [self._pending_item or self._get_next_batch(self.step)]
         self._pending_item = None
-        room = min(self._compiled_step.steps_per_execution, target - self.step)
+        batches = self._compiled_step.make_buffer()
+        batches.add(items[0].batch)
+        room = self._divide_evenly(target - self.step)
         while len(items) < room and not items[-1].epoch_end:
             if self._scheduler.should_stop_soon:
                 break
-            item = self._get_next_batch(self.step + len(items))
+            try:
+                item = self._get_next_batch(self.step + len(items))
+            except Exception as error:
+                self._pending_error = error
+                break
             if shape_signature(item.batch) != shape_signature(items[0].batch):
                 self._pending_item = item
                 break
             items.append(item)
-        return items
+            batches.add(item.batch)
+        return items, batches
+
+    def _divide_evenly(self, num_steps: float) -> float:
+        """Return the number of steps of the next of so many, in dispatches of about equal size: of
+        50 steps 13 and not 16, which would leave a dispatch of 2."""
+        largest = self._compiled_step.steps_per_execution
+        if num_steps <= largest or math.isinf(num_steps):
+            return min(largest, num_steps)
+        return math.ceil(num_steps / math.ceil(num_steps / largest))
 
     def _get_next_batch(self, step: int) -> BatchItem:
         try:

@@ -18,6 +18,7 @@ from fulgurite.errors import (
     error_context,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
+from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import Program
 from fulgurite.fit.actions import StopTraining
 from fulgurite.fit.records import (
@@ -48,7 +49,7 @@ class EngineView(Protocol):
     steps: int | None
     epochs: int | None
     seed: int
-    steps_per_execution: int
+    steps_per_execution: StepsPerExecution
     limit_train_batches: int | None
     on_nonfinite: NonFinitePolicy
     max_compilations: int

@@ -23,6 +23,10 @@ EPOCH_END_ACTION = "epoch_end"
 """The name of the loop's own action that calls `on_epoch_end`, in the list of pending actions."""
 
 
+_OBSERVED_STEPS = 256
+"""How many steps are looked at to know how often anything is due."""
+
+
 @dataclass(frozen=True, eq=False)
 class BoundAction:
     """A scheduled action with its owner.
@@ -235,6 +239,25 @@ class Scheduler:
             {name for name, step in next_steps.items() if step == target}
         )
         return target
+
+    def find_interval(self, step_range: StepRange) -> float:
+        """Return the mean number of steps from one at which anything is due by a step rule to the
+        next, near the beginning of a fit; the fit's end does not count.
+
+        Args:
+            step_range: of the fit.
+        """
+        start = step_range.start
+        without_end = StepRange(start)
+        due_steps: set[int] = set()
+        for state in self._states.values():
+            step = state.next_step(start, without_end)
+            while step is not None and step <= start + _OBSERVED_STEPS:
+                due_steps.add(step)
+                step = state.next_step(step, without_end)
+            if 2 * len(due_steps) > _OBSERVED_STEPS:
+                return 1.0
+        return _OBSERVED_STEPS / len(due_steps) if due_steps else math.inf
 
     def poll_requests(self, step: int) -> bool:
         """Return whether a clock or a request to stop is due at `step`, agreed by all processes."""

@@ -15,6 +15,7 @@ from jaxtyping import Array, Key
 
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
+from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import (
     Program,
     get_state_shardings,
@@ -43,7 +44,7 @@ class FitRequest:
         state: a state to continue from, or None.
         start_step: the step of that state, else 0.
         length: the steps and epochs to train, one of them None.
-        steps_per_execution: the largest number of steps in one dispatch.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         resume: the argument of `fit`.
         init_from: the argument of `fit`.
     """
@@ -53,7 +54,7 @@ class FitRequest:
     state: TrainState | None
     start_step: int
     length: tuple[int | None, int | None]
-    steps_per_execution: int
+    steps_per_execution: StepsPerExecution
     resume: Resume
     init_from: InitFrom
 
@@ -69,7 +70,7 @@ class FitPlan:
         step_range: its start is earlier than `state.step` in a resumed fit.
         requested_length: the steps and epochs to train, one of them None; with epochs, the end
             follows from the ends of epochs as far as they are known.
-        steps_per_execution: the largest number of steps in one dispatch.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
         resumed_from: the snapshot that the fit goes on from, or None.
         resume: what `fit(resume=...)` was.
@@ -80,7 +81,7 @@ class FitPlan:
     state: TrainState
     step_range: StepRange
     requested_length: tuple[int | None, int | None]
-    steps_per_execution: int
+    steps_per_execution: StepsPerExecution
     device_arrays: Any
     resumed_from: Snapshot | None
     resume: Resume
