@@ -230,7 +230,7 @@ def test_explain_shows_what_the_engine_of_a_program_does(
 ):
     assert exit_code("explain", program, "steps=7") == 0
     rows = capsys.readouterr().out.splitlines()
-    assert rows[0] == "7 steps, seed 0, up to 1 steps in a dispatch"
+    assert rows[0] == "7 steps, seed 0, as many steps in a dispatch as fit chooses"
     assert any(row.split()[0] == "report" for row in rows if row)
     assert exit_code("explain", program, "stesp=7") == 2
     assert "experiment has no argument 'stesp'" in capsys.readouterr().err

@@ -37,7 +37,7 @@ class Second:
 def test_the_explanation_of_two_plugins() -> None:
     engine = fg.Engine(steps=250, seed=3, plugins=[First(), Second()], autoload=False)
     rows = [" ".join(line.split()) for line in explain(engine).splitlines()]
-    assert rows[0] == "250 steps, seed 3, up to 1 steps in a dispatch"
+    assert rows[0] == "250 steps, seed 3, as many steps in a dispatch as fit chooses"
     assert rows[1].startswith("program: ")
     assert rows[4:6] == [
         f"second module {__name__} given in the order given",
@@ -54,7 +54,7 @@ def test_the_explanation_of_two_plugins() -> None:
 
 def test_explanation_abbreviates_many_steps_and_is_empty_without_plugins() -> None:
     rows = explain(fg.Engine(epochs=3, log_every=10, autoload=False)).splitlines()
-    assert rows[0] == "3 epochs, seed 0, up to 1 steps in a dispatch"
+    assert rows[0] == "3 epochs, seed 0, as many steps in a dispatch as fit chooses"
     assert rows[4] == "  none"
     assert rows[-1].endswith("Every(n=10) | AtEnd(): 10, 20, 30, 40, 50, 60, …")
 

@@ -80,7 +80,7 @@ def as_model_init(model: Any) -> ModelInit:
 
     Args:
         model: a module; a pair of a module and an `eqx.nn.State`; or a callable, called as
-            `model(key=key)`, that returns either. The arrays of a callable are made under jit;
+            `model(key=key)`, that returns either. The arrays of a callable are made on the device;
             those of a module are copied.
 
     Raises:

@@ -1,6 +1,7 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its
 place."""
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -152,6 +153,7 @@ class TrainStep:
         metrics, running_metrics = collect_step_metrics(
             output, plugin_metrics, count_examples(batch, mask)
         )
+        output = _drop_model_state(output)
         return StepOutcome(new, output, metrics, running_metrics, is_bad, term_index)
 
     def _find_offset(self, names: list[str]) -> int:
@@ -245,6 +247,15 @@ class TrainStep:
 
     def _call(self, hook: HookImpl, ctx: Context, **arguments: Any) -> Any:
         return hook(self.step_number, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
+
+
+def _drop_model_state(output: Output) -> Output:
+    """Return the output without the model state, which the new train state has.
+
+    A plugin may have put another one there, and then Equinox lets nobody look at this one.
+    """
+    names = [field.name for field in fields(output) if field.name != "model_state"]
+    return Output(**{name: getattr(output, name) for name in names})
 
 
 def _get_user_fields(state: TrainState) -> dict[str, Any]:

@@ -78,10 +78,10 @@ def _format_settings(engine: Engine) -> str:
         f"{engine.epochs} epochs" if engine.epochs else f"{engine.steps or 'no number of'} steps"
     )
     run_dir = "" if engine.run_dir is None else f", run directory {engine.run_dir}"
-    return (
-        f"{length}, seed {engine.seed}, up to {engine.steps_per_execution} steps in a dispatch"
-        f"{run_dir}"
-    )
+    dispatch = "as many steps in a dispatch as fit chooses"
+    if engine.steps_per_execution != "auto":
+        dispatch = f"up to {engine.steps_per_execution} steps in a dispatch"
+    return f"{length}, seed {engine.seed}, {dispatch}{run_dir}"
 
 
 def _list_plugins(engine: Engine) -> list[str]:
