@@ -358,7 +358,7 @@ def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> Non
             def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
                 return fg.Output(factor * self.weight)
 
-        return float(fg.Engine(steps=1).fit(Scaled(), numbers([0])).module.weight)
+        return float(fg.Engine(steps=1).fit(Scaled, numbers([0])).module.weight)
 
     assert [train(1.0), train(2.0), train(1.0)] == [-1.0, -2.0, -1.0]
 
@@ -367,16 +367,16 @@ def test_host_callbacks_of_two_engines_are_not_confused() -> None:
     """A program that calls the host has the same text whatever it calls."""
     called: list[str] = []
 
-    def make_module(name: str) -> fg.Module:
+    def make_class(name: str) -> type[fg.Module]:
         class Calling(Counting):
             def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
                 jax.debug.callback(lambda: called.append(name))
                 return super().training_step(batch, ctx)
 
-        return Calling()
+        return Calling
 
     for name in ("first", "second"):
-        fg.Engine(steps=1).fit(make_module(name), numbers([0]))
+        fg.Engine(steps=1).fit(make_class(name), numbers([0]))
         jax.effects_barrier()
     assert called == ["first", "second"]
 

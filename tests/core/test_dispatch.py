@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite.execution.dispatch import (
     LoopChoice,
     choose_loop,
@@ -83,7 +84,7 @@ def test_explanation_says_what_was_chosen() -> None:
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "many"])
 def test_anything_else_is_an_error(number: Any) -> None:
-    with pytest.raises(fg.errors.ConfigurationError, match="steps_per_execution is"):
+    with pytest.raises(ConfigurationError, match="steps_per_execution is"):
         fg.Engine(steps=1, steps_per_execution=number)
 
 
