@@ -27,8 +27,8 @@ class Perceptron(fg.Module):
         self.mlp = eqx.nn.MLP(8, 3, 32, 2, key=key)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        kept = jax.random.bernoulli(ctx.key(), 0.9, batch["x"].shape)
-        logits = jax.vmap(self.mlp)(batch["x"] * kept)
+        mask = jax.random.bernoulli(ctx.key(), 0.9, batch["x"].shape)
+        logits = jax.vmap(self.mlp)(batch["x"] * mask)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         accuracy = fg.metrics.Accuracy.from_logits(logits, batch["label"])
         return fg.Output(losses.mean(), metrics={"accuracy": accuracy})
