@@ -122,7 +122,11 @@ def gradient_transform(
     """
 
 
-@hookspec("build", Combine.EACH, when="Where a new state is made, under jit.")
+@hookspec(
+    "build",
+    Combine.EACH,
+    when="Where a new state is made; traced where the state is divided among devices.",
+)
 def init_plugin_state(
     module: PyTree, key: Key[Array, ""], model_state: eqx.nn.State | None
 ) -> PyTree:
