@@ -1,6 +1,7 @@
 """Errors that leave the engine: the user's frames and our sentence stand together."""
 
 import traceback
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite import tracebacks
 from fulgurite.errors import ModelError
 
+ROOT = Path(__file__).parents[2]
 DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
 
 
@@ -97,3 +100,8 @@ def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     assert any(name.endswith("fulgurite/engine.py") for name in files)
     assert "FULGURITE_TRACEBACK" not in "".join(traceback.format_exception(error))
+
+
+def test_every_distribution_of_this_workspace_is_known() -> None:
+    packages = {path.parent.name for path in ROOT.glob("plugins/*/src/*/__init__.py")}
+    assert packages | {"fulgurite"} == tracebacks._OWN_PACKAGES

@@ -18,18 +18,25 @@ NOTE = f"Frames of Fulgurite and JAX are left out; {VARIABLE}=full shows them."
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 _OWN_PACKAGES = {
     "fulgurite",
+    "fulgurite_averaging",
     "fulgurite_checkpoint",
     "fulgurite_cli",
+    "fulgurite_config",
+    "fulgurite_dev",
     "fulgurite_evaluators",
     "fulgurite_logging",
     "fulgurite_losses",
     "fulgurite_metrics",
     "fulgurite_optimizers",
+    "fulgurite_precision",
     "fulgurite_progress",
     "fulgurite_rng",
     "fulgurite_runs",
     "fulgurite_sharding",
+    "fulgurite_stopping",
     "fulgurite_tensorboard",
+    "fulgurite_testing",
+    "fulgurite_tuner",
     "fulgurite_wandb",
 }
 """Those of this workspace. Who writes a `fulgurite_...` of their own wants to see its frames."""

@@ -15,6 +15,7 @@ from typing import Any
 from fulgurite import Engine, FitResult
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
 from fulgurite.redact import MASK
+from fulgurite.tracebacks import hide_internal_frames
 from fulgurite_config import Node
 from fulgurite_runs.json_codec import dumps
 
@@ -68,6 +69,7 @@ Factory = Callable[..., Any]
 without arguments that returns a configuration of `fulgurite_config`."""
 
 
+@hide_internal_frames
 def run(
     experiment: Factory, argv: Sequence[str] | None = None, program: str | None = None
 ) -> FitResult:

@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> int:
     except (ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(f"wrote {options.out}")
     return 0
 
 
