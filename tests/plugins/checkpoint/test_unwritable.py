@@ -92,11 +92,20 @@ def test_full_disk_is_reported_and_saving_is_retried(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("deleted", [".", "checkpoints"])
-def test_directory_deleted_during_training(tmp_path: Path, deleted: str) -> None:
+def test_a_run_directory_deleted_during_training_ends_the_run(tmp_path: Path) -> None:
+    """Its lock is gone with it: a new run may be there already, and would find our checkpoints."""
+    run = tmp_path / "run"
+    delete = Act(fg.At(3), lambda _: shutil.rmtree(run))
+    with pytest.raises(CheckpointError, match="lock was deleted or replaced"):
+        counting(run, delete, steps=6, async_save=False)
+    assert not run.exists()
+
+
+@pytest.mark.full
+def test_checkpoints_deleted_during_training(tmp_path: Path) -> None:
     """What was there is gone; training goes on, and what is saved later is whole."""
     run = tmp_path / "run"
-    delete = Act(fg.At(3), lambda _: shutil.rmtree(run / deleted))
+    delete = Act(fg.At(3), lambda _: shutil.rmtree(run / "checkpoints"))
     result = counting(run, delete, steps=6, async_save=False)
     assert (float(result.module.weight), steps_in(run)) == (-6, [4, 5, 6])
     assert float(counting(run, steps=8, resume="auto").module.weight) == -8

@@ -306,12 +306,22 @@ def test_the_heartbeat_is_renewed(tmp_path: Path, quick: None):
     held.release()
 
 
-def test_heartbeat_of_a_deleted_directory_has_no_owner(tmp_path: Path, quick: None):
-    held = Lock(tmp_path / "lock", 1)
-    (tmp_path / "lock").unlink()
+@pytest.mark.parametrize("replacement", [None, "empty", "copy"])
+def test_a_lock_file_that_was_deleted_or_replaced_is_lost(
+    tmp_path: Path, quick: None, replacement: str | None
+):
+    """Issue 22, point 6. A copy names the same owner, but the kernel's lock is on the old file."""
+    path = tmp_path / "lock"
+    held = Lock(path, 1)
     held.check()
+    content = path.read_bytes()
+    path.rename(tmp_path / "moved")
+    if replacement is not None:
+        path.write_bytes(content if replacement == "copy" else b"")
+    with pytest.raises(CheckpointError, match="was deleted or replaced while this process held it"):
+        held.check()
     held.release()
-    assert not (tmp_path / "lock").exists()
+    assert path.exists() == (replacement is not None)
 
 
 # --- files that are not ours

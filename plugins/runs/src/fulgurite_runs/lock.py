@@ -1,5 +1,6 @@
 """Who writes to a run: a lock of the kernel, and a heartbeat for machines that do not see it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -123,10 +124,10 @@ class Lock:
         self._thread.start()
 
     def check(self, within: float = 0.0) -> None:
-        """Raise `CheckpointError` if another attempt owns the run now.
+        """Raise `CheckpointError` if another attempt owns the run now, or nobody keeps others out.
 
-        A lock file that is gone is nobody's. Nothing is read if that was done less than `within`
-        seconds ago.
+        A lock file that was deleted or replaced is lost: another process can lock the new one.
+        Nothing is read if that was done less than `within` seconds ago.
         """
         now = time.clock_gettime(_CLOCK)
         if now - self._checked < within:
@@ -137,6 +138,12 @@ class Lock:
                 f"{self._path.parent} was taken over by {successor}: this process had shown no "
                 f"sign of life for {DEAD:.0f} s. End it; the other one continues"
             )
+        if self._is_lost():
+            raise CheckpointError(
+                f"{self._path} was deleted or replaced while this process held it, so that another "
+                f"process may write to {self._path.parent}: nothing more is written there. Start "
+                f"the program again, with another run directory if that one is in use"
+            ) from FileNotFoundError(errno.ENOENT, "the locked file is gone", str(self._path))
         self._checked = now
 
     def release(self) -> None:
@@ -157,6 +164,13 @@ class Lock:
         if entry is None or entry[0] == self._owner:
             return None
         return entry[0]
+
+    def _is_lost(self) -> bool:
+        """Return whether the file that this process locked is no longer the one at the path."""
+        try:
+            return not _is_same_file(os.fstat(self._descriptor), self._path)
+        except OSError:
+            return False  # the path cannot be looked at now: the write that follows says why
 
     def _acquire(self) -> int:
         """Return the open and locked file, once nobody else holds it."""
@@ -275,7 +289,7 @@ def _parse_owner(descriptor: int) -> Owner | None:
 def _is_same_file(file: os.stat_result, path: Path) -> bool:
     try:
         return os.path.samestat(file, os.lstat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
