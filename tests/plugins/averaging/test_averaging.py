@@ -171,6 +171,7 @@ def make_data() -> fg.ArrayData:
     return fg.ArrayData({"x": x, "y": x[:, :1]}, 8, shuffle=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.slow)])
 def test_3s13_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     def make(key: Any) -> Any:

@@ -289,6 +289,7 @@ assert not {"os.system", "antigravity", "jax", "fulgurite"} & set(sys.modules)
 """
 
 
+@pytest.mark.full
 def test_1s15_a_hostile_file_imports_nothing_and_ends_soon(tmp_path: Path) -> None:
     command = [
         sys.executable,

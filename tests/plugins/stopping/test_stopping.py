@@ -136,6 +136,7 @@ def test_3s6_a_resumed_run_stops_at_the_same_step_for_the_same_reason() -> None:
     assert int(fit(patient, evaluate(*values), checkpoints, save, resume=3).state.step) == 6
 
 
+@pytest.mark.full
 def test_the_best_weights_come_back() -> None:
     stopping = EarlyStopping("test/loss", patience=2, restore_best=True)
     result = fit(stopping, evaluate(6, 5, 7, 8))
@@ -147,6 +148,7 @@ def test_the_best_weights_come_back() -> None:
     assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
 
 
+@pytest.mark.full
 def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell() -> None:
     class Scored(Counter):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -269,6 +271,7 @@ def test_a_spike_ends_training() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_spike_rewinds_to_the_checkpoint_before() -> None:
     save = fg.LambdaPlugin(every={2: lambda run: run.save()})
     result = spiking("rewind", save, InMemoryCheckpointer())
