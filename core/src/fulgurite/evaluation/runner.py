@@ -28,6 +28,7 @@ from fulgurite.evaluation.batch_metrics import (
     compute_collected,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.program import EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
 from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
 from fulgurite.model.context import Context
@@ -60,7 +61,8 @@ class EvaluationRunner:
         self._sharding = services.sharding
         self._due_names = services.settings.due_names
         self._compilations = services.compilations
-        self._compiled: dict[Any, jax.stages.Wrapped] = {}
+        self._validation_programs: dict[Any, EvaluationProgram] = {}
+        self._prediction_programs: dict[Any, jax.stages.Wrapped] = {}
         # By program, the shapes of the batches that it was compiled for.
         self._batch_specs: dict[Any, dict[Any, Any]] = {}
         # The batch that is being traced, for errors.
@@ -129,12 +131,13 @@ class EvaluationRunner:
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, 1) as iterator:
             for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
-                run = self._get_compiled("validation_step", target, batch)
+                run = self._get_validation_program(target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 carry, collected, _ = jax.eval_shape(run, *arguments, None)
                 jax.eval_shape(run, *arguments, carry)
-                accumulator: MetricAccumulator = carry[0]
+                accumulator: MetricAccumulator = run.carry_treedef.unflatten(carry)[0]
+                collected = run.collected_treedef.unflatten(collected)
                 metrics = accumulator.metrics | accumulator.running | collected
                 metric_types = {name: type(metric) for name, metric in metrics.items()}
         return metric_types
@@ -160,7 +163,7 @@ class EvaluationRunner:
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
             for index, batch in self._iter_checked(iterator, get_batch_examples(data)):
-                run = self._get_compiled("predict_step", target, batch)
+                run = self._get_prediction_program(target, batch)
                 batch = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, batch, device_arrays, np.int32(index))
                 self._note_compilation("predict_step", target, batch, run, arguments)
@@ -180,8 +183,9 @@ class EvaluationRunner:
     ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]], dict[str, Any]]:
         """Return the merged metrics and the collecting ones of each batch, both on the host, and
         the media of the first batch."""
-        # By structure of batch: what one of them hands to the next.
-        carries: dict[Any, Any] = {}
+        # By structure of batch: what one of them hands to the next, and its structure.
+        carries: dict[Any, list[Any]] = {}
+        carry_treedefs: dict[Any, Any] = {}
         first_media: dict[str, Any] = {}
         in_flight: deque[Any] = deque()
         parts: list[dict[str, CollectingMetric]] = []
@@ -193,25 +197,31 @@ class EvaluationRunner:
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
                         "training is to stop"
                     )
-                run = self._get_compiled("validation_step", target, batch)
+                run = self._get_validation_program(target, batch)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 structure = split_batch(batch).structure
                 if structure not in carries:
                     carries[structure] = self._init_carry(run, arguments)
+                    carry_treedefs[structure] = run.carry_treedef
+                if run.carry_treedef is None:
+                    run.carry_treedef = carry_treedefs[structure]
                 arguments = (*arguments, carries[structure])
                 self._note_compilation("validation_step", target, batch, run, arguments)
                 carry, collected, media = run(*arguments)
                 carries[structure] = carry
                 if index == 0:
-                    first_media = media
-                in_flight.append((carry, jax.copy_to_host_async(collected)))
+                    first_media = run.media_treedef.unflatten(media)
+                for array in collected:
+                    array.copy_to_host_async()
+                in_flight.append((carry[-1], collected, run.collected_treedef))
                 if len(in_flight) > MAX_IN_FLIGHT:
-                    done, collected = in_flight.popleft()
-                    jax.block_until_ready(done)
-                    parts.append(jax.device_get(collected))
-        parts += [jax.device_get(collected) for _, collected in in_flight]
-        accumulators = [jax.device_get(carry)[0] for carry in carries.values()]
+                    parts.append(_read_collected(*in_flight.popleft()))
+        parts += [_read_collected(*batch) for batch in in_flight]
+        accumulators = [
+            carry_treedefs[structure].unflatten(jax.device_get(carry))[0]
+            for structure, carry in carries.items()
+        ]
         accumulator = reduce(MetricAccumulator.merge, accumulators) if accumulators else None
         return accumulator, parts, first_media
 
@@ -232,10 +242,10 @@ class EvaluationRunner:
         ):
             yield iterator
 
-    def _init_carry(self, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def _init_carry(self, run: EvaluationProgram, arguments: tuple[Any, ...]) -> list[Any]:
         """Return zeros for what one batch hands to the next; the first batch replaces them."""
         specs = jax.eval_shape(run, *arguments, None)[0]
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), specs)
+        zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in specs]
         return jax.device_put(zeros, self._sharding.replicated)
 
     def _iter_checked(
@@ -266,25 +276,34 @@ class EvaluationRunner:
             mark_as_shared(error)
             raise
 
-    def _get_compiled(self, step: str, target: EvalTarget, batch: Any) -> jax.stages.Wrapped:
-        """Return the program for a target and batch of this structure, compiled at its first
-        call."""
-        key = step, target.key, jax.tree.structure(batch)
-        if key not in self._compiled:
-            body = self._evaluate_batch if step == "validation_step" else self._predict_batch
+    def _get_validation_program(self, target: EvalTarget, batch: Any) -> EvaluationProgram:
+        """Return the program of a validation step for a target and batch of this structure,
+        compiled at its first call."""
+        key = "validation_step", target.key, jax.tree.structure(batch)
+        if key not in self._validation_programs:
+            self._validation_programs[key] = EvaluationProgram(
+                lambda leaves, *rest: self._evaluate_batch(target.join(leaves), *rest),
+                self._sharding.replicated,
+            )
+        return self._validation_programs[key]
+
+    def _get_prediction_program(self, target: EvalTarget, batch: Any) -> jax.stages.Wrapped:
+        """Do so for predictions."""
+        key = "predict_step", target.key, jax.tree.structure(batch)
+        if key not in self._prediction_programs:
             # Whatever leaves an evaluation is read on the host, by every process.
-            self._compiled[key] = jax.jit(
-                lambda leaves, *rest: body(target.join(leaves), *rest),
+            self._prediction_programs[key] = jax.jit(
+                lambda leaves, *rest: self._predict_batch(target.join(leaves), *rest),
                 out_shardings=self._sharding.replicated,
             )
-        return self._compiled[key]
+        return self._prediction_programs[key]
 
     def _note_compilation(
         self,
         step: str,
         target: EvalTarget,
         batch: Any,
-        run: jax.stages.Wrapped,
+        run: Any,
         arguments: tuple[Any, ...],
     ) -> None:
         """Before a batch of new shapes is run: check that there may be so many, and tell plugins of
@@ -294,7 +313,7 @@ class EvaluationRunner:
             step: the name of the method of the module.
             target: what is evaluated.
             batch: the batch.
-            run: the program.
+            run: the program, with `trace`.
             arguments: of the program.
         """
         key = step, target.key
@@ -377,6 +396,18 @@ class EvaluationRunner:
         where = f"batch {self._batch_index} of {self._evaluator.name!r}"
         with training_mode(False, module) as module, batch_error_context(where, batch):
             yield module, batch, ctx
+
+
+def _read_collected(done: Any, collected: list[Any], treedef: Any) -> Any:
+    """Return what one batch collected, on the host, once the batch is done.
+
+    Args:
+        done: an array that the batch leaves.
+        collected: the arrays of the collecting metrics.
+        treedef: their structure.
+    """
+    done.block_until_ready()
+    return treedef.unflatten(jax.device_get(collected))
 
 
 def _concatenate_predictions(batches: list[Any]) -> Any:
