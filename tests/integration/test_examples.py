@@ -207,7 +207,7 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_example_is_run_here():
-    names = {"digits.py", "digits_standalone_eval.py", "gan.py", "notebook.py"}
+    names = {"classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py", "notebook.py"}
     names |= {"transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 

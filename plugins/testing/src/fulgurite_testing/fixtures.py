@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tiny_engine() -> "Callable[..., fg.Engine]":
-    """Return `tiny_engine(*plugins, **settings)`, which builds an engine for 8 steps that logs
-    every second one and autoloads nothing."""
+    """Return `tiny_engine(*plugins, **settings)`, which builds an engine for 8 single steps that
+    logs every second one and autoloads nothing."""
     from fulgurite_testing.tiny import tiny_engine
 
     return tiny_engine

@@ -53,7 +53,7 @@ def tiny_data() -> fg.ArrayData:
 
 
 def tiny_engine(*plugins: Any, **settings: Any) -> fg.Engine:
-    """Return an engine for 8 steps that logs every second one; nothing is autoloaded.
+    """Return an engine for 8 single steps that logs every second one; nothing is autoloaded.
 
     Args:
         plugins: of the engine. With a `run_dir`, one that opens it is added.
@@ -61,6 +61,5 @@ def tiny_engine(*plugins: Any, **settings: Any) -> fg.Engine:
     """
     if settings.get("run_dir") is not None:
         plugins = (*plugins, RunPlugin())
-    return fg.Engine(
-        plugins=plugins, **{"steps": STEPS, "log_every": 2, "autoload": False, **settings}
-    )
+    defaults = {"steps": STEPS, "steps_per_execution": 1, "log_every": 2, "autoload": False}
+    return fg.Engine(plugins=plugins, **{**defaults, **settings})

@@ -6,9 +6,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.execution.program import Program
 from fulgurite.training.state import as_model_init
+from fulgurite.training.step import TrainStep
 from fulgurite.triggers import StepRange
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -100,12 +102,13 @@ def _trace_step(subject: PluginUnderTest, plugins: list[Any], times: int) -> lis
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
     program = Program(engine.services, as_model_init(subject.model), (batch,), None)
     program.select_update_rule(0, StepRange(0, 8))
-    nothing_due = np.zeros(len(engine.due_names), bool)
+    nothing_due = jnp.zeros(len(engine.due_names), bool)
 
     def trace() -> ClosedJaxpr:
-        # A new function for each trace: JAX keeps the trace of a function that it knows.
-        step = eqx.filter_make_jaxpr(lambda state, batch, due: program.step(state, batch, due))
-        return step(program.state_spec, batch, nothing_due)[0]
+        # A new step for each trace: it keeps the trace of a batch that it knows.
+        step = TrainStep(engine.services, program.step.update_rule)
+        make_jaxpr = eqx.filter_make_jaxpr(step.__call__)
+        return make_jaxpr(program.state_spec, batch, nothing_due)[0]
 
     with engine.sharding.mesh_context():
         return [trace() for _ in range(times)]
