@@ -74,6 +74,13 @@ class VectorPacking:
             groups[vector].append(_bitcast(jnp.ravel(value), self.dtypes[vector]))
         return tuple(map(_concatenate, groups))
 
+    def pack_on_host(self, values: Sequence[np.ndarray]) -> Vectors:
+        """Return the vectors that hold `values`, as NumPy arrays."""
+        groups: list[list[np.ndarray]] = [[] for _ in self.dtypes]
+        for value, (vector, _) in zip(values, self._offsets, strict=True):
+            groups[vector].append(_bitcast(np.ravel(value), self.dtypes[vector]))
+        return tuple(np.concatenate(group) for group in groups)
+
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the values: jax arrays of jax vectors, NumPy arrays of NumPy vectors."""
         return [
@@ -182,13 +189,17 @@ class StateLayout:
         Each array lies where it belongs, on the device, and is no other one of them. A state that
         was consumed is an error.
         """
-        leaves = self._flatten_checked(state)
-        if self._needs_copies(leaves):
-            check_not_consumed(state)
-            leaves = jax.tree.leaves(deduplicate_arrays(state))
-        leaves = self._move(leaves)
-        arrays = _get_raw(leaves, self._array_plans)
-        return FlatState(arrays, self._pack(_get_raw(leaves, self._packed_plans)))
+        arrays, scalars = self._select_raw(state)
+        return FlatState(arrays, self._pack(scalars))
+
+    def flatten_on_host(self, state: TrainState) -> FlatState:
+        """Do as `flatten`, and wait for the device: so the numbers are packed by NumPy, without a
+        program, which takes a second to compile for 300 metrics."""
+        if self._replicated is not None:
+            return self.flatten(state)
+        arrays, scalars = self._select_raw(state)
+        vectors = self.packing.pack_on_host(jax.device_get(scalars))
+        return FlatState(arrays, jax.device_put(vectors))
 
     def unflatten(self, flat: FlatState) -> TrainState:
         """Return the state in its natural form, outside of a trace. The next step consumes it as it
@@ -212,6 +223,16 @@ class StateLayout:
     def unflatten_traced(self, flat: FlatState) -> TrainState:
         """Do as `unflatten` inside a trace."""
         return self._unflatten_leaves(flat.arrays, self.packing.unpack(flat.packed))
+
+    def _select_raw(self, state: TrainState) -> tuple[list[Array], list[Array]]:
+        """Return the arrays that a step donates and those that travel packed, each where it belongs
+        and none of them twice."""
+        leaves = self._flatten_checked(state)
+        if self._needs_copies(leaves):
+            check_not_consumed(state)
+            leaves = jax.tree.leaves(deduplicate_arrays(state))
+        leaves = self._move(leaves)
+        return _get_raw(leaves, self._array_plans), _get_raw(leaves, self._packed_plans)
 
     def _flatten_checked(self, state: TrainState) -> list[Any]:
         leaves, treedef = jax.tree.flatten(state)

@@ -127,7 +127,7 @@ class Loop:
         self._batches = iter(plan.data_iterator)
         self._resident = engine.sharding.replicate(plan.device_arrays)
         self._pending_item: BatchItem | None = None
-        self._flat = plan.program.layout.flatten(plan.state)
+        self._flat = plan.program.layout.flatten_on_host(plan.state)
         self._state: TrainState | None = None
         self._epochs = plan.requested_length[1]
         self._signals = signals
@@ -274,7 +274,7 @@ class Loop:
 
     def reset_train_metrics(self) -> None:
         """Begin the metrics of training anew, at this step."""
-        self._flat = self.program.layout.flatten(self.state().reset_metrics())
+        self._flat = self.program.layout.flatten_on_host(self.state().reset_metrics())
         self._state = None
 
     def _continue_from(self, snapshot: Snapshot) -> None:
@@ -615,7 +615,7 @@ class Loop:
             check_same_structure(state, new_state, f"the action {action.name}")
             # What was counted and measured is the run's, also when it goes back to earlier weights.
             new_state = new_state.replace(step=state.step, metric_window=state.metric_window)
-            self._flat = self.program.layout.flatten(new_state)
+            self._flat = self.program.layout.flatten_on_host(new_state)
             self._state = None
         elif answer is not None:
             raise PluginError(

@@ -80,13 +80,8 @@ class MetricWindow(eqx.Module):
         """Return the same window; the next step begins a new one."""
         return replace(self, closed=jnp.bool_(True))
 
-    @property
-    def steps(self) -> Int[Array, ""]:
-        """The steps in the window that no log trigger has closed yet."""
-        return jnp.where(self.closed, 0, self.count)
-
     def compute(self) -> dict[str, Value]:
-        """Return the values by name."""
+        """Return the values by name; on the host."""
         return self.values.compute()
 
 
