@@ -49,6 +49,14 @@ gc.set_threshold(50_000)
 # not. Each line is the beginning of a test's id. Single tests and variants elsewhere have the mark
 # `full` beside them, where something quicker holds the same promise in the fast selection.
 FULL = (
+    "tests/core/test_batch_structures.py::test_g6_a_loop_of_one_s_own_takes_batches_of_both_structures",
+    "tests/core/test_many_arrays.py::",
+    "tests/plugins/checkpoint/test_commands.py::",
+    "tests/plugins/checkpoint/test_exact.py::test_actions_after_one_that_saves_are_not_lost",
+    "tests/plugins/checkpoint/test_exact.py::test_logger_without_a_position_prevents_a_checkpoint",
+    "tests/plugins/checkpoint/test_restoring.py::test_changed_",
+    "tests/plugins/checkpoint/test_restoring.py::test_m",
+    "tests/plugins/evaluators/test_predictions.py::",
     "tests/core/test_batch_structures.py::test_g6_a_run_over_two_structures_resumes_exactly",
     "tests/core/test_compilation.py::test_one_executable_whatever_is_due_and_the_same_bits_for_three_",
     "tests/core/test_docstrings.py::test_example_runs",
