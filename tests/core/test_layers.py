@@ -23,7 +23,7 @@ LAYERS = """
     tree.paths tree.select tree.specs tree.typecheck
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
-    model.media model.mode model.context model.ambient_rng model.module
+    model.media model.mode model.sow model.context model.ambient_rng model.module
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.trace training.step
     execution.executables execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program

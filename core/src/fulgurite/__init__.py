@@ -16,6 +16,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.media import Media
 from fulgurite.model.mode import is_training, training_mode
 from fulgurite.model.module import Module, OptimizerSpec, Output, Task
+from fulgurite.model.sow import sow
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
@@ -92,5 +93,6 @@ __all__ = [
     "make_rng",
     "metrics",
     "select",
+    "sow",
     "training_mode",
 ]

@@ -392,6 +392,7 @@ class EvaluationRunner:
             rng_path=((self._evaluator.name, index),),
             due_flags=due_flags,
             rng_step=step if self._evaluator.new_rng_each_time else None,
+            evaluation=self._evaluator.name,
         )
         where = f"batch {self._batch_index} of {self._evaluator.name!r}"
         with training_mode(False, module) as module, batch_error_context(where, batch):

@@ -41,6 +41,7 @@ class Context:
         rng_path: names and indices that are folded into its keys, besides stream, step and phase.
         due_flags: what `is_due` returns, by name.
         rng_step: the step that is folded into its keys, if any.
+        evaluation: the name of the evaluation; None in training.
         losses: what `add_loss` collected; None outside of the forward pass.
         step_number: the number of the step that is traced, for notes on errors.
         plugin_states: the states of plugins before the step, by name; empty in evaluation.
@@ -58,6 +59,7 @@ class Context:
     rng_path: tuple[tuple[str, Any], ...] = ()
     due_flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
     rng_step: Int[Array, ""] | None = None
+    evaluation: str | None = None
     losses: dict[str, Float[Array, ""]] | None = None
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)
