@@ -207,6 +207,8 @@ class ArrayData:
     ) -> Iterator[Any]:
         arrays = np.arange(self.num_examples, dtype=np.int32) if self.on_device else self.arrays
         leaves, structure = jax.tree.flatten(arrays)
+        # To ask each batch takes 5 µs an array.
+        are_native = [leaf.dtype == _get_native_dtype(leaf) for leaf in leaves]
         padding = self.num_examples if self.on_device else 0
         for number in range(start, len(self)):
             first = number * self.batch_size
@@ -220,7 +222,10 @@ class ArrayData:
                 leaf[low:high] if order is None else leaf.take(order[low:high], 0)
                 for leaf in leaves
             ]
-            parts = [_pad_to(_as_native(part), num_rows, padding) for part in rows]
+            parts = [
+                _pad_to(part if is_native else _as_native(part), num_rows, padding)
+                for part, is_native in zip(rows, are_native, strict=True)
+            ]
             batch = structure.unflatten(parts)
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
             if self.on_device:
@@ -459,9 +464,13 @@ def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
 
 def _as_native(array: np.ndarray) -> np.ndarray:
     """Return an array in the dtype that jax gives it."""
+    return array.astype(_get_native_dtype(array), copy=False)
+
+
+def _get_native_dtype(array: np.ndarray) -> np.dtype:
+    """Return the dtype that jax gives an array."""
     # jax does not know dtypes whose bytes are in the other order.
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-    return array.astype(dtype, copy=False)
+    return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:
