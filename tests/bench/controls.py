@@ -34,7 +34,7 @@ from fulgurite_precision import Precision, Static
 from fulgurite_precision.casting import cast_floats
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
 from harness import Spread, arguments, interleaved, ratio, show, write
-from overhead import WORKLOADS, Trained, copied
+from workloads import WORKLOADS, Trained, copy_arrays
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer.py"
 RATIOS = {
@@ -120,7 +120,7 @@ MODELS: dict[str, Callable[[], tuple[fg.Module, fg.ArrayData, int]]] = {
 
 def measure_step(engine: fg.Engine, state: Any, data: fg.ArrayData, steps: int) -> float:
     """Return the seconds of a step, over so many of them from the initial state."""
-    state = copied(state)
+    state = copy_arrays(state)
     before = perf_counter()
     result = engine.fit(data=data, state=state, steps=steps)
     jax.block_until_ready(eqx.filter(result.module, eqx.is_array))

@@ -34,7 +34,7 @@ import fulgurite as fg
 import jax
 from fulgurite_logging import FileLogger, LogBackend
 from harness import Spread, arguments, interleaved, ratio, show, write
-from overhead import WORKLOADS, Trained, copied
+from workloads import WORKLOADS, Trained, copy_arrays
 
 LOGGERS: dict[str, list[Any]] = {
     "none": [],
@@ -167,7 +167,7 @@ class Arm:
 
     def __call__(self) -> float:
         Slow.release.clear()
-        state = copied(self._state)
+        state = copy_arrays(self._state)
         begun = perf_counter()
         self._engine.fit(data=self._source, state=state, resume="never")
         ended, (opened, trained) = perf_counter(), self._timed.at[-2:]

@@ -9,11 +9,16 @@ engine at its log steps.
     e          the same over a flat list of leaves, donated
     fit        the default Engine: everything checked to be finite, loss and accuracy in the metric
                window, logged every 50 steps
+    bare       the same with steps_per_execution=1
     fused      the same with steps_per_execution=16
     ondevice   `fit` on arrays that stay on the device, where batches are gathered by index
+    generator  `fit` on a generator that makes the batches as the loops by hand do
+    evaluate   `Engine.evaluate` over 128 batches, a batch
+    predict    `Engine.predict` over them
 
-The ratios are `fit`, `fused` and `ondevice` over b, `filter_jit` for fit over a, and `over_flat`
-for fit over e.
+The ratios are those arms over b, `filter_jit` for fit over a, and `over_flat` for fit over e;
+`evaluate` and `predict` have loops by hand of their own. The last three arms are tried on the small
+perceptron only, where they cost most. `scale.py` measures what comes before the first step.
 """
 
 import importlib.util
@@ -24,7 +29,7 @@ import resource
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -35,99 +40,36 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from evaluations import IN_FLIGHT, build_evaluation_arms
 from harness import Spread, arguments, interleaved, ratio, show, write
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array
+from workloads import (
+    OPTIMIZER,
+    WORKLOADS,
+    Batch,
+    Trained,
+    Workload,
+    build_update,
+    compute_loss,
+    copy_arrays,
+    iterate_batches,
+)
 
-Batch = dict[str, Any]
-OPTIMIZER = optax.adam(1e-3)
-IN_FLIGHT = 4
-RATIOS = {"fit": "b", "fused": "b", "ondevice": "b", "filter_jit": "a", "over_flat": "e"}
-
-
-# --- what is trained
-# ------------------------------------------------------------------------------------------------
-
-
-class Block(eqx.Module):
-    """x + linear(relu(linear(x)))."""
-
-    first: eqx.nn.Linear
-    second: eqx.nn.Linear
-
-    def __init__(self, width: int, *, key: Key[Array, ""]) -> None:
-        keys = jax.random.split(key)
-        self.first = eqx.nn.Linear(width, width, key=keys[0])
-        self.second = eqx.nn.Linear(width, width, key=keys[1])
-
-    def __call__(self, x: Float[Array, " width"]) -> Float[Array, " width"]:
-        return x + self.second(jax.nn.relu(self.first(x)))
-
-
-class ResidualNetwork(eqx.Module):
-    """Many small layers: 48 blocks have 196 arrays, 589 with those of Adam."""
-
-    enter: eqx.nn.Linear
-    blocks: list[Block]
-    leave: eqx.nn.Linear
-
-    def __init__(self, features: int, width: int, blocks: int, *, key: Key[Array, ""]) -> None:
-        first, last, *keys = jax.random.split(key, blocks + 2)
-        self.enter = eqx.nn.Linear(features, width, key=first)
-        self.blocks = [Block(width, key=key) for key in keys]
-        self.leave = eqx.nn.Linear(width, 10, key=last)
-
-    def __call__(self, x: Float[Array, " features"]) -> Float[Array, "10"]:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.leave(x)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model, its data, and the number of steps in a timed region: about a few tenths of a second
-    and more."""
-
-    model: Callable[..., eqx.Module]
-    features: int
-    batch_size: int
-    steps: int
-    examples: int = 4096
-
-    def arrays(self) -> Batch:
-        """`image` float32 `(examples, features)`, `label` int32 `(examples,)`, by chance."""
-        rng = np.random.default_rng(0)
-        image = rng.normal(size=(self.examples, self.features)).astype(np.float32)
-        return {"image": image, "label": rng.integers(0, 10, self.examples).astype(np.int32)}
-
-
-WORKLOADS = {
-    "mlp_small": Workload(partial(eqx.nn.MLP, 64, 10, 128, 2), 64, 64, steps=2000),
-    "resnet48": Workload(partial(ResidualNetwork, 64, 32, 48), 64, 8, steps=500),
-    "mlp_784": Workload(partial(eqx.nn.MLP, 784, 10, 256, 1), 784, 128, steps=400),
+RATIOS = {
+    "fit": "b",
+    "bare": "b",
+    "fused": "b",
+    "ondevice": "b",
+    "filter_jit": "a",
+    "over_flat": "e",
+    "generator": "b",
+    "evaluate": "evaluate by hand",
+    "predict": "predict by hand",
 }
-
-
-class Trained(fg.Module):
-    """The model with the training contract."""
-
-    model: Any
-
-    def training_step(self, batch: Batch, ctx: fg.Context) -> fg.Output:
-        loss, logits = compute_loss(self.model, batch)
-        return fg.Output(
-            loss, metrics={"accuracy": fg.metrics.Accuracy.from_logits(logits, batch["label"])}
-        )
-
-    def configure_optimizers(self) -> optax.GradientTransformation:
-        return OPTIMIZER
-
-
-def compute_loss(model: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "batch 10"]]:
-    """The mean cross-entropy and the logits."""
-    logits = jax.vmap(model)(batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
+NEVER_FUSED = "resnet18"
+"""The model without the arm `fused`: several times slower with convolutions on a CPU."""
+ONE_MODEL = "mlp_small"
+"""The model of the arms `generator`, `evaluate` and `predict`: there they cost most."""
 
 
 # --- the arms
@@ -161,6 +103,7 @@ def build_arms(workload: Workload) -> dict[str, Arm]:
     # Displays that are merely installed are no part of the engine.
     engines = {
         "fit": fg.Engine(steps=1, autoload=False),
+        "bare": fg.Engine(steps=1, steps_per_execution=1, autoload=False),
         "fused": fg.Engine(steps=1, steps_per_execution=16, autoload=False),
         "ondevice": fg.Engine(steps=1, autoload=False),
     }
@@ -217,23 +160,6 @@ def flat_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
     return hand_arm(workload, arrays, leaves, step)
 
 
-def build_update(model: Any) -> tuple[Any, Callable[..., tuple[Any, Any, Array]]]:
-    """The arrays of a model, and the step over them."""
-    params, static = eqx.partition(model, eqx.is_array)
-
-    def update(
-        params: Any, opt_state: Any, key: Any, i: Any, batch: Batch
-    ) -> tuple[Any, Any, Array]:
-        def loss(params: Any) -> Any:
-            return compute_loss(eqx.combine(params, static), batch)
-
-        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value
-
-    return params, update
-
-
 def hand_arm(
     workload: Workload, arrays: Batch, carry: Any, advance: Callable[..., tuple[Any, Array]]
 ) -> Arm:
@@ -243,7 +169,7 @@ def hand_arm(
     def train(carry: Any, steps: int, shuffle: bool) -> float:
         in_flight: deque[Array] = deque()
         loss = jnp.nan
-        for i, batch in zip(range(steps), batches(workload, arrays, shuffle), strict=False):
+        for i, batch in zip(range(steps), iterate_batches(workload, arrays, shuffle), strict=False):
             carry, loss = advance(carry, key, i, batch)
             in_flight.append(loss)
             if len(in_flight) == IN_FLIGHT:
@@ -251,29 +177,39 @@ def hand_arm(
         jax.block_until_ready(carry)
         return float(loss)
 
-    return Arm(partial(copied, carry), train)
+    return Arm(partial(copy_arrays, carry), train)
 
 
-def batches(workload: Workload, arrays: Batch, shuffle: bool) -> Iterator[Batch]:
-    """Epoch after epoch, permuted and gathered as `fg.ArrayData` does it."""
-    for epoch in range(10**9):
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, epoch])))
-        order = (
-            generator.permutation(workload.examples) if shuffle else np.arange(workload.examples)
-        )
-        for low in range(0, workload.examples, workload.batch_size):
-            chosen = order[low : low + workload.batch_size]
-            yield {name: array.take(chosen, 0) for name, array in arrays.items()}
+@dataclass(frozen=True)
+class GeneratedBatches:
+    """A source that is a generator: it makes the batches as the loops by hand do."""
+
+    workload: Workload
+    arrays: Batch
+    shuffle: bool
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iterate_batches(self.workload, self.arrays, self.shuffle)
 
 
 def engine_arm(
-    workload: Workload, arrays: Batch, model: Any, engine: fg.Engine, *, on_device: bool = False
+    workload: Workload,
+    arrays: Batch,
+    model: Any,
+    engine: fg.Engine,
+    *,
+    on_device: bool = False,
+    is_generated: bool = False,
 ) -> Arm:
     """`Engine.fit` from an initial state: all that a fit does is timed, compiling is not."""
-    sources = {
-        shuffle: fg.ArrayData(arrays, workload.batch_size, shuffle=shuffle, on_device=on_device)
-        for shuffle in (True, False)
-    }
+    sources: dict[bool, Any] = {}
+    for shuffle in (True, False):
+        if is_generated:
+            sources[shuffle] = GeneratedBatches(workload, arrays, shuffle)
+        else:
+            sources[shuffle] = fg.ArrayData(
+                arrays, workload.batch_size, shuffle=shuffle, on_device=on_device
+            )
     state = engine.init_state(Trained(model), sources[True])
 
     def train(state: fg.TrainState, steps: int, shuffle: bool) -> float:
@@ -281,14 +217,7 @@ def engine_arm(
         jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
         return result.metrics["train"]["batch_loss"]
 
-    return Arm(partial(copied, state), train)
-
-
-def copied(tree: Any) -> Any:
-    """A copy of every array, ready to be donated."""
-    return jax.block_until_ready(
-        jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree)
-    )
+    return Arm(partial(copy_arrays, state), train)
 
 
 # --- other systems
@@ -321,7 +250,7 @@ def keras_arm(workload: Workload, arrays: Batch) -> Arm:
 
     def train(state: None, steps: int, shuffle: bool) -> float:
         history = model.fit(
-            arrays["image"],
+            arrays["input"],
             arrays["label"],
             batch_size=workload.batch_size,
             epochs=-(-steps * workload.batch_size // workload.examples),
@@ -348,7 +277,7 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
         def __init__(self) -> None:
             super().__init__()
             layers = (
-                nn.Linear(workload.features, 128),
+                nn.Linear(workload.shape[0], 128),
                 nn.ReLU(),
                 nn.Linear(128, 128),
                 nn.ReLU(),
@@ -357,8 +286,8 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
             self.net = nn.Sequential(*layers)
 
         def training_step(self, batch: Any, index: int) -> Any:
-            image, label = batch
-            logits = self.net(image)
+            input, label = batch
+            logits = self.net(input)
             loss = nn.functional.cross_entropy(logits, label.long())
             self.log_dict({"loss": loss, "accuracy": (logits.argmax(-1) == label).float().mean()})
             return loss
@@ -437,21 +366,30 @@ def first(name: str) -> None:
 
 
 def measure_workload(
-    workload: Workload, arms: dict[str, Arm], repeats: int
+    workload: Workload,
+    arms: dict[str, Arm],
+    repeats: int,
+    further: Mapping[str, Callable[[], float]] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds a step of every arm, a value a round."""
+    """Seconds a step of every arm, a value a round.
+
+    Args:
+        workload: says how many steps are timed.
+        arms: what trains.
+        repeats: the number of rounds.
+        further: what else is measured in each round.
+    """
     for arm in arms.values():
-        arm.train(arm.start(), 32, True)
-    return interleaved(
-        {name: partial(arm.seconds_per_step, workload.steps) for name, arm in arms.items()}, repeats
-    )
+        arm.train(arm.start(), min(32, workload.steps), True)
+    timings = {name: partial(arm.seconds_per_step, workload.steps) for name, arm in arms.items()}
+    return interleaved({**timings, **(further or {})}, repeats)
 
 
-def check_equal_work(arms: dict[str, Arm]) -> None:
+def check_equal_work(arms: dict[str, Arm], steps: int) -> None:
     """Every arm must reach the same loss on the same batches, or it is not the same work."""
-    losses = {name: arm.train(arm.start(), 32, False) for name, arm in arms.items()}
+    losses = {name: arm.train(arm.start(), steps, False) for name, arm in arms.items()}
     if not np.allclose(list(losses.values()), losses["b"], rtol=1e-3):
-        raise SystemExit(f"the arms do not train alike; losses after 32 steps: {losses}")
+        raise SystemExit(f"the arms do not train alike; losses after {steps} steps: {losses}")
 
 
 def main() -> None:
@@ -475,9 +413,18 @@ def main() -> None:
     for model in options.models:
         workload = WORKLOADS[model]
         arms = build_arms(workload)
-        check_equal_work(arms)
+        if model == NEVER_FUSED:
+            del arms["fused"]
+        check_equal_work(arms, min(32, workload.steps))
         peers = peer_arms(workload) if options.peers and model == "mlp_small" else {}
-        seconds = measure_workload(workload, arms | peers, options.repeats)
+        further = {}
+        if model == ONE_MODEL:
+            network = workload.model(key=jax.random.key(0))
+            arrays = workload.arrays()
+            engine = fg.Engine(steps=1, autoload=False)
+            arms["generator"] = engine_arm(workload, arrays, network, engine, is_generated=True)
+            further = build_evaluation_arms(workload, network)
+        seconds = measure_workload(workload, arms | peers, options.repeats, further)
         shown = {
             f"{model}.{name}": Spread.of([value * 1e6 for value in values])
             for name, values in seconds.items()
@@ -485,6 +432,7 @@ def main() -> None:
         results = {
             f"{model}.{name}": ratio(seconds, name if name in seconds else "fit", base)
             for name, base in (RATIOS | dict.fromkeys(peers, "b")).items()
+            if name in seconds or (base != "b" and base in seconds)
         }
         show(f"{model}: µs a step", shown)
         show(f"{model}: ratios", results)

@@ -21,18 +21,8 @@ import optax
 from fulgurite_sharding import FSDP, DataParallel, ShardBySize, Sharding
 from harness import Spread, arguments, ratio, show, write
 from jax.sharding import NamedSharding, PartitionSpec
-from overhead import (
-    IN_FLIGHT,
-    OPTIMIZER,
-    WORKLOADS,
-    Arm,
-    Batch,
-    Workload,
-    compute_loss,
-    engine_arm,
-    hand_arm,
-    measure_workload,
-)
+from overhead import IN_FLIGHT, Arm, engine_arm, hand_arm, measure_workload
+from workloads import OPTIMIZER, WORKLOADS, Batch, Workload, compute_loss
 
 DEVICES = 8
 # A weight of (128, 128) is divided.
