@@ -18,7 +18,7 @@ engine at its log steps.
 
 The ratios are those arms over b, `filter_jit` for fit over a, and `over_flat` for fit over e;
 `evaluate` and `predict` have loops by hand of their own. The last three arms are tried on the small
-perceptron only, where they cost most. `scale.py` measures what comes before the first step.
+perceptron only, where they cost most. `start.py` measures what comes before the first step.
 """
 
 import importlib.util

@@ -1,0 +1,151 @@
+"""What comes before the first step, in fresh processes: the engine, and a program by hand.
+
+Both make the same model of residual layers, train it for 20 steps and print their seconds. The arrays
+of a program are those of its model and of Adam: 4 for each layer and optimizer moment.
+
+    total     from making the module to the end of 20 steps; imports are left out
+    compile   lowering the step and compiling it; with an engine the account `compile`, which holds
+              all other programs of the fit as well
+
+`second` is the fit of another engine for the same program in the same process over the first one.
+
+python tests/bench/start.py --arrays 13 121 601
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import numpy as np
+from harness import Spread, arguments, show, write
+from workloads import (
+    OPTIMIZER,
+    Batch,
+    ResidualNetwork,
+    Trained,
+    Workload,
+    build_update,
+    iterate_batches,
+)
+
+STEPS = 20
+
+
+def make_workload(num_arrays: int) -> Workload:
+    """Return a model that has about so many arrays with those of Adam, at least 13."""
+    blocks = max(0, round((num_arrays - 13) / 12))
+    return Workload(
+        lambda key: ResidualNetwork(64, 32, blocks, key=key), (64,), 8, STEPS, examples=256
+    )
+
+
+def run_by_hand(workload: Workload) -> dict[str, float]:
+    """Train and return the seconds in all, and those of compiling the step."""
+    arrays = workload.arrays()
+    before = perf_counter()
+    params, update = build_update(workload.model(key=jax.random.key(0)))
+    carry = params, OPTIMIZER.init(params)
+    key = jax.random.key(0)
+    batches = iterate_batches(workload, arrays, True)
+    first = next(batches)
+    traced = jax.jit(update, donate_argnums=(0, 1)).trace(*carry, key, 0, first)
+    before_compile = perf_counter()
+    step = traced.lower().compile()
+    compiled = perf_counter() - before_compile
+    for index in range(STEPS):
+        *carry, _ = step(*carry, key, np.int32(index), next(batches))
+    jax.block_until_ready(carry)
+    return {"total": perf_counter() - before, "compile": compiled}
+
+
+def run_engine(workload: Workload) -> dict[str, float]:
+    """Do the same with an engine, and again with another."""
+    arrays = workload.arrays()
+    before = perf_counter()
+    model = Trained(workload.model(key=jax.random.key(0)))
+    before_fit = perf_counter()
+    timings = fit_anew(workload, arrays, model)
+    before_second = perf_counter()
+    fit_anew(workload, arrays, model)
+    first = before_second - before_fit
+    return {
+        "total": before_second - before,
+        "compile": timings.seconds["compile"],
+        "unaccounted": first - sum(timings.seconds.values()),
+        "first fit": first,
+        "second fit": perf_counter() - before_second,
+    }
+
+
+def fit_anew(workload: Workload, arrays: Batch, model: Trained) -> fg.Timings:
+    """Fit with a new engine, and return where the time went."""
+    data = fg.ArrayData(arrays, workload.batch_size, shuffle=True)
+    result = fg.Engine(steps=STEPS, autoload=False).fit(model, data)
+    jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
+    return result.timings
+
+
+ARMS: dict[str, Callable[[Workload], dict[str, float]]] = {
+    "hand": run_by_hand,
+    "engine": run_engine,
+}
+
+
+def run_process(arm: str, num_arrays: int) -> dict[str, float]:
+    """Return what a fresh process prints."""
+    command = [sys.executable, __file__, "--arm", arm, "--arrays", str(num_arrays)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output)
+
+
+def measure(num_arrays: int, repeats: int) -> tuple[dict[str, Spread], dict[str, Spread]]:
+    """Return the seconds and the ratios for one size."""
+    rounds: list[dict[str, dict[str, float]]] = [
+        {arm: run_process(arm, num_arrays) for arm in ARMS} for _ in range(repeats)
+    ]
+    seconds = {
+        f"{arm}: {name} (s)": Spread.of([results[arm][name] for results in rounds])
+        for arm in ARMS
+        for name in rounds[0][arm]
+    }
+    ratios = {
+        name: Spread.of([results["engine"][name] / results["hand"][name] for results in rounds])
+        for name in ("total", "compile")
+    }
+    ratios["second"] = Spread.of(
+        [results["engine"]["second fit"] / results["engine"]["first fit"] for results in rounds]
+    )
+    return seconds, ratios
+
+
+def main() -> None:
+    """Run the processes, print the tables and write the file."""
+    parser = arguments(__doc__, repeats=3)
+    parser.add_argument("--arrays", nargs="+", type=int, default=[13, 121, 601, 5005])
+    parser.add_argument("--arm", choices=ARMS, help="what a fresh process is asked for")
+    options = parser.parse_args()
+    if options.arm:
+        print(json.dumps(ARMS[options.arm](make_workload(options.arrays[0]))))
+        return
+    all_ratios: dict[str, Any] = {}
+    all_seconds: dict[str, Any] = {}
+    for num_arrays in options.arrays:
+        # The largest takes minutes.
+        repeats = 1 if num_arrays > 2_000 else options.repeats
+        seconds, ratios = measure(num_arrays, repeats)
+        show(f"{num_arrays} arrays", seconds)
+        show("engine over hand; second engine over the first", ratios)
+        all_ratios |= {f"{num_arrays}.{name}": spread for name, spread in ratios.items()}
+        all_seconds |= {f"{num_arrays}.{name}": spread for name, spread in seconds.items()}
+    if options.json:
+        write(options.json, all_ratios, seconds=all_seconds)
+
+
+if __name__ == "__main__":
+    main()
