@@ -147,13 +147,13 @@ class Arm:
     """Gives the seconds of the timed steps of a fit; those of the rest of it, compiling not
     included, go to `once`."""
 
-    def __init__(self, plugins: list[Any], run: Path | None) -> None:
+    def __init__(self, plugins: list[Any], run: Path | None, log_every: int = 10) -> None:
         workload, self._timed = WORKLOADS["mlp_small"], Timed()
         self._source = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
         plugins = [*plugins, self._timed]
         self._engine = fg.Engine(
             steps=STEPS,
-            log_every=10,
+            log_every=log_every,
             run_dir=run,
             plugins=plugins,
             autoload=False,
