@@ -380,3 +380,24 @@ def test_evenly_spaced_gives_n_steps_and_the_end(n: int, origin: int, length: in
     assert steps[-1] == origin + length
     gaps = [after - before for before, after in zip([origin, *steps], steps, strict=False)]
     assert max(gaps) - min(gaps) <= 1
+
+
+def test_an_answer_of_a_trigger_holds_until_its_step_and_for_its_fit():
+    """A thousand actions are not asked anew at each step; another end of the fit asks again."""
+    questions: list[int] = []
+
+    class Tenth(Trigger):
+        def _next_after(self, after: int, step_range: StepRange) -> int | None:
+            questions.append(after)
+            step = after - after % 10 + 10
+            return step if step_range.stop is None or step <= step_range.stop else None
+
+    state = TriggerState(Tenth(), 0, 0.0)
+    fit = StepRange(0, 100)
+    assert [state.next_step(step, fit) for step in range(10)] == [10] * 10
+    assert len(questions) == 2  # each answer is asked for twice, to see that the rule is fixed
+    assert state.is_due(10, fit, 0.0)
+    assert state.next_step(10, fit) == 20
+    assert state.next_step(4, fit) == 10
+    assert state.next_step(4, StepRange(0, 8)) is None
+    assert state.next_step(4, fit) == 10

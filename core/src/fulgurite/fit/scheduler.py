@@ -180,6 +180,7 @@ class Scheduler:
     ) -> None:
         self.agreed: frozenset[str] = frozenset()
         self._actions = list(actions)
+        self._closing_names = {action.name for action in actions if action.closes_window}
         self._due_names = list(due_names)
         self._sync = sync
         self._signals = signals
@@ -302,9 +303,8 @@ class Scheduler:
     def _make_flags(self, due: set[str]) -> np.ndarray:
         """Return the flags of a step after which the actions `due` run; `log` says whether anything
         closes the metric window."""
-        closing = {action.name for action in self._actions if action.closes_window}
         flags = [name in due for name in self._due_names]
-        flags[self._due_names.index("log")] = bool(due & closing)
+        flags[self._due_names.index("log")] = bool(due & self._closing_names)
         return np.asarray(flags)
 
 
