@@ -20,7 +20,7 @@ PACKAGES = sorted(
 # before it in its own line.
 LAYERS = """
     errors tracebacks timing redact
-    tree.paths tree.select tree.specs tree.typecheck
+    tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
     model.media model.mode model.sow model.context model.ambient_rng model.module

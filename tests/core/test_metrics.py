@@ -577,3 +577,24 @@ def test_mistake_in_a_custom_metric_is_an_error_naming_it(
     assert "metric 'mine'" in "\n".join(
         [str(caught.value), *getattr(caught.value, "__notes__", [])]
     )
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
+    """From four of a kind on; of another kind or shape each stays alone."""
+    values = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    batches = [
+        {
+            **{f"mean_{index}": fg.metrics.Mean.from_values(row[index]) for index in range(6)},
+            "largest": fg.metrics.Max.from_values(row),
+            "vector": jax.vmap(fg.metrics.Mean.from_values)(row),
+        }
+        for row in values
+    ]
+    before, after = map(fg.metrics.MetricAccumulator.from_metrics, batches)
+    updated = jax.jit(fg.metrics.MetricAccumulator.update)(before, after, jnp.bool_(restart))
+    for name, metric in updated.metrics.items():
+        alone = after.metrics[name] if restart else before.metrics[name].merge(after.metrics[name])
+        for leaf, expected in zip(jax.tree.leaves(metric), jax.tree.leaves(alone), strict=True):
+            assert leaf.tobytes() == expected.tobytes(), name
+    assert updated.metrics.keys() == batches[0].keys()

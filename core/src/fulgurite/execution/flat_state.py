@@ -8,7 +8,6 @@ packed vectors are not donated: they stay readable while the next steps run.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,6 +20,7 @@ from jaxtyping import Array
 from fulgurite.errors import StateError
 from fulgurite.training.state import TrainState, check_not_consumed
 from fulgurite.tree.specs import deduplicate_arrays, shape_spec, tree_signature
+from fulgurite.tree.vectors import concatenate_vectors
 
 Vectors = tuple[Array | np.ndarray, ...]
 
@@ -71,8 +71,8 @@ class VectorPacking:
         """Return the vectors that hold `values`."""
         groups: list[list[Array]] = [[] for _ in self.dtypes]
         for value, (vector, _) in zip(values, self._offsets, strict=True):
-            groups[vector].append(_bitcast(jnp.ravel(value), self.dtypes[vector]))
-        return tuple(map(_concatenate, groups))
+            groups[vector].append(_bitcast(_ravel(value), self.dtypes[vector]))
+        return tuple(map(concatenate_vectors, groups))
 
     def pack_on_host(self, values: Sequence[np.ndarray]) -> Vectors:
         """Return the vectors that hold `values`, as NumPy arrays."""
@@ -84,9 +84,7 @@ class VectorPacking:
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the values: jax arrays of jax vectors, NumPy arrays of NumPy vectors."""
         return [
-            _bitcast(vectors[vector][start : start + struct.size], struct.dtype).reshape(
-                struct.shape
-            )
+            _bitcast(_slice(vectors[vector], start, struct), struct.dtype)
             for struct, (vector, start) in zip(self._structs, self._offsets, strict=True)
         ]
 
@@ -335,32 +333,18 @@ def _get_raw(leaves: list[Any], plans: list[LeafPlan]) -> list[Array]:
     ]
 
 
-def _concatenate(vectors: list[Array]) -> Array:
-    """Return one vector.
-
-    XLA on CPU runs a kernel for each operand of a long concatenation, and only one for up to 16
-    numbers that are chosen by their index.
-    """
-    parts: list[Array] = []
-    for is_single, run in groupby(vectors, lambda vector: vector.size == 1):
-        rest = list(run)
-        if is_single:
-            groups = [rest[start : start + 16] for start in range(0, len(rest), 16)]
-            parts += [_stack_scalars(group) for group in groups]
-        else:
-            parts += rest
-    return jnp.concatenate(parts)
+def _ravel(value: Any) -> Any:
+    """Return the values of an array, one after another."""
+    # `jnp.ravel` takes ten times as long to trace, and there may be hundreds of numbers.
+    return jax.lax.reshape(value, (value.size,))
 
 
-def _stack_scalars(scalars: list[Array]) -> Array:
-    """Return a vector of up to 16 vectors of one element each."""
-    vector = jnp.broadcast_to(scalars[0], len(scalars))
-    for index, scalar in enumerate(scalars[1:], start=1):
-        # A mask in the program, not a comparison: of a loop XLA takes comparisons out, each as a
-        # kernel of its own, and a step of a small perceptron compiles in 1.3 instead of 1 s.
-        mask = np.arange(len(scalars)) == index
-        vector = jnp.where(mask, jnp.broadcast_to(scalar, len(scalars)), vector)
-    return vector
+def _slice(vector: Any, start: int, struct: Any) -> Any:
+    """Return the part of a vector that begins at `start`, in the shape of `struct`."""
+    if isinstance(vector, np.ndarray):
+        return vector[start : start + struct.size].reshape(struct.shape)
+    part = jax.lax.slice(vector, (start,), (start + struct.size,))
+    return jax.lax.reshape(part, struct.shape)
 
 
 def _get_vector_dtype(dtype: Any) -> Any:

@@ -6,7 +6,7 @@ stays. `compute` of NumPy fields gives NumPy without touching a device.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree, Shaped
 
 from fulgurite.errors import ConfigurationError, ModelError, error_context
+from fulgurite.tree.vectors import split_into_scalars, stack_scalars
+
+MIN_GROUP = 4
+"""Metrics of single numbers that are merged as one vector from so many of a kind on."""
 
 Value = Array | np.ndarray | np.number
 Values = Shaped[ArrayLike, "..."]
@@ -243,11 +247,22 @@ class MetricAccumulator(eqx.Module):
         """
         if restart_running is None:
             restart_running = restart
-        merged = self.merge(new)
-        restarted = _fill_with_empty(new.metrics, self.metrics)
+        updated: dict[str, Metric] = {}
+        for names in _group_alike(self.metrics, new.metrics):
+            before = _stack_metrics([self.metrics[name] for name in names])
+            after = _stack_metrics([new.metrics[name] for name in names])
+            merge = jax.vmap(lambda mine, other: mine.merge(other))
+            merged = _merge_same_structure(names[0], after, partial(merge, before))
+            stacked = jax.tree.map(partial(jnp.where, restart), after, merged)
+            updated.update(zip(names, _unstack_metrics(stacked), strict=True))
+        before = MetricAccumulator(_leave_out(self.metrics, updated), self.running)
+        after = MetricAccumulator(_leave_out(new.metrics, updated), new.running)
+        merged = before.merge(after)
+        restarted = _fill_with_empty(after.metrics, before.metrics)
         restarted_running = _fill_with_empty(new.running, self.running)
+        selected = jax.tree.map(partial(jnp.where, restart), restarted, merged.metrics)
         return MetricAccumulator(
-            jax.tree.map(partial(jnp.where, restart), restarted, merged.metrics),
+            {**updated, **selected},
             jax.tree.map(partial(jnp.where, restart_running), restarted_running, merged.running),
         )
 
@@ -264,6 +279,44 @@ class MetricAccumulator(eqx.Module):
                     "several by name"
                 )
         return values
+
+
+def _group_alike(metrics: Mapping[str, Metric], others: Mapping[str, Metric]) -> list[list[str]]:
+    """Return the names of metrics of single numbers that are merged alike, at least four each."""
+    groups: dict[Any, list[str]] = {}
+    for name in sorted(metrics.keys() & others.keys()):
+        signature = _get_scalar_signature(metrics[name])
+        if signature is not None and signature == _get_scalar_signature(others[name]):
+            groups.setdefault(signature, []).append(name)
+    return [names for names in groups.values() if len(names) >= MIN_GROUP]
+
+
+def _get_scalar_signature(metric: Metric) -> Any:
+    """Return a key of the structure and dtypes of a metric; None if it has more than numbers."""
+    leaves, treedef = jax.tree.flatten(metric)
+    if any(jnp.shape(leaf) for leaf in leaves):
+        return None
+    return treedef, tuple(jnp.result_type(leaf) for leaf in leaves)
+
+
+def _stack_metrics(metrics: list[Metric]) -> Any:
+    """Return one metric with the numbers of all as vectors."""
+    # XLA would compute what follows once for each number that is taken from it.
+    return jax.lax.optimization_barrier(
+        jax.tree.map(lambda *leaves: stack_scalars(leaves), *metrics)
+    )
+
+
+def _unstack_metrics(stacked: Any) -> list[Metric]:
+    """Return the metrics whose numbers these vectors hold."""
+    leaves, treedef = jax.tree.flatten(jax.lax.optimization_barrier(stacked))
+    columns = zip(*map(split_into_scalars, leaves), strict=True)
+    return [treedef.unflatten(column) for column in columns]
+
+
+def _leave_out(metrics: Mapping[str, Metric], names: Iterable[str]) -> dict[str, Metric]:
+    """Return the metrics but for those of these names."""
+    return {name: metric for name, metric in metrics.items() if name not in names}
 
 
 def _fill_with_empty(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
