@@ -24,6 +24,7 @@ _OWN_PACKAGES = {
     "fulgurite_config",
     "fulgurite_dev",
     "fulgurite_evaluators",
+    "fulgurite_keys",
     "fulgurite_logging",
     "fulgurite_losses",
     "fulgurite_metrics",

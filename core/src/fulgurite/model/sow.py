@@ -57,7 +57,9 @@ def sow(name: str, value: T) -> T:
 
     Example:
         def apply(model, x):
-            return model.layers[1](fg.sow("hidden", model.layers[0](x)))
+            first, second = model.layers
+            hidden = fg.sow("hidden", first(x))
+            return second(hidden)
     """
     for should_collect, primitive_name in _blocked.get():
         _check_not_blocked(name, primitive_name, should_collect)

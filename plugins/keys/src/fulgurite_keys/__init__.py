@@ -1,0 +1,68 @@
+"""Losses, metrics, summaries and the inputs of models, wired together by keys such as
+`preds.logits` and `interms.encoder`; `docs/keys.md` is the guide."""
+
+from fulgurite_keys.losses import (
+    L1,
+    L2,
+    Huber,
+    Loss,
+    LossFunction,
+    NegativeCosine,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+    Value,
+)
+from fulgurite_keys.measures import (
+    Accuracy,
+    AveragePrecision,
+    Max,
+    Mean,
+    MeanOfMeans,
+    Measure,
+    MeasureFunction,
+    Min,
+    Norm,
+    RocAuc,
+    Std,
+    TreeMean,
+)
+from fulgurite_keys.plugins import Losses, Metrics, Summaries
+from fulgurite_keys.scope import Key, register_prefix
+from fulgurite_keys.shown import Histogram, Images, Summary
+from fulgurite_keys.task import KeyedTask
+from fulgurite_keys.typed import PathBuilder, build_path
+
+__all__ = [
+    "L1",
+    "L2",
+    "Accuracy",
+    "AveragePrecision",
+    "Histogram",
+    "Huber",
+    "Images",
+    "Key",
+    "KeyedTask",
+    "Loss",
+    "LossFunction",
+    "Losses",
+    "Max",
+    "Mean",
+    "MeanOfMeans",
+    "Measure",
+    "MeasureFunction",
+    "Metrics",
+    "Min",
+    "NegativeCosine",
+    "Norm",
+    "PathBuilder",
+    "RocAuc",
+    "SigmoidBinaryCrossEntropy",
+    "SoftmaxCrossEntropy",
+    "Std",
+    "Summaries",
+    "Summary",
+    "TreeMean",
+    "Value",
+    "build_path",
+    "register_prefix",
+]

@@ -1,0 +1,282 @@
+"""The plugins: losses, metrics and summaries by name, each made of keys."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import equinox as eqx
+import fulgurite as fg
+import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError, ModelError, error_context
+from fulgurite.metrics.base import flatten_nested
+from fulgurite_logging import MediaLogger
+
+from fulgurite_keys.keyed import Keyed
+from fulgurite_keys.layers import LayerOutputs
+from fulgurite_keys.losses import Loss
+from fulgurite_keys.measures import Measure
+from fulgurite_keys.scope import Scope
+from fulgurite_keys.shown import Summary
+
+K = TypeVar("K", bound=Keyed)
+
+
+class _KeyedPlugin(Generic[K]):
+    """Objects by name whose keys are looked up around the forward pass.
+
+    What they compute goes into the output of the step, as if the step had returned it, so that it
+    is right with several optimizers, microbatches and in evaluations.
+    """
+
+    kind: ClassVar[type[Keyed]]
+    # Outside of what casts the inputs and outputs of a step.
+    before: ClassVar[tuple[str, ...]] = ("precision",)
+
+    def __init__(self, items: Mapping[str, K]) -> None:
+        self._items = dict(items)
+        self._by_evaluator: dict[str, dict[str, K]] = {}
+        self._check(self._items, type(self).__name__)
+
+    def for_evaluators(self, **changes: Mapping[str, K | None]) -> Self:
+        """Return a copy in which evaluators have others.
+
+        Args:
+            changes: by the name of the evaluator; for each name another object, one more, or None
+                to leave it out. All others are inherited.
+        """
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._by_evaluator = dict(self._by_evaluator)
+        for evaluator, replacements in changes.items():
+            where = f"{type(self).__name__}, evaluator {evaluator!r}"
+            for name, item in replacements.items():
+                if item is None and name not in self._items:
+                    raise ConfigurationError(
+                        f"{where} leaves out {name!r}, which is not there: there is "
+                        f"{', '.join(self._items) or 'nothing'}"
+                    )
+            merged = {**self._items, **replacements}
+            remaining = {name: item for name, item in merged.items() if item is not None}
+            self._check(remaining, where)
+            copy._by_evaluator[evaluator] = remaining
+        return copy
+
+    def get_items(self, ctx: fg.Context) -> dict[str, K]:
+        """Return the objects by name that a step has."""
+        if ctx.evaluation is None:
+            return self._items
+        return self._by_evaluator.get(ctx.evaluation, self._items)
+
+    @fg.hookimpl
+    def around_forward(
+        self, call: Callable[[Any, Any], Any], module: Any, batch: Any, ctx: fg.Context
+    ) -> Any:
+        """Return the output of the step with what the keys find in it."""
+        items = {
+            name: item for name, item in self.get_items(ctx).items() if self._is_active(item, ctx)
+        }
+        keys = [key for item in items.values() for key in item.get_keys().values()]
+        layer_keys = [key for key in keys if key.prefix == "interms"]
+        layers = None
+        if layer_keys:
+            layers = LayerOutputs(module, layer_keys)
+            output = layers.run(call, module, batch)
+        else:
+            output = call(module, batch)
+        if eqx.is_array_like(output) and jnp.ndim(output) == 0:
+            output = fg.Output(output)  # a bare loss
+        if not isinstance(output, fg.Output):
+            return output  # predictions
+        scope = Scope(_list_forward_values(module, batch, output, ctx), self.place, layers)
+        return self._add(output, items, scope, ctx)
+
+    @property
+    def place(self) -> str:
+        """What this is called in errors."""
+        return type(self).__name__.lower()
+
+    def _is_active(self, item: K, ctx: fg.Context) -> bool:
+        """Return whether an object is computed in the forward pass of this step."""
+        return True
+
+    def _add(self, output: fg.Output, items: dict[str, K], scope: Scope, ctx: fg.Context) -> Any:
+        raise NotImplementedError
+
+    def _check(self, items: Mapping[str, Any], where: str) -> None:
+        for name, item in items.items():
+            if not isinstance(item, self.kind):
+                raise ConfigurationError(
+                    f"{where}: {name} is {item!r}; give a {self.kind.__name__} of fulgurite_keys, "
+                    "such as those that its guide lists"
+                )
+
+    def __repr__(self) -> str:
+        items = ", ".join(f"{name}={item.describe()}" for name, item in self._items.items())
+        return f"{type(self).__name__}({items})"
+
+
+class Losses(_KeyedPlugin[Loss]):
+    """Losses by name, wired by keys; each is a term of the loss and is logged under its name.
+
+    Example:
+        from fulgurite_keys import KeyedTask, Losses, SoftmaxCrossEntropy
+
+        task = KeyedTask(model, inputs={"x": "batch[0]"}, optimizer=optax.adam(1e-3))
+        losses = Losses(
+            ce=SoftmaxCrossEntropy(logits="preds", labels="batch[1]", label_smoothing=0.1)
+        )
+        engine = fg.Engine(steps=100, plugins=[losses])
+    """
+
+    plugin_name: ClassVar[str] = "losses"
+    kind = Loss
+
+    def __init__(self, **losses: Loss) -> None:
+        super().__init__(losses)
+
+    def _add(
+        self, output: fg.Output, items: dict[str, Loss], scope: Scope, ctx: fg.Context
+    ) -> fg.Output:
+        terms = {}
+        for name, loss in items.items():
+            if name in output.losses:
+                raise ModelError(
+                    f"the loss term {name!r} comes from the step and from Losses; rename one"
+                )
+            with error_context(lambda name=name: f"the loss {name!r} of Losses"):
+                terms[name] = loss.evaluate(scope, ctx.mask, ctx.step)
+        return output.replace(losses={**output.losses, **terms})
+
+
+class Metrics(_KeyedPlugin[Measure]):
+    """Metrics by name, wired by keys, in training and in evaluations; they are logged as
+    `metrics/NAME`.
+
+    Those with keys such as `grads` and `updates` are of training steps only, and see the module
+    after the update; those that keep every example, such as `RocAuc`, are of evaluations only.
+
+    Example:
+        from fulgurite_keys import Accuracy, Metrics, Norm
+
+        metrics = Metrics(
+            accuracy=Accuracy("preds", "batch[1]"),
+            hidden=Norm("interms.layers[0]"),
+            update=Norm("updates"),
+        )
+        engine = fg.Engine(steps=100, plugins=[metrics])
+    """
+
+    plugin_name: ClassVar[str] = "metrics"
+    kind = Measure
+
+    def __init__(self, **metrics: Measure) -> None:
+        for name, metric in metrics.items():
+            layers = isinstance(metric, Measure) and metric.needs_update
+            if layers and any(key.prefix == "interms" for key in metric.get_keys().values()):
+                raise ConfigurationError(
+                    f"Metrics: {name} needs both interms, which only the forward pass has, and "
+                    "what is there after the update: make two metrics of it"
+                )
+        super().__init__(metrics)
+
+    @fg.hookimpl
+    def step_metrics(
+        self,
+        state: fg.TrainState,
+        output: fg.Output,
+        grads: Any,
+        updates: Any,
+        batch: Any,
+        ctx: fg.Context,
+    ) -> dict[str, Any]:
+        """Return the metrics of what is there after the update only."""
+        items = {name: item for name, item in self._items.items() if item.needs_update}
+        values = _list_forward_values(state.module, batch, output, ctx)
+        values |= {
+            "grads": grads,
+            "updates": updates,
+            "opt_state": state.opt_state,
+            "losses": output.losses,
+            "metrics": {name: _compute(metric) for name, metric in output.metrics.items()},
+        }
+        scope = Scope(values, "metrics of training steps")
+        metrics = {}
+        for name, item in items.items():
+            with error_context(lambda name=name: f"the metric {name!r} of Metrics"):
+                metrics[name] = item.evaluate(scope, ctx.mask)
+        return metrics
+
+    def _is_active(self, item: Measure, ctx: fg.Context) -> bool:
+        return not item.needs_update and not (ctx.training and item.for_evaluations)
+
+    def _add(
+        self, output: fg.Output, items: dict[str, Measure], scope: Scope, ctx: fg.Context
+    ) -> fg.Output:
+        metrics = {}
+        for name, item in items.items():
+            with error_context(lambda name=name: f"the metric {name!r} of Metrics"):
+                metrics[f"{self.plugin_name}/{name}"] = item.evaluate(scope, ctx.mask)
+        taken = sorted(metrics.keys() & flatten_nested(output.metrics).keys())
+        if taken:
+            raise ModelError(
+                f"the metric {taken[0]!r} comes from the step and from Metrics; rename one"
+            )
+        return output.replace(metrics={**output.metrics, **metrics})
+
+
+class Summaries(_KeyedPlugin[Summary], MediaLogger):
+    """Pictures and histograms by name, wired by keys, at the steps of `every` and of the first
+    batch of each evaluation; they take the place of `MediaLogger` and show what the step returns as
+    media, too.
+
+    Example:
+        from fulgurite_keys import Histogram, Images, Summaries
+
+        summaries = Summaries(
+            every=500, image=Images("batch.image[:8]"), weights=Histogram("module.**.weight")
+        )
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=["tensorboard", summaries])
+
+    Attributes:
+        every: a trigger, or an interval in steps, as of `MediaLogger`.
+    """
+
+    plugin_name: ClassVar[str] = "media"
+    kind = Summary
+
+    def __init__(self, *, every: int | fg.Trigger = 500, **summaries: Summary) -> None:
+        MediaLogger.__init__(self, every)
+        _KeyedPlugin.__init__(self, summaries)
+
+    def _add(
+        self, output: fg.Output, items: dict[str, Summary], scope: Scope, ctx: fg.Context
+    ) -> fg.Output:
+        shown: dict[str, Any] = {}
+        for name, item in items.items():
+            if name in output.media:
+                raise ModelError(
+                    f"the media {name!r} come from the step and from Summaries; rename one"
+                )
+            # Found here, where an error is seen in every step, and drawn where it is shown.
+            with error_context(lambda name=name: f"the summary {name!r} of Summaries"):
+                values = item.resolve(scope)
+            shown[name] = lambda item=item, values=values: item.draw(**values)
+        return output.replace(media={**output.media, **shown})
+
+
+def _list_forward_values(
+    module: Any, batch: Any, output: fg.Output, ctx: fg.Context
+) -> dict[str, Any]:
+    """Return what keys find in a forward pass, by first name."""
+    model_state = ctx.model_state if output.model_state is None else output.model_state
+    return {
+        "batch": batch,
+        "preds": output.preds,
+        "aux": output.aux,
+        "module": module,
+        "model_state": model_state,
+        "step": ctx.step,
+    }
+
+
+def _compute(metric: Any) -> Any:
+    return metric.compute() if hasattr(metric, "compute") else metric

@@ -1,0 +1,91 @@
+"""Pictures, histograms and texts whose values are keys."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import ConfigurationError
+from fulgurite_logging import media
+
+from fulgurite_keys.keyed import Keyed
+from fulgurite_keys.scope import Key, Scope
+
+
+@dataclass(frozen=True)
+class Summary(Keyed):
+    """What is shown of a key. A subclass adds keys and settings, and `draw`.
+
+    Example:
+        import dataclasses
+
+        from fulgurite_keys import Key, Summary
+        from fulgurite_logging import media
+
+        @dataclasses.dataclass(frozen=True)
+        class Difference(Summary):
+            first: Key
+            second: Key
+
+            def draw(self, first, second):
+                return media.Images.from_pixels(abs(first - second))
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.needs_update:
+            raise ConfigurationError(
+                f"{self.describe()}: what is there after the update only is not available to "
+                "summaries, which are drawn in the forward pass; Metrics may measure it"
+            )
+
+    def draw(self, *values: Any, **named: Any) -> fg.Media:
+        """Return what is shown, from what the keys find, by field; traced."""
+        raise NotImplementedError(f"{type(self).__name__} has no draw: define it")
+
+    def evaluate(self, scope: Scope) -> fg.Media:
+        """Return what is shown of a batch."""
+        return self.draw(**self.resolve(scope))
+
+
+@dataclass(frozen=True)
+class Images(Summary):
+    """Pictures, as `fulgurite_logging.media.Images`.
+
+    Example:
+        from fulgurite_keys import Images
+
+        Images("batch.image[:8]")
+
+    Attributes:
+        pixels: the key of `(n, height, width, channels)`, or with the channels left out.
+        shape: `(height, width, channels)`, if the pictures are flat.
+    """
+
+    pixels: Key
+    shape: tuple[int, int, int] | None = None
+
+    def draw(self, pixels: Any) -> fg.Media:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.shape is not None:
+            pixels = pixels.reshape(-1, *self.shape)
+        if pixels.ndim == 3:
+            pixels = pixels[..., None]
+        return media.Images.from_pixels(pixels)
+
+
+@dataclass(frozen=True)
+class Histogram(Summary):
+    """How numbers are distributed, as `fulgurite_logging.media.Histogram`; of a tree, all its
+    numbers together.
+
+    Example:
+        from fulgurite_keys import Histogram
+
+        Histogram("interms.encoder")
+        Histogram("module.**.weight", bins=32)
+    """
+
+    values: Key
+    bins: int = 64
+
+    def draw(self, values: Any) -> fg.Media:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return media.Histogram.from_values(values, self.bins)
