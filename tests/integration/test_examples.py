@@ -115,6 +115,35 @@ def test_classifier_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     assert checkpoints(["diff", *map(str, paths)]) == 0
 
 
+def test_autoencoder(tmp_path: Path):
+    """It reconstructs by keys, and what its encoder computes is in the records."""
+    arguments = ["autoencoder.py", "steps=100", "every=50", "--run"]
+    *_, last = run(*arguments, str(tmp_path / "whole"))
+    match = re.fullmatch(r"reconstruction (0\.\d+)  absolute (0\.\d+)", last)
+    assert match and float(match[1]) < 0.03
+    records = (tmp_path / "whole" / "records.jsonl").read_text()
+    assert '"metrics/latent_norm"' in records and '"metrics/update_norm"' in records
+
+
+@pytest.mark.slow
+def test_autoencoder_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+    arguments = ["autoencoder.py", "steps=300", "every=20", "--run"]
+    *_, last = run(*arguments, str(tmp_path / "whole"))
+    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (tmp_path / "killed" / "checkpoints" / "step-40" / "COMMIT").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert run(*arguments, str(tmp_path / "killed"))[-1] == last
+    paths = [tmp_path / name for name in ("whole", "killed")]
+    records = [(path / "records.jsonl").read_bytes() for path in paths]
+    assert records[0] == records[1]
+    assert checkpoints(["diff", *map(str, paths)]) == 0
+
+
 @pytest.mark.parametrize(
     ("layout", "share"),
     [("fsdp", 1 / 8)]
@@ -207,8 +236,8 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_example_is_run_here():
-    names = {"classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py", "notebook.py"}
-    names |= {"transformer.py", "wgan_gp.py"}
+    names = {"autoencoder.py", "classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py"}
+    names |= {"notebook.py", "transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
