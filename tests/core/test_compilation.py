@@ -1,6 +1,8 @@
 """What is compiled, when, how often, and what is found out before."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -450,10 +452,35 @@ def test_changed_dtype_counts_as_another_shape() -> None:
     assert len(events.compiled) == 2 and float(result.module.weight) == -2
 
 
-def test_a_persistent_cache_is_used(tmp_path: Any) -> None:
-    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    try:
-        fg.Engine(steps=1, compilation_cache_dir=str(tmp_path)).fit(Counting, numbers([0]))
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path)  # type: ignore[attr-defined]
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+CACHED = """
+import sys
+import equinox as eqx, fulgurite as fg, jax, numpy as np, optax
+
+class Model(fg.Module):
+    net: eqx.nn.Linear
+    def __init__(self, *, key):
+        self.net = eqx.nn.Linear(3, 1, key=key)
+    def training_step(self, batch, ctx):
+        return fg.Output(jax.vmap(self.net)(batch).mean())
+    def configure_optimizers(self):
+        return optax.sgd(0.1)
+
+jax.numpy.ones(3) + 1  # something that is compiled before
+data = [np.ones((2, 3), np.float32)]
+engine = fg.Engine(steps=1, compilation_cache_dir=sys.argv[1], autoload=False)
+engine.evaluate(engine.fit(Model, data).module, data)
+"""
+
+
+@pytest.mark.full
+def test_a_directory_keeps_steps_evaluations_and_what_makes_the_model(tmp_path: Any) -> None:
+    """The second process compiles nothing that is not there."""
+    sizes = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", CACHED, str(tmp_path)], check=True)
+        names = {file.name for file in tmp_path.glob("*-cache")}
+        sizes.append(len(names))
+        programs = {name.split("-")[0] for name in names}
+        # The step, the evaluation, and an operation that makes the model.
+        assert {"jit__run", "jit__call_flat", "jit__uniform"} <= programs, programs
+    assert sizes[0] == sizes[1]

@@ -43,6 +43,7 @@ from fulgurite.evaluation.evaluator import (
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
 from fulgurite.execution.dispatch import StepsPerExecution
+from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
@@ -157,7 +158,8 @@ class Engine:
         fast_dev_run: a trial of this many steps and as many batches in each evaluation, with
             nothing written.
         limit_train_batches: use at most this many batches of each epoch.
-        compilation_cache_dir: a directory in which compiled programs are kept for the next process.
+        compilation_cache_dir: a directory in which JAX keeps all that it compiles from now on, for
+            the next process: steps, evaluations and what makes the model.
         device: the one device to compute on, as `jax.Device` or as `"gpu:1"`, `"cpu"`; by default
             that of JAX. Several devices are a plugin's.
     """
@@ -211,7 +213,7 @@ class Engine:
         self.program_file: str | None = None
         self.run_dir = run_dir
         if compilation_cache_dir is not None:
-            jax.config.update("jax_compilation_cache_dir", str(compilation_cache_dir))
+            keep_compiled_programs(compilation_cache_dir)
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)

@@ -7,15 +7,31 @@ only if its text differs from that of the programs before.
 
 from collections import OrderedDict
 from hashlib import sha256
+from os import PathLike
 from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.experimental.compilation_cache import compilation_cache
 
 MAX_EXECUTABLES = 32
 """How many are kept; the one that was not used for longest goes first."""
 
 _executables: OrderedDict[Any, jax.stages.Compiled] = OrderedDict()
+
+
+def keep_compiled_programs(directory: str | PathLike[str]) -> None:
+    """Have JAX keep all that it compiles from now on, for the next process.
+
+    Args:
+        directory: where.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    # JAX leaves out what compiles within a second, which most programs of a small model do.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # If something was compiled before, JAX remembers that there is no directory.
+    compilation_cache.reset_cache()
 
 
 def compile_lowered(
