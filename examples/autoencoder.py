@@ -82,7 +82,8 @@ def experiment(steps: int = 300, every: int = 100, seed: int = 42) -> Experiment
         every: how often is evaluated, shown and saved.
         seed: of weights and order.
     """
-    images = load_digits().data.astype(np.float32) / 16
+    pixels, _ = load_digits(return_X_y=True)
+    images = pixels.astype(np.float32) / 16
     test = fg.ArrayData({"image": images[:360]}, 120)
     losses = Losses(recon=L2("preds.image", "batch.image"))
     plugins = [

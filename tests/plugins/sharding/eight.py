@@ -26,6 +26,7 @@ import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
 from fulgurite.training.state import as_model_init
 from fulgurite_averaging import EMA, Average, Lookahead
+from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm
 from fulgurite_logging.media import Histogram
 from fulgurite_sharding import (
     FSDP,
@@ -826,6 +827,43 @@ def check_losses_and_metrics_are_those_of_one_device() -> None:
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), divided, single
     )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(divided))
+
+
+class Stack(eqx.Module):
+    """Blocks under scan and remat, which know nothing of keys."""
+
+    blocks: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        make = partial(eqx.nn.Linear, 32, 32)
+        self.blocks = eqx.filter_vmap(lambda key: make(key=key))(jax.random.split(key, 4))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        arrays, static = eqx.partition(self.blocks, eqx.is_array)
+
+        @jax.checkpoint
+        def apply_block(carry: jax.Array, arrays: Any) -> Any:
+            return jnp.tanh(eqx.combine(arrays, static)(carry)), None
+
+        return jax.lax.scan(apply_block, x, arrays)[0]
+
+
+def check_a_loss_and_a_metric_on_a_layer_under_fsdp() -> None:
+    inputs = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+    task = KeyedTask(Stack(key=jax.random.key(0)), {"x": "batch"}, optimizer=optax.sgd(0.1))
+    plugins = [
+        Losses(fit=L2("preds", "batch"), sparse=L1("interms.model.blocks[2]", weight=0.1)),
+        Metrics(hidden=Norm("interms.model.blocks[2]", axis=-1)),
+    ]
+    results = [
+        fg.Engine(steps=6, plugins=[*plugins, *layout]).fit(task, fg.ArrayData(inputs, 16))
+        for layout in ([], [FSDP(min_size=0)])
+    ]
+    single, divided = (result.module.model.blocks.weight for result in results)
+    assert divided.sharding.shard_shape(divided.shape) != divided.shape
+    np.testing.assert_allclose(gather(divided), single, rtol=1e-5, atol=1e-6)
+    values = [result.metrics["train"]["metrics/hidden"] for result in results]
+    np.testing.assert_allclose(*values, rtol=1e-5)
 
 
 if __name__ == "__main__":
