@@ -19,6 +19,8 @@ CORE = "fulgurite"
 CORE_PACKAGES = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
 STANDALONE = {"fulgurite-config"}
 """What imports neither jax nor the core, so that it can be used without them."""
+PUBLIC_MODULES = {"fulgurite.errors", "fulgurite.metrics"}
+"""Besides `fulgurite` itself; other distributions are imported by their top level."""
 MAX_DEPTH = 3
 """Core <- runs, metrics, losses <- logging, cli, checkpoint, evaluators <- tensorboard, wandb, keys."""
 
@@ -80,6 +82,50 @@ def test_distribution_declares_what_it_imports(name: str) -> None:
         if not is_free and not names & (member.required | member.optional):
             undeclared.add(f"{path.relative_to(ROOT)}:{line}: {package}")
     assert not undeclared
+
+
+def iter_private_imports(folder: Path) -> Iterator[str]:
+    """Yield what a folder imports of ours that is not public: a module of `fulgurite` but
+    `PUBLIC_MODULES`, a module within another distribution, or a name with an underscore."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            modules = []
+            names = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+                names = [alias.name for alias in node.names]
+            for module in modules:
+                package, *inner = module.split(".")
+                is_ours = package in PACKAGES and not folder.is_relative_to(
+                    MEMBERS[PACKAGES[package]].source
+                )
+                is_private = bool(inner) and module not in PUBLIC_MODULES
+                if is_ours and (is_private or any(name.startswith("_") for name in names)):
+                    yield f"{path.name}:{getattr(node, 'lineno', 0)}: {module}"
+
+
+def test_contrib_imports_public_names_alone() -> None:
+    for member in MEMBERS.values():
+        if member.source.is_relative_to(ROOT / "contrib"):
+            assert not list(iter_private_imports(member.source)), member.name
+
+
+def test_private_imports_are_found(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(
+        "import fulgurite as fg\n"
+        "from fulgurite.errors import DataError\n"
+        "from fulgurite_logging import FileLogger\n"
+        "from fulgurite.fit.run import Run\n"
+        "import fulgurite_logging.files\n"
+        "from fulgurite import _version\n"
+    )
+    assert list(iter_private_imports(tmp_path)) == [
+        "plugin.py:4: fulgurite.fit.run",
+        "plugin.py:5: fulgurite_logging.files",
+        "plugin.py:6: fulgurite",
+    ]
 
 
 @pytest.mark.parametrize("name", PLUGINS)

@@ -3,6 +3,7 @@ name."""
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,35 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     assert Path(file).is_relative_to(site)
     assert trained == [f"['new_{kind}'] 8 {{}}" for kind in KINDS]
     call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_of_contrib_is_written_into_a_checkout(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """26: sources and README in contrib/, tests beside those of all others; nothing else."""
+    monkeypatch.chdir(tmp_path)
+    command = ["new-plugin", "fresh-noise", "--kind", kind, "--contrib"]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "has no contrib/README.md: run --contrib in a checkout" in capsys.readouterr().err
+    (tmp_path / "contrib").mkdir()
+    (tmp_path / "contrib" / "README.md").write_text("")
+    assert main(command) == 0
+    assert "add contrib/fresh-noise to requirements/all.txt" in capsys.readouterr().out
+    member = tmp_path / "contrib" / "fresh-noise"
+    assert {path.name for path in member.iterdir()} == {"pyproject.toml", "README.md", "src"}
+    project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["fulgurite.plugins"] == {
+        "fresh_noise": "fulgurite_fresh_noise:FreshNoise"
+    }
+    source = member / "src" / "fulgurite_fresh_noise"
+    assert {path.name for path in source.iterdir()} == {"__init__.py", "plugin.py", "py.typed"}
+    tests = tmp_path / "tests" / "plugins" / "fresh_noise" / "test_fresh_noise.py"
+    assert "check_plugin" in tests.read_text()
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "already exists" in capsys.readouterr().err
 
 
 def call(*command: object, cwd: Path | None = None) -> str:

@@ -34,9 +34,20 @@ def run_new_plugin(arguments: list[str]) -> int:
     parser.add_argument(
         "--kind", choices=KINDS, default="traced", help="what to start from (default: traced)"
     )
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--folder", type=Path, metavar="DIR", help="default: fulgurite-NAME, here")
+    place.add_argument(
+        "--contrib", action="store_true", help="a member of contrib/ in a checkout of Fulgurite"
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.contrib:
+            folder, tests = write_contrib_plugin(options.name, options.kind, Path.cwd())
+            print(
+                f"{folder} and {tests} are written. Now add {folder} to requirements/all.txt and:\n"
+                f"  uv run --all-packages pytest {tests}"
+            )
+            return 0
         folder = write_plugin(options.name, options.kind, options.folder)
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
@@ -57,20 +68,72 @@ def write_plugin(name: str, kind: str, folder: Path | None = None) -> Path:
         ConfigurationError: the name cannot be used, or the folder exists or cannot be written.
     """
     folder = Path(f"fulgurite-{name}") if folder is None else folder
+    values = _get_template_values(name, kind, folder)
+    for source in (TEMPLATES / "common", TEMPLATES / kind):
+        _write_templates(source, folder, values)
+    return folder
+
+
+def write_contrib_plugin(name: str, kind: str, checkout: Path) -> tuple[Path, Path]:
+    """Write a member of `contrib/`, and return its folder and that of its tests, from the checkout.
+
+    Args:
+        name: of the plugin, such as `gradient-noise`.
+        kind: one of `KINDS`.
+        checkout: the folder of a checkout of Fulgurite.
+
+    Raises:
+        ConfigurationError: the name cannot be used, this is no checkout, or a folder exists or
+            cannot be written.
+    """
+    if not (checkout / "contrib" / "README.md").is_file():
+        raise ConfigurationError(
+            f"{checkout} has no contrib/README.md: run --contrib in a checkout of Fulgurite, or "
+            "leave it out for a package of your own"
+        )
+    folder = checkout / "contrib" / name
+    values = _get_template_values(name, kind, folder)
+    tests = checkout / "tests" / "plugins" / values["module"]
+    if tests.exists():
+        raise ConfigurationError(f"{tests} already exists: choose another name")
+    _write_templates(TEMPLATES / "common" / "src", folder / "src", values)
+    _write_templates(TEMPLATES / kind / "src", folder / "src", values)
+    _write_templates(TEMPLATES / kind / "tests", tests, values)
+    _write_templates(TEMPLATES / "contrib", folder, values)
+    return folder.relative_to(checkout), tests.relative_to(checkout)
+
+
+def _get_template_values(name: str, kind: str, folder: Path) -> dict[str, str]:
+    """Return what the templates say of a plugin; an error if it cannot be written.
+
+    Args:
+        name: of the plugin.
+        kind: one of `KINDS`.
+        folder: where it is to be written.
+    """
     module = name.replace("-", "_")
     cls = "".join(part.capitalize() for part in name.split("-"))
     _check_name(name)
     if folder.exists():
-        raise ConfigurationError(f"{folder} already exists: choose another --folder")
+        raise ConfigurationError(f"{folder} already exists: choose another --folder or name")
     _check_not_taken(name, module, cls)
-    values = {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
-    for source in (TEMPLATES / "common", TEMPLATES / kind):
-        for path in sorted(source.rglob("*")):
-            if path.is_file():
-                # A template's own name ends in .txt, so that no tool takes it for what it becomes.
-                relative = str(path.relative_to(source)).removesuffix(".txt")
-                _write_from_template(path, folder / relative.replace("MODULE", module), values)
-    return folder
+    return {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
+
+
+def _write_templates(source: Path, target: Path, values: dict[str, str]) -> None:
+    """Write the files of a folder of templates.
+
+    Args:
+        source: the folder.
+        target: where to write them.
+        values: what to put for each name.
+    """
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            # A template's own name ends in .txt, so that no tool takes it for what it becomes.
+            relative = str(path.relative_to(source)).removesuffix(".txt")
+            relative = relative.replace("MODULE", values["module"])
+            _write_from_template(path, target / relative, values)
 
 
 def _check_name(name: str) -> None:
