@@ -134,6 +134,9 @@ FULL = (
     "tests/plugins/runs/test_lock.py::test_lock_of_a_killed_process_is_free_at_once[arguments1]",
     "tests/plugins/tensorboard/test_tensorboard.py::test_media",
     "tests/plugins/testing/test_fixtures.py::test_run_with_resumes_a_run",
+    "tests/plugins/keys/test_keys.py::test_masks_and_weights_of_examples_are_keys",
+    "tests/plugins/keys/test_keys.py::test_25_means_of_trees",
+    "tests/plugins/keys/test_layers.py::test_2s19_stacked_blocks_under_scan_and_remat",
 )
 
 MEMBERS = ("core", "plugins/*", "contrib/*")
