@@ -213,7 +213,7 @@ class Engine:
         self.program_file: str | None = None
         self.run_dir = run_dir
         if compilation_cache_dir is not None:
-            keep_compiled_programs(compilation_cache_dir)
+            keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)

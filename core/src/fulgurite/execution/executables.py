@@ -7,7 +7,6 @@ only if its text differs from that of the programs before.
 
 from collections import OrderedDict
 from hashlib import sha256
-from os import PathLike
 from typing import Any
 
 import jax
@@ -20,13 +19,9 @@ MAX_EXECUTABLES = 32
 _executables: OrderedDict[Any, jax.stages.Compiled] = OrderedDict()
 
 
-def keep_compiled_programs(directory: str | PathLike[str]) -> None:
-    """Have JAX keep all that it compiles from now on, for the next process.
-
-    Args:
-        directory: where.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+def keep_compiled_programs(directory: str) -> None:
+    """Have JAX keep all that it compiles from now on in a directory, for the next process."""
+    jax.config.update("jax_compilation_cache_dir", directory)
     # JAX leaves out what compiles within a second, which most programs of a small model do.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
