@@ -183,6 +183,24 @@ def test_bleu_of_parts_equals_that_of_sacrebleu_over_the_corpus(texts: list[Any]
     assert single.compute() == pytest.approx(100)
 
 
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], TEXTS[1:4], TEXTS[2:3], TEXTS[4:]])
+def test_chrf_of_parts_equals_that_of_sacrebleu_over_the_corpus(texts: list[Any]) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    preds = [text for text, _ in texts]
+    lists = [references for _, references in texts]
+    transposed = [list(column) for column in zip_longest(*lists)]
+    expected = sacrebleu.CHRF().corpus_score(preds, transposed).score
+    whole = fm.CHRF.from_texts([], [])
+    assert np.isnan(whole.compute())
+    for text, references in reversed(texts):
+        whole = whole.merge(fm.CHRF.from_texts([text], [references]))
+    host = jax.tree.map(np.asarray, whole)
+    for metric in (whole, host, fm.CHRF.from_texts(preds, lists)):
+        assert metric.compute() == pytest.approx(expected, rel=1e-5)
+    single = fm.CHRF.from_texts(["The cat sat"], ["the cat sat"], lowercase=True)
+    assert single.compute() == pytest.approx(100)
+
+
 SQUARE = np.ones((4, 4), np.float32)
 PICTURES = np.ones((2, 8, 8, 1), np.float32)
 AVERAGE: dict[str, Any] = {"average": "micro"}
@@ -196,6 +214,7 @@ AVERAGE: dict[str, Any] = {"average": "micro"}
         (lambda: fm.F1.from_multilabel(SQUARE > 0, SQUARE[:2]), r"and labels \[2, 4\]"),
         (lambda: fm.BLEU.from_texts("a text", ["a text"]), "give two lists of one length"),
         (lambda: fm.BLEU.from_texts(["a", "b"], ["a", []]), "text 1 has no reference"),
+        (lambda: fm.CHRF.from_texts(["a"], []), "CHRF of 1 texts with 0 references"),
         (lambda: fm.NDCG.from_scores(SQUARE[0], SQUARE[0]), r"both are \(queries, items\)"),
         (lambda: fm.NDCG.from_scores(SQUARE, SQUARE, top_k=0), "top_k=0; it must be at least 1"),
         (lambda: fm.SSIM.from_images(PICTURES, PICTURES), "at least 11 pixels"),

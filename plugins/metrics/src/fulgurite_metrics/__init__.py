@@ -24,10 +24,11 @@ from fulgurite_metrics.ranking import (
 from fulgurite_metrics.regression import R2, MeanAbsoluteError, MeanSquaredError
 from fulgurite_metrics.retrieval import NDCG, MeanReciprocalRank
 from fulgurite_metrics.sampled import Median, SampledObjects, SampledSet
-from fulgurite_metrics.text import BLEU
+from fulgurite_metrics.text import BLEU, CHRF
 
 __all__ = [
     "BLEU",
+    "CHRF",
     "F1",
     "NDCG",
     "PSNR",
