@@ -1,6 +1,11 @@
 """Every plugin of this workspace passes the conformance check of fulgurite-testing."""
 
+import json
+import os
+import subprocess
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -155,3 +160,20 @@ def test_each_plugin_passes_the_conformance_check(name: str) -> None:
 
 def test_every_plugin_that_is_installed_by_name_is_checked() -> None:
     assert HERE - PLUGINS.keys() == set()
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [["resume"], pytest.param(["all"], marks=pytest.mark.slow)],
+)
+def test_everyday_plugins_pass_it_sharded_over_eight_devices(checks: list[str]) -> None:
+    program = Path(__file__).with_name("kit_on_eight.py")
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    run = subprocess.run(
+        [sys.executable, program, *checks], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert report["devices"] == 8
+    assert report["shard"] in ([1, 8], [8, 1])
+    assert set(report["failures"].values()) == {None}, report["failures"]
