@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import Freeze, GradientAccumulation, ReduceOnPlateau
+from fulgurite_optimizers import BackboneFinetuning, Freeze, GradientAccumulation, ReduceOnPlateau
 from fulgurite_precision import Precision
 from fulgurite_sharding import FSDP
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
@@ -41,6 +41,7 @@ def make_evaluator() -> Evaluator:
 
 PLUGINS: dict[str, Callable[[], Any]] = {
     "accumulate": lambda: GradientAccumulation(2),
+    "backbone": lambda: BackboneFinetuning("linear.bias", 3, warmup=2),
     "average": lambda: Average(EMA(0.5)),
     "early_stopping": lambda: EarlyStopping("test/loss", patience=1, restore_best=True),
     "freeze": lambda: Freeze("linear.bias", since=2, until=6),

@@ -28,6 +28,7 @@ from fulgurite_logging import (
     PythonLogger,
 )
 from fulgurite_optimizers import (
+    BackboneFinetuning,
     Freeze,
     GradientAccumulation,
     GradientClip,
@@ -75,6 +76,10 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "precision": (
         Precision,
         {"bad_arguments": [{"compute": "int32"}, {"exclude": "bias", "preset": "fp64"}]},
+    ),
+    "backbone_finetuning": (
+        lambda: BackboneFinetuning("linear.bias", 3, warmup=2),
+        {"bad_arguments": [{"where": "linear.bias", "until": 3, "rate": -1.0}]},
     ),
     "batch_pictures": (
         BatchPictures,

@@ -8,6 +8,7 @@ from fulgurite_optimizers.constraints import (
     UnitNorm as UnitNorm,
     WeightClip as WeightClip,
 )
+from fulgurite_optimizers.finetuning import BackboneFinetuning as BackboneFinetuning
 from fulgurite_optimizers.freeze import Freeze as Freeze, freeze as freeze
 from fulgurite_optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
 from fulgurite_optimizers.phase import Phase as Phase, optimize_only as optimize_only
