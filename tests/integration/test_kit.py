@@ -14,6 +14,7 @@ import pytest
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator, PredictionWriter
+from fulgurite_keys import L2, Histogram, Losses, Metrics, Norm, Summaries
 from fulgurite_logging import (
     BatchPictures,
     CompilationMonitor,
@@ -118,6 +119,9 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
             "bad_arguments": [{"monitor": "loss", "every": 4}],
         },
     ),
+    "losses": (lambda: Losses(small=L2("interms.linear", weight=0.1)), {}),
+    "metrics": (lambda: Metrics(hidden=Norm("interms.linear", axis=-1), grad=Norm("grads")), {}),
+    "summaries": (lambda: Summaries(every=2, hidden=Histogram("interms.linear")), {}),
     "rng": (Rng, {}),
     "early_stopping": (
         lambda: EarlyStopping("test/loss", patience=2, restore_best=True),
@@ -145,6 +149,7 @@ QUICK = {
     "checkpoints",
     "evaluator",
     "jsonl",
+    "losses",
     "norms",
     "phases",
     "progress",

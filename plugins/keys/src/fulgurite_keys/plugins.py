@@ -128,6 +128,7 @@ class Losses(_KeyedPlugin[Loss]):
     """
 
     plugin_name: ClassVar[str] = "losses"
+    changes_results: ClassVar[bool] = True
     kind = Loss
 
     def __init__(self, **losses: Loss) -> None:
