@@ -72,6 +72,15 @@ class Recipe:
         return fg.GradientUpdate(optimizers["default"])
 
 
+class SmallStart:
+    """Begin with weights of half the size."""
+
+    @fg.hookimpl
+    def transform_module(self, module):
+        params, rest = eqx.partition(module, eqx.is_inexact_array)
+        return eqx.combine(jax.tree.map(lambda leaf: leaf / 2, params), rest)
+
+
 class Bounded(fg.UpdateRule):
     """Wrap another rule and keep the parameters between -10 and 10."""
 

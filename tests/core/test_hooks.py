@@ -1,6 +1,7 @@
 """Every hook: what it does to a run, and where it is described."""
 
 import ast
+import copy
 import gc
 import hashlib
 import importlib.util
@@ -39,6 +40,7 @@ TESTED = {
     "register_rng_streams": "test_hooks.py::test_rng_streams_are_available_by_name",
     "sharding_strategy": "test_sharding_hooks.py::test_state_is_sharded_as_the_strategy_says",
     "plugin_state_sharding": "test_sharding_hooks.py::test_plugin_shards_its_own_state",
+    "transform_module": "test_hooks.py::test_transform_module_is_folded_before_optimizers",
     "make_update_rule": "test_hooks.py::test_update_rule_is_the_inside_of_a_step",
     "wrap_update_rule": "test_hooks.py::test_wrap_update_rule_is_folded_over_the_rule",
     "configure_optimizers": "test_hooks.py::test_optimizers_of_a_plugin_replace_those_of_the_module",
@@ -148,6 +150,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         shown.Averaged,
         shown.WeightDecay,
         shown.HalfPrecision,
+        shown.SmallStart,
     ]
     plugins = [*(kind() for kind in kinds), shown.Patience(data, every=5), shown.Diary(), media]
     logger, saver = shown.Lines(tmp_path / "lines.txt"), shown.InMemory()
@@ -223,6 +226,36 @@ class Adding(fg.UpdateRule):
         return state.replace(module=module, opt_state=state.opt_state + 1), forward(
             state.module, batch, ctx
         )
+
+
+def test_transform_module_is_folded_before_optimizers() -> None:
+    """1 * 2 + 3, less 1 in each of 2 steps; what comes later sees the dtype of the new module."""
+    dtypes: set[Any] = set()
+
+    def set_weight(module: Any, weight: Any) -> Any:
+        module = copy.copy(module)
+        object.__setattr__(module, "weight", weight)
+        return module
+
+    def double(self: Any, module: Any) -> Any:
+        return set_weight(module, module.weight * 2)
+
+    def add(self: Any, module: Any) -> Any:
+        return set_weight(module, (module.weight + 3).astype(jnp.float16))
+
+    def look(self: Any, module: Any) -> None:
+        dtypes.add(module.weight.dtype)
+
+    start = set_weight(Counting(), jnp.float32(1))
+    parts = [
+        plugin("double", transform_module=double),
+        plugin("shy", transform_module=lambda self, module: None),
+        plugin("add", transform_module=add),
+        plugin("look", init_plugin_state=look, gradient_transform=look),
+    ]
+    result = engine(*parts, steps=2).fit(start, numbers([0]))
+    assert (result.module.weight.dtype, dtypes) == (jnp.float16, {jnp.dtype(jnp.float16)})
+    assert float(result.module.weight) == 3
 
 
 def test_update_rule_is_the_inside_of_a_step() -> None:

@@ -47,6 +47,7 @@ PLUGINS: dict[str, Callable[[], Any]] = {
     "freeze": lambda: Freeze("linear.bias", since=2, until=6),
     "lookahead": lambda: Lookahead(2),
     "precision": Precision,
+    "precision_of_parameters": lambda: Precision("bf16-true"),
     "reduce_on_plateau": lambda: ReduceOnPlateau("test/loss", 4),
     "spike_detection": lambda: SpikeDetection(factor=1.05, window=2),
     "time_limit": lambda: TimeLimit("1h"),

@@ -74,6 +74,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"bad_arguments": [{"rule": EMA(0.5), "statistics": "none"}]},
     ),
     "lookahead": (lambda: Lookahead(2), {"bad_arguments": [{"period": 0}]}),
+    "precision_of_parameters": (lambda: Precision("bf16-true"), {}),
     "precision": (
         Precision,
         {"bad_arguments": [{"compute": "int32"}, {"exclude": "bias", "preset": "fp64"}]},

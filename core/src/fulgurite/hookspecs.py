@@ -72,6 +72,22 @@ def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.shardi
     """
 
 
+@hookspec(
+    "build",
+    Combine.FOLD,
+    eqx.Module,
+    "Where a program is built, from shapes, and where a new state is made.",
+)
+def transform_module(module: PyTree) -> PyTree:
+    """Return the module to train, made of the one that was given, such as with parameters of
+    another dtype. It comes before optimizers and states of plugins, which see what this returns.
+    Pure; a module that it has returned before keeps its shapes and dtypes.
+
+    Args:
+        module: the module; its arrays may be traced.
+    """
+
+
 @hookspec("build", Combine.EXCLUSIVE, UpdateRule, _PROGRAM_BUILT)
 def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> UpdateRule | None:
     """Return the rule that turns a batch into a new state inside a step; the core's is one gradient

@@ -13,6 +13,7 @@ import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_averaging import EMA, Average
 from fulgurite_precision import Dynamic, Precision, Static
+from fulgurite_precision.casting import cast_params
 from fulgurite_precision.scaling import ScaleState
 
 
@@ -238,11 +239,54 @@ def test_3s17_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
+def test_l7_parameters_may_have_another_dtype() -> None:
+    task = fg.Task(
+        eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)),
+        loss=lambda preds, batch: jnp.mean((preds - batch[1]) ** 2, -1),
+        optimizer=optax.adam(0.1),
+    )
+    batches = [(np.ones((4, 4), np.float32), np.full((4, 2), 1 / 3, np.float32))] * 4
+    plugin = Precision("bf16-true", exclude="layers[1]")
+    engine = fg.Engine(steps=4, log_every=1, autoload=False, plugins=[plugin])
+    result = engine.fit(task, batches)
+    module: Any = result.module
+    first, last = module.model.layers
+    adam: Any = result.state.opt_state[1][0]
+    half = (first.weight, first.bias, adam.mu.model.layers[0].weight, adam.nu.model.layers[0].bias)
+    assert {leaf.dtype for leaf in half} == {jnp.dtype(jnp.bfloat16)}
+    assert (last.weight.dtype, last.bias.dtype) == (jnp.float32, jnp.float32)
+    losses = result.history["train/loss"]
+    assert losses[-1] < losses[0]
+    assert np.isfinite(engine.evaluate(result, batches)["loss"])
+    # A fit that goes on with it, and a loop, train what was cast once.
+    again = engine.fit(data=batches, state=result.state, steps=1)
+    assert again.module.model.layers[0].weight.dtype == jnp.bfloat16
+
+
+def test_l7_batch_norm_and_integers_keep_their_dtypes() -> None:
+    module: Any = jax.eval_shape(
+        lambda key: cast_params(
+            eqx.filter(Net(key=key), eqx.is_array), "bfloat16", fg.select("**.layer_norm")
+        ),
+        jax.random.key(0),
+    )
+    bfloat16, float32 = jnp.bfloat16, jnp.float32
+    dtypes = {
+        name: {leaf.dtype for leaf in jax.tree.leaves(getattr(module, name))}
+        for name in ("first", "norm", "layer_norm", "number")
+    }
+    assert dtypes["first"] == {jnp.dtype(bfloat16)}
+    assert jnp.dtype(bfloat16) not in dtypes["norm"]
+    assert dtypes["layer_norm"] == {jnp.dtype(float32)}
+    assert dtypes["number"] == {jnp.dtype(jnp.int32)}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Precision("fp64"), "preset"),  # pyright: ignore[reportArgumentType]
         (lambda: Precision(compute="int8"), "compute is 'int8'"),
+        (lambda: Precision(params="int8"), "params is 'int8'"),
         (lambda: Precision(output="half float"), "output is 'half float'"),
         (lambda: Precision(scale=1024.0), "scale is 1024.0"),  # pyright: ignore
         (lambda: Dynamic(period=0), "period is 0"),

@@ -261,7 +261,7 @@ class Program:
         # module is computed at once, so that an optimizer may keep it. The rule leaves the trace
         # through the list, because it is no array.
         def build(arrays: Any) -> None:
-            module = model_init.build(arrays, key)[0]
+            module, _ = build_module(self._hooks, model_init, arrays, key)
             with jax.ensure_compile_time_eval():
                 update_rules.append(self._build_update_rule_for(module))
 
@@ -318,7 +318,7 @@ class Program:
         key: Key[Array, ""],
         params_key: Key[Array, ""],
     ) -> TrainState:
-        module, model_state = model_init.build(arrays, params_key)
+        module, model_state = build_module(self._hooks, model_init, arrays, params_key)
         check_module_fields(module)
         return TrainState(
             step=jnp.int32(0),
@@ -410,6 +410,24 @@ def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
         for key, value in metrics.items()
         if key != name and not key.startswith(f"{name}/")
     }
+
+
+def build_module(
+    hooks: PluginManager, model_init: ModelInit, arrays: Any, key: Key[Array, ""]
+) -> tuple[Any, eqx.nn.State | None]:
+    """Return the module as plugins transform it, and its state. Traced.
+
+    Args:
+        hooks: of the plugins.
+        model_init: where the module comes from.
+        arrays: of its model.
+        key: for a model that is yet to be made.
+    """
+    module, model_state = model_init.build(arrays, key)
+    for hook in hooks.implementations("transform_module"):
+        new_module = hook(None, module=module)
+        module = module if new_module is None else new_module
+    return module, model_state
 
 
 def init_plugin_states(

@@ -18,6 +18,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import (
     Program,
+    build_module,
     get_state_shardings,
     init_plugin_states,
     with_shardings,
@@ -275,7 +276,7 @@ def _build_evaluation_template(engine: EngineView, model_init: ModelInit) -> Tra
     left_out: Any = None
 
     def init_state(arrays: Any, key: Key[Array, ""]) -> TrainState:
-        module, model_state = model_init.build(arrays, key)
+        module, model_state = build_module(engine.plugins, model_init, arrays, key)
         plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
         return TrainState(
             jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states

@@ -77,6 +77,27 @@ def cast_module(module: PyTree, dtype: Any, exclude: Selector | None) -> PyTree:
     return jax.tree.map(cast, module, flags, is_leaf=is_layer)
 
 
+def cast_params(module: PyTree, dtype: Any, exclude: Selector | None) -> PyTree:
+    """Return a module whose parameters have a dtype, but for those of `eqx.nn.BatchNorm` and what
+    is excluded.
+
+    Args:
+        module: the module.
+        dtype: of its parameters.
+        exclude: what is left as it is.
+    """
+    flags = jax.tree.map(lambda _: False, module) if exclude is None else exclude(module)
+
+    def is_batch_norm(node: Any) -> bool:
+        return isinstance(node, eqx.nn.BatchNorm)
+
+    def cast(node: Any, flag: PyTree) -> Any:
+        is_kept = is_batch_norm(node) or not is_float(node) or flag
+        return node if is_kept else node.astype(dtype)
+
+    return jax.tree.map(cast, module, flags, is_leaf=is_batch_norm)
+
+
 def _is_excluded_layer(node: Any, flags: PyTree) -> bool:
     """Return whether a node is a layer of which all floating-point arrays are excluded."""
     if not isinstance(node, eqx.Module) or not callable(node):

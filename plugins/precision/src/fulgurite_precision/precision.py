@@ -11,12 +11,18 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, check_one_of
 from fulgurite.tree.select import Selector
 
-from fulgurite_precision.casting import cast_floats, cast_module, cast_output, cast_task
+from fulgurite_precision.casting import (
+    cast_floats,
+    cast_module,
+    cast_output,
+    cast_params,
+    cast_task,
+)
 from fulgurite_precision.scaling import Dynamic, ScaledGradients, ScaleState, Static
 
-Preset = Literal["fp32", "bf16", "fp16"]
+Preset = Literal["fp32", "bf16", "fp16", "bf16-true"]
 
-_COMPUTE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_COMPUTE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "bf16-true": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Precision:
     the model.
 
     Parameters, gradients, optimizer and averages stay in the dtype of the module, which is float32
-    as a rule. The module is cast where it is used; integers, labels and random keys are left alone.
+    as a rule, unless `params` says another. The module is cast where it is used; integers, labels
+    and random keys are left alone.
     `eqx.nn.BatchNorm` computes in float32. The predictions of an `fg.Task` are cast before its loss
     and metrics; in a `training_step` of your own, cast what the loss is computed from.
 
@@ -36,7 +43,12 @@ class Precision:
         result = engine.fit(model, data)
 
     Attributes:
-        preset: `bf16`; `fp16`, with a dynamic loss scale; `fp32`, which changes nothing.
+        preset: `bf16`; `fp16`, with a dynamic loss scale; `fp32`, which changes nothing;
+            `bf16-true`, with parameters, gradients and optimizer in bfloat16 too.
+        params: the dtype of the parameters that are trained, and so of their gradients, of the
+            optimizer's moments and of checkpoints; None for that of the module, or of the preset.
+            The module is cast when its training state is made. In bfloat16 it takes half of the
+            memory, and updates below a 256th of a weight are lost.
         compute: the dtype of the computation, instead of the preset's.
         output: the dtype of losses and predictions.
         exclude: parts of the module that compute in their own dtype: a pattern such as `**.norm`, a
@@ -52,6 +64,7 @@ class Precision:
 
     preset: Preset = "bf16"
     _: KW_ONLY
+    params: str | None = None
     compute: str | None = None
     output: str = "float32"
     exclude: Selector | str | Callable[[Any], Any] | None = None
@@ -60,12 +73,15 @@ class Precision:
 
     def __post_init__(self) -> None:
         check_one_of(self.preset, get_args(Preset), "Precision: preset")
+        if self.params is None and self.preset == "bf16-true":
+            object.__setattr__(self, "params", "bfloat16")
         if self.compute is None:
             object.__setattr__(self, "compute", _COMPUTE[self.preset])
             if self.preset == "fp16" and self.scale is None:
                 object.__setattr__(self, "scale", Dynamic())
-        for name in ("compute", "output"):
-            _check_dtype(name, getattr(self, name))
+        for name in ("params", "compute", "output"):
+            if name != "params" or self.params is not None:
+                _check_dtype(name, getattr(self, name))
         for name in ("exclude", "keep"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Selector):
@@ -80,6 +96,13 @@ class Precision:
                 "compute in bfloat16",
                 stacklevel=3,
             )
+
+    @fg.hookimpl
+    def transform_module(self, module: Any) -> Any:
+        """Return the module with parameters in their dtype."""
+        assert not isinstance(self.exclude, str)
+        exclude: Any = self.exclude
+        return module if self.params is None else cast_params(module, self.params, exclude)
 
     @fg.hookimpl
     def around_forward(

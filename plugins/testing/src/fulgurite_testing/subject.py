@@ -29,6 +29,7 @@ CHANGES_BY_NATURE = {
     "configure_optimizers",
     "sharding_strategy",
     "transform_batch",
+    "transform_module",
     "make_update_rule",
     "wrap_update_rule",
 }

@@ -7,12 +7,14 @@ import fulgurite as fg
 # What changes the update. Everything else, such as loggers, checkpoints and evaluators, stays away.
 _HOOKS = (
     "around_forward",
+    "configure_optimizers",
     "gradient_transform",
     "loss_terms",
     "make_update_rule",
     "register_rng_streams",
     "sharding_strategy",
     "transform_batch",
+    "transform_module",
     "wrap_update_rule",
 )
 
