@@ -85,6 +85,43 @@ def test_media_are_rendered_only_at_their_trigger(steps_per_execution: int):
     assert not result.failures
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """Shows the gradients of a step, and measures one."""
+
+    plugin_name = "gradients"
+
+    @fg.hookimpl
+    def step_metrics(self, grads: Any) -> dict[str, Any]:
+        return {
+            "first": media.Histogram.from_values(grads.weight[:1], bins=1),
+            "weight": lambda: media.Histogram.from_values(grads.weight, bins=4),
+            "norm": jnp.abs(grads.weight[0]),
+        }
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_plugins_show_media_of_what_is_there_after_the_update(steps_per_execution: int):
+    show = Show(2)
+    engine = fg.Engine(
+        steps=4,
+        plugins=[show, Gradients()],
+        autoload=False,
+        steps_per_execution=steps_per_execution,
+        log_every=1,
+    )
+    result = engine.fit(Linear, regression(40, 4))
+    norms = result.history["train/gradients/norm"]
+    assert [record.step for record in show.records] == [2, 4]
+    for record in show.records:
+        values = record.values
+        assert values.keys() == {"gradients/first", "gradients/weight"}
+        middle = values["gradients/first"].edges.mean()  # of the bin around the only number
+        assert abs(middle) == pytest.approx(norms[record.step - 1], abs=1e-6)
+        assert values["gradients/weight"].counts.sum() == 3
+    assert "gradients/weight" not in result.metrics["train"]
+
+
 def test_an_evaluation_shows_the_media_of_its_first_batch():
     MADE.clear()
 

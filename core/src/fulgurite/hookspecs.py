@@ -23,6 +23,7 @@ from fulgurite.fit.run import EngineView, FitResult, LoggedRun, Run
 from fulgurite.fit.snapshot import CheckpointSource, Snapshot
 from fulgurite.metrics import CollectingMetric, Metric, RunningMetric
 from fulgurite.model.context import Context
+from fulgurite.model.media import Media
 from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
@@ -236,8 +237,10 @@ def step_metrics(
     updates: PyTree,
     batch: PyTree,
     ctx: Context,
-) -> dict[str, Metric | RunningMetric | Array] | None:
+) -> dict[str, Metric | RunningMetric | Array | Media | Callable[[], Media]] | None:
     """Return metrics of this step by name; they are logged as `PLUGIN/NAME`.
+
+    Media, and functions that return media, are rendered at the steps that show media.
 
     Args:
         state: the train state after the update; of the states of plugins it has this one's alone.

@@ -209,8 +209,8 @@ def test_losses_and_metrics_are_checked_where_they_are_made() -> None:
         Losses(ce="preds")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="leaves out 'x', which is not there"):
         Losses(ce=CROSS_ENTROPY).for_evaluators(test={"x": None})
-    with pytest.raises(ConfigurationError, match="not available to summaries"):
-        Histogram("grads.net")
+    with pytest.raises(ConfigurationError, match="a needs both interms, which only the forward"):
+        Metrics(a=Norm("grads", mask="interms.net"))
     with pytest.raises(ConfigurationError, match="have no step for a schedule"):
         L1("preds", weight=lambda step: step)(jnp.ones(2), {})
     with pytest.raises(PathError, match="'module' is not available to the losses= and metrics="):
@@ -268,6 +268,18 @@ def test_k16_summaries_are_drawn_where_they_are_shown() -> None:
     media = run_around(summaries, fg.Output(preds=jnp.zeros((4, 6))), batch).media
     assert media["image"]().pixels.shape == (2, 2, 3, 1)
     assert media["flat"]().pixels.shape == (4, 2, 3, 1)
+
+
+def test_summaries_of_what_is_there_after_the_update() -> None:
+    summaries = Summaries(grads=Histogram("grads", bins=2), image=Images("batch.image"))
+    batch = {"image": jnp.ones((4, 2, 3))}
+    output = fg.Output(preds=jnp.zeros(4), losses={"l": jnp.float32(0)})
+    assert run_around(summaries, output, batch).media.keys() == {"image"}
+    ctx: Any = type("Ctx", (), {"mask": None, "step": 0, "model_state": None})
+    state: Any = type("State", (), {"module": None, "opt_state": None})
+    grads = {"a": jnp.array([0.0, 0.1, 1.0])}
+    shown = summaries.step_metrics(state, output, grads, grads, batch, ctx)
+    assert shown.keys() == {"grads"} and shown["grads"]().counts.tolist() == [2, 1]
 
 
 def test_what_a_step_returns_stays() -> None:

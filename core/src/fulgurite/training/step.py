@@ -13,6 +13,7 @@ from fulgurite.errors import ModelError, PluginError
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.metrics.base import flatten_nested
 from fulgurite.model.context import Context
+from fulgurite.model.media import Media, render_if_due
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import HookImpl
 from fulgurite.training.forward import count_examples, split_batch
@@ -149,11 +150,11 @@ class TrainStep:
             output, updated_module, new.module, is_sharded=self._services.sharding.mesh is not None
         )
         term_index += self._find_offset(names)
-        plugin_metrics = self._collect_plugin_metrics(new, output, batch, ctx)
+        plugin_metrics, plugin_media = self._collect_plugin_metrics(new, output, batch, ctx)
         metrics, running_metrics = collect_step_metrics(
             output, plugin_metrics, count_examples(batch, mask)
         )
-        output = _drop_model_state(output)
+        output = _drop_model_state(output).replace(media={**output.media, **plugin_media})
         return StepOutcome(new, output, metrics, running_metrics, is_bad, term_index)
 
     def _find_offset(self, names: list[str]) -> int:
@@ -224,9 +225,11 @@ class TrainStep:
 
     def _collect_plugin_metrics(
         self, state: TrainState, output: Output, batch: Any, ctx: Context
-    ) -> dict[str, Any]:
-        """Return the metrics of plugins, as `PLUGIN/NAME`; each sees its own plugin state alone."""
+    ) -> tuple[dict[str, Any], dict[str, Media]]:
+        """Return the metrics and the media of plugins, as `PLUGIN/NAME`; each sees its own plugin
+        state alone."""
         metrics: dict[str, Any] = {}
+        media: dict[str, Any] = {}
         for hook in self._hooks.implementations("step_metrics"):
             name = hook.plugin.name
             plugin_states = {
@@ -242,8 +245,11 @@ class TrainStep:
                 batch=batch,
             )
             for key, value in flatten_nested(answer or {}).items():
-                metrics[f"{name}/{key}"] = value
-        return metrics
+                group = media if isinstance(value, Media) or callable(value) else metrics
+                group[f"{name}/{key}"] = value
+        if media and ctx.media_due is not None:
+            return metrics, render_if_due(media, ctx.media_due)
+        return metrics, {}
 
     def _call(self, hook: HookImpl, ctx: Context, **arguments: Any) -> Any:
         return hook(self.step_number, ctx=ctx.for_plugin(hook.plugin.name), **arguments)

@@ -170,14 +170,8 @@ class Metrics(_KeyedPlugin[Measure]):
     kind = Measure
 
     def __init__(self, **metrics: Measure) -> None:
-        for name, metric in metrics.items():
-            layers = isinstance(metric, Measure) and metric.needs_update
-            if layers and any(key.prefix == "interms" for key in metric.get_keys().values()):
-                raise ConfigurationError(
-                    f"Metrics: {name} needs both interms, which only the forward pass has, and "
-                    "what is there after the update: make two metrics of it"
-                )
         super().__init__(metrics)
+        _check_one_place(self._items, type(self).__name__)
 
     @fg.hookimpl
     def step_metrics(
@@ -190,20 +184,12 @@ class Metrics(_KeyedPlugin[Measure]):
         ctx: fg.Context,
     ) -> dict[str, Any]:
         """Return the metrics of what is there after the update only."""
-        items = {name: item for name, item in self._items.items() if item.needs_update}
-        values = _list_forward_values(state.module, batch, output, ctx)
-        values |= {
-            "grads": grads,
-            "updates": updates,
-            "opt_state": state.opt_state,
-            "losses": output.losses,
-            "metrics": {name: _compute(metric) for name, metric in output.metrics.items()},
-        }
-        scope = Scope(values, "metrics of training steps")
+        scope = _make_update_scope(state, output, grads, updates, batch, ctx)
         metrics = {}
-        for name, item in items.items():
-            with error_context(lambda name=name: f"the metric {name!r} of Metrics"):
-                metrics[name] = item.evaluate(scope, ctx.mask)
+        for name, item in self._items.items():
+            if item.needs_update:
+                with error_context(lambda name=name: f"the metric {name!r} of Metrics"):
+                    metrics[name] = item.evaluate(scope, ctx.mask)
         return metrics
 
     def _is_active(self, item: Measure, ctx: fg.Context) -> bool:
@@ -229,6 +215,9 @@ class Summaries(_KeyedPlugin[Summary], MediaLogger):
     batch of each evaluation; they take the place of `MediaLogger` and show what the step returns as
     media, too.
 
+    Those with keys such as `grads` and `updates` are of training steps only, see the module after
+    the update, and are shown as `media/NAME`.
+
     Example:
         from fulgurite_keys import Histogram, Images, Summaries
 
@@ -247,6 +236,34 @@ class Summaries(_KeyedPlugin[Summary], MediaLogger):
     def __init__(self, *, every: int | fg.Trigger = 500, **summaries: Summary) -> None:
         MediaLogger.__init__(self, every)
         _KeyedPlugin.__init__(self, summaries)
+        _check_one_place(self._items, type(self).__name__)
+
+    @fg.hookimpl
+    def step_metrics(
+        self,
+        state: fg.TrainState,
+        output: fg.Output,
+        grads: Any,
+        updates: Any,
+        batch: Any,
+        ctx: fg.Context,
+    ) -> dict[str, Any]:
+        """Return what is shown of what is there after the update only."""
+        scope = _make_update_scope(state, output, grads, updates, batch, ctx)
+        items = {name: item for name, item in self._items.items() if item.needs_update}
+        return {name: self._prepare(name, item, scope) for name, item in items.items()}
+
+    def _is_active(self, item: Summary, ctx: fg.Context) -> bool:
+        return not item.needs_update
+
+    def _prepare(self, name: str, item: Summary, scope: Scope) -> Callable[[], fg.Media]:
+        """Return the function that draws a summary where it is shown.
+
+        What it shows is looked up here, where a mistake is seen in every step.
+        """
+        with error_context(lambda: f"the summary {name!r} of Summaries"):
+            values = item.resolve(scope)
+        return lambda: item.draw(**values)
 
     def _add(
         self, output: fg.Output, items: dict[str, Summary], scope: Scope, ctx: fg.Context
@@ -257,11 +274,34 @@ class Summaries(_KeyedPlugin[Summary], MediaLogger):
                 raise ModelError(
                     f"the media {name!r} come from the step and from Summaries; rename one"
                 )
-            # Found here, where an error is seen in every step, and drawn where it is shown.
-            with error_context(lambda name=name: f"the summary {name!r} of Summaries"):
-                values = item.resolve(scope)
-            shown[name] = lambda item=item, values=values: item.draw(**values)
+            shown[name] = self._prepare(name, item, scope)
         return output.replace(media={**output.media, **shown})
+
+
+def _check_one_place(items: Mapping[str, Keyed], where: str) -> None:
+    """Refuse an object that needs both what only the forward pass has, and what comes after it."""
+    for name, item in items.items():
+        prefixes = {key.prefix for key in item.get_keys().values()}
+        if item.needs_update and "interms" in prefixes:
+            raise ConfigurationError(
+                f"{where}: {name} needs both interms, which only the forward pass has, and what is "
+                "there after the update: make two of it"
+            )
+
+
+def _make_update_scope(
+    state: fg.TrainState, output: fg.Output, grads: Any, updates: Any, batch: Any, ctx: fg.Context
+) -> Scope:
+    """Return what keys find after the update; the arguments are those of `step_metrics`."""
+    values = _list_forward_values(state.module, batch, output, ctx)
+    values |= {
+        "grads": grads,
+        "updates": updates,
+        "opt_state": state.opt_state,
+        "losses": output.losses,
+        "metrics": {name: _compute(metric) for name, metric in output.metrics.items()},
+    }
+    return Scope(values, "what is computed after the update")
 
 
 def _list_forward_values(

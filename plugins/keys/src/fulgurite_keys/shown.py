@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError
 from fulgurite_logging import media
 
 from fulgurite_keys.keyed import Keyed
@@ -29,14 +28,6 @@ class Summary(Keyed):
             def draw(self, first, second):
                 return media.Images.from_pixels(abs(first - second))
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.needs_update:
-            raise ConfigurationError(
-                f"{self.describe()}: what is there after the update only is not available to "
-                "summaries, which are drawn in the forward pass; Metrics may measure it"
-            )
 
     def draw(self, *values: Any, **named: Any) -> fg.Media:
         """Return what is shown, from what the keys find, by field; traced."""
@@ -82,6 +73,7 @@ class Histogram(Summary):
 
         Histogram("interms.encoder")
         Histogram("module.**.weight", bins=32)
+        Histogram("grads")
     """
 
     values: Key
