@@ -67,6 +67,7 @@ def test_wgan_gp():
     assert metrics["high_quality"] > 0.8
 
 
+@pytest.mark.slow
 def test_digits_resumes_after_a_kill(tmp_path: Path):
     arguments = ["digits.py", "steps=600", "width=32", "--run"]
     run(*arguments, str(tmp_path / "whole"))
@@ -182,6 +183,7 @@ def test_transformer(layout: str, share: float):
     assert re.search(r"tokens per second [\d,]+$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_digits_standalone_eval(tmp_path: Path):
     folder = tmp_path / "run"
     *lines, drawn = run("digits_standalone_eval.py", "steps=500", "width=64", "--run", str(folder))

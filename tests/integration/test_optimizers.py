@@ -165,6 +165,7 @@ def report() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_several_devices_compute_what_one_does() -> None:
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     run = subprocess.run(

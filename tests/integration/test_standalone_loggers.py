@@ -43,7 +43,7 @@ def evaluate(run: Path, kills: Sequence[str]) -> None:
         assert code == (-signal.SIGKILL if kill else 0), run.with_suffix(".evaluate").read_text()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_each_evaluation_is_once_in_every_logger_though_the_process_is_killed_K3(
     tmp_path: Path,
 ) -> None:

@@ -31,18 +31,18 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_killed_run_leaves_what_an_uninterrupted_run_leaves(tmp_path: Path, name: str) -> None:
-    """Twenty times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any
+    """Twelve times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any
     time."""
     arguments = CONFIGURATIONS[name]
     seed = list(CONFIGURATIONS).index(name)
-    killed(tmp_path, kills(seed, 16, arguments["source"]), 5, **arguments)
+    killed(tmp_path, kills(seed, 16, arguments["source"]), 3, **arguments)
 
 
 def test_stopped_run_leaves_what_an_uninterrupted_run_leaves(tmp_path: Path) -> None:
     """By SIGTERM or Ctrl-C, at the same moments."""
     arguments = CONFIGURATIONS["stream"]
     plan = kills(11, 12, "stream", [signal.SIGTERM, signal.SIGINT])
-    killed(tmp_path, plan, 4, **arguments)
+    killed(tmp_path, plan, 3, **arguments)
 
 
 @pytest.mark.slow

@@ -314,7 +314,10 @@ def free_job() -> int:
     raise AssertionError("no free port")
 
 
-@pytest.mark.parametrize(("cluster", "variable"), [(slurm, ""), (open_mpi, "auto timeout=60")])
+@pytest.mark.parametrize(
+    ("cluster", "variable"),
+    [(slurm, ""), pytest.param(open_mpi, "auto timeout=60", marks=pytest.mark.slow)],
+)
 def test_processes_of_a_cluster_find_each_other(
     cluster: Callable[[int, int], dict[str, str]], variable: str
 ) -> None:

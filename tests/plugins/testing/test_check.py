@@ -85,6 +85,7 @@ def test_each_check_detects_its_broken_plugin(check: str, plugin: Any, message: 
     assert message in failure.value.failures[check]
 
 
+@pytest.mark.slow
 def test_correct_plugin_passes() -> None:
     check_plugin(broken.Sound, bad_arguments=[{"decay": 2.0}])
     check_plugin(broken.Sound(decay=0.5), only=["trains", "resume"])

@@ -188,6 +188,7 @@ fg.Engine(steps=2, run_dir=sys.argv[1], plugins=plugins, autoload=False).fit(Mod
 """
 
 
+@pytest.mark.slow
 def test_pictures_are_shown_while_another_thread_imports_pillow(tmp_path: Path):
     # In a process of its own, for here it is imported already.
     done = subprocess.run(
