@@ -40,7 +40,7 @@ def make_evaluator() -> Evaluator:
 
 
 PLUGINS: dict[str, Callable[[], Any]] = {
-    "accumulate": lambda: GradientAccumulation(2),
+    "accumulate": lambda: GradientAccumulation({0: 1, 4: 2}),
     "backbone": lambda: BackboneFinetuning("linear.bias", 3, warmup=2),
     "average": lambda: Average(EMA(0.5)),
     "early_stopping": lambda: EarlyStopping("test/loss", patience=1, restore_best=True),

@@ -407,3 +407,75 @@ def test_media_come_from_the_first_microbatch_or_the_step(how: Any, expected: fl
         Shown(jnp.ones(1), optax.sgd(0.0)), [batch]
     )
     assert show.numbers("mean") == [expected] * 2
+
+
+def test_l8_numbers_at_steps() -> None:
+    settings = GradientAccumulation({4: 2, 0: 1, 6: 2, 8: 4})
+    assert settings.changes == {4: 2, 8: 4}
+    numbers = [settings.for_step(step).n for step in range(10)]
+    assert numbers == [1, 1, 1, 1, 2, 2, 2, 2, 4, 4]
+    for n in ({1: 2}, {0: 1, 2.5: 2}, {0: 1, -1: 2}):
+        with pytest.raises(ConfigurationError, match="a mapping begins with step 0"):
+            GradientAccumulation(n)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="n is 0; it must be a positive integer"):
+        GradientAccumulation({0: 1, 5: 0})
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_l8_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int) -> None:
+    """The gradient is -1: updates at steps 1, 2, 3; then at 6, 9, and for the rest at 10."""
+    compiled = Compiled()
+    plugin = GradientAccumulation({0: 1, 3: 3}, "steps")
+    result = engine(
+        plugin, compiled, steps=10, log_every=1, steps_per_execution=steps_per_execution
+    ).fit(Distance(jnp.float32(0)), ONE)
+    updates = result.history["train/default/updates"].tolist()
+    assert updates == [1, 2, 3, 3, 3, 4, 4, 4, 5, 5]
+    assert float(result.module.place) == pytest.approx(0.6)
+    (message,) = result.messages
+    assert message == (
+        "gradients are accumulated over 3 steps from step 3 on: the step is compiled again"
+    )
+    assert len(compiled.executables) == 2
+
+
+@pytest.mark.full
+def test_l8_what_waits_is_part_of_the_next_mean() -> None:
+    """Two of four gradients wait when the number becomes 1: the next update is by three."""
+    plugin = GradientAccumulation({0: 4, 2: 1}, "steps")
+    result = engine(plugin, steps=4, log_every=1).fit(Distance(jnp.float32(0)), ONE)
+    assert result.history["train/default/updates"].tolist() == [0, 0, 1, 2]
+    assert float(result.module.place) == pytest.approx(0.2)
+
+
+@pytest.mark.full
+def test_l8_more_microbatches_from_a_step_on() -> None:
+    """The same gradients; a number that does not divide the batch is found at the beginning."""
+    start = Linear(jnp.ones(8), optax.adam(0.1))
+    compiled = Compiled()
+    whole = engine(steps=4).fit(start, points())
+    split = engine(GradientAccumulation({0: 1, 2: 4}), compiled, steps=4).fit(start, points())
+    np.testing.assert_allclose(split.module.weight, whole.module.weight, rtol=1e-5)
+    assert len(compiled.executables) == 2
+    with pytest.raises(DataError, match="cannot be split into 3 parts"):
+        engine(GradientAccumulation({0: 1, 100: 3}), steps=200).init_state(start, points())
+
+
+@pytest.mark.full
+def test_l8_phases_change_where_the_plugin_knows_the_steps() -> None:
+    """x by each gradient and then by every second one, y by each.
+
+    x: 1 - 1.5 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x waits; y: 1.375 - (1.375 + 0.5)/4 = 0.90625;
+    x: -0.5 - ((-0.5 + 1.375) + (-0.5 + 0.90625))/2/2, y follows it.
+    """
+    accumulate = GradientAccumulation({0: 1, 1: 2}, "steps")
+    phases: dict[str, Any] = {
+        "min": Phase(optax.sgd(0.5), "x", accumulate=accumulate),
+        "max": Phase(optax.sgd(0.25), "y"),
+    }
+    result = engine(MultiOptimizer(**phases), steps=3).fit(game(), ONE)
+    x = -0.5 - (0.875 + 0.40625) / 4
+    assert played(result) == (x, 0.90625 - (0.90625 - x) / 4)
+    hidden = type("Hidden", (type(game()),), {"configure_optimizers": lambda self: phases})
+    with pytest.raises(ConfigurationError, match="give the phases to MultiOptimizer itself"):
+        engine(MultiOptimizer(), steps=3).init_state(hidden(jnp.float32(1), jnp.float32(2)), ONE)

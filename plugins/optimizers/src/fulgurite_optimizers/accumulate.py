@@ -6,7 +6,7 @@ import fulgurite as fg
 from fulgurite.errors import PluginError
 
 from fulgurite_optimizers.finalize import FinalizeMixin
-from fulgurite_optimizers.phase import AccumulationSettings, Phase
+from fulgurite_optimizers.phase import AccumulationSettings, Phase, list_announcements
 from fulgurite_optimizers.update import PhasedUpdate
 
 
@@ -24,7 +24,9 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
     optimizer in a branch of `lax.cond` only when it is time.
 
     Attributes:
-        n: the number of microbatches or steps.
+        n: the number of microbatches or steps. It may change in a run: with `{0: 1, 1000: 4}` it is
+            4 from the update after step 1000 on. The step is then compiled again. With `steps`,
+            gradients that wait there are part of the next mean.
         mode: with `microbatch`, a step splits its batch into `n` parts and processes them one after
             another, which takes a fraction of the activation memory. Examples `i`, `i + n`, ...
             form a microbatch, so examples spread over several devices stay where they are. Each has
@@ -41,6 +43,11 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
     """
 
     @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Announce the steps at which the number changes, and finalize at the end."""
+        return [*list_announcements([self]), *super().register_actions()]
+
+    @fg.hookimpl
     def make_update_rule(self, optimizers: dict[str, fg.OptimizerSpec]) -> fg.UpdateRule:
         """Return the rule for the only optimizer."""
         (name, spec), *others = optimizers.items()
@@ -48,7 +55,7 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
             raise PluginError(
                 f"GradientAccumulation is a plugin for one optimizer, but there are phases "
                 f"({', '.join(optimizers)}): replace it by MultiOptimizer() and pass it to each of "
-                f"them, Phase(..., accumulate=GradientAccumulation({self.n}))"
+                f"them, Phase(..., accumulate=GradientAccumulation({self.n!r}))"
             )
         phase = Phase(
             spec.optimizer,

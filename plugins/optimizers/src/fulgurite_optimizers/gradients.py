@@ -175,7 +175,7 @@ class Gradients:
                 (part.grads, part.terms), part.metrics, part.model_state, part.media
             )
 
-        result = run_microbatches(compute_microbatch, batch, ctx, phase.accumulate.n)
+        result = run_microbatches(compute_microbatch, batch, ctx, phase.accumulate.numbers[0])
         grads, terms = result.means
         return PhaseGradients(
             grads,

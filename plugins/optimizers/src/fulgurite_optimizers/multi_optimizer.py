@@ -10,7 +10,7 @@ from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.finalize import FinalizeMixin
-from fulgurite_optimizers.phase import Phase
+from fulgurite_optimizers.phase import Phase, list_announcements
 from fulgurite_optimizers.update import PhasedUpdate
 
 
@@ -61,6 +61,16 @@ class MultiOptimizer(FinalizeMixin):
         self.phases = phases
 
     @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Announce the steps at which an accumulation changes, and finalize at the end."""
+        settings = [
+            phase.accumulate
+            for phase in self.phases.values()
+            if isinstance(phase, Phase) and phase.accumulate is not None
+        ]
+        return [*list_announcements(settings), *super().register_actions()]
+
+    @fg.hookimpl
     def configure_optimizers(self) -> dict[str, fg.OptimizerSpec] | None:
         """Return the phases, None for those of the module."""
         return dict(self.phases) or None
@@ -81,6 +91,13 @@ class MultiOptimizer(FinalizeMixin):
                 f"of the phases {', '.join(phases)} one must run at every step, with every=1: a "
                 "step is an update"
             )
+        for name, phase in phases.items():
+            if name not in self.phases and phase.accumulate and phase.accumulate.changes:
+                raise ConfigurationError(
+                    f"the accumulation of the phase {name!r} changes during the run: give the "
+                    "phases to MultiOptimizer itself, MultiOptimizer("
+                    f"{name}=Phase(...)), so that it knows the steps"
+                )
         if self.simultaneous:
             _check_one_gradient_each(phases)
         masks = {name: phase.param_mask(module) for name, phase in phases.items()}

@@ -1,7 +1,9 @@
 """An optimizer for one of several losses."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal, Self
 
 import fulgurite as fg
 import optax
@@ -15,16 +17,68 @@ class AccumulationSettings:
     They stand here because the plugin imports the phase: the files must not form a circle.
 
     Attributes:
-        n: the number of microbatches or steps.
+        n: the number of microbatches or steps, or a mapping from steps of the run to numbers.
         mode: what is accumulated over.
     """
 
-    n: int
+    n: int | Mapping[int, int]
     mode: Literal["microbatch", "steps"] = "microbatch"
 
     def __post_init__(self) -> None:
-        check_positive_int(self.n, "GradientAccumulation: n")
+        numbers = self.n
+        if isinstance(numbers, Mapping):
+            if any(type(step) is not int or step < 0 for step in numbers) or 0 not in numbers:
+                raise ConfigurationError(
+                    f"GradientAccumulation: n is {numbers!r}; a mapping begins with step 0, as in "
+                    "{0: 1, 1000: 4}, and its keys are numbers of completed steps"
+                )
+            numbers = dict(sorted(numbers.items()))
+            object.__setattr__(self, "n", numbers)
+        for number in self.numbers:
+            check_positive_int(number, "GradientAccumulation: n")
         check_one_of(self.mode, ("microbatch", "steps"), "GradientAccumulation: mode")
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the numbers of all times; the first holds from the beginning."""
+        return list(self.n.values()) if isinstance(self.n, Mapping) else [self.n]
+
+    @property
+    def changes(self) -> dict[int, int]:
+        """Return the new number by the step after which it holds."""
+        if not isinstance(self.n, Mapping):
+            return {}
+        numbers = list(self.n.items())
+        return {
+            step: number for (_, before), (step, number) in pairwise(numbers) if number != before
+        }
+
+    def for_step(self, step: int) -> Self:
+        """Return these settings with the number that holds from the update after `step` on."""
+        if not isinstance(self.n, Mapping):
+            return self
+        number = [number for start, number in self.n.items() if start <= step][-1]
+        return replace(self, n=number)
+
+
+def list_announcements(settings: Iterable[AccumulationSettings]) -> list[fg.ScheduledAction]:
+    """Return an action at the steps at which a number of microbatches or steps changes. The engine
+    looks for another update rule wherever an action was due."""
+    changes: dict[int, list[str]] = {}
+    for setting in settings:
+        parts = "microbatches" if setting.mode == "microbatch" else "steps"
+        for step, number in setting.changes.items():
+            changes.setdefault(step, []).append(f"{number} {parts}")
+
+    def announce(run: fg.Run) -> None:
+        numbers = " and ".join(changes[run.step])
+        run.notify(
+            "accumulate",
+            f"gradients are accumulated over {numbers} from step {run.step} on: the step is "
+            "compiled again",
+        )
+
+    return [fg.ScheduledAction("accumulate", fg.At(*changes), announce)] if changes else []
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The update rule of several optimizers in one step."""
 
+import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +16,7 @@ from jaxtyping import PyTree
 
 from fulgurite_optimizers.gradients import Gradients, sum_terms
 from fulgurite_optimizers.metrics import Metrics, merge_disjoint
+from fulgurite_optimizers.microbatches import split_into_parts
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.phase_step import PhaseResult, PhaseState, PhaseStep
 from fulgurite_optimizers.steps import StepsState, accumulate_over_steps
@@ -33,8 +36,13 @@ class PhasedUpdate(fg.UpdateRule):
     def __init__(
         self, phases: dict[str, Phase], *, simultaneous: bool, use_loss_functions: bool = True
     ) -> None:
-        self._phases = {name: _resolve_accumulation(phase) for name, phase in phases.items()}
+        self._all_phases = phases
+        current = {name: _choose_accumulation(phase, 0) for name, phase in phases.items()}
+        self._phases = {name: _resolve_accumulation(phase) for name, phase in current.items()}
         self._simultaneous = simultaneous
+        self._use_loss_functions = use_loss_functions
+        # By the numbers of microbatches or steps: another object would be another executable.
+        self._rules: dict[tuple[Any, ...], PhasedUpdate] = {_list_numbers(current): self}
         self._gradients = Gradients(self._phases, use_loss_functions=use_loss_functions)
 
     def init(self, module: PyTree) -> dict[str, PhaseState]:
@@ -56,6 +64,7 @@ class PhasedUpdate(fg.UpdateRule):
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
+        self._check_microbatches(batch)
         if self._simultaneous and not self._gradients.has_loss_functions(state.module):
             compute_gradient = self._gradients.compute_shared(forward, state.module, batch, ctx)
         else:
@@ -89,6 +98,18 @@ class PhasedUpdate(fg.UpdateRule):
         state = state.replace(module=module, model_state=model_state, opt_state=opt_state)
         return state, self._build_output(results)
 
+    def for_step(self, step: int, step_range: fg.StepRange) -> "PhasedUpdate":
+        phases = {
+            name: _choose_accumulation(phase, int(step)) for name, phase in self._all_phases.items()
+        }
+        numbers = _list_numbers(phases)
+        if numbers not in self._rules:
+            rule = copy.copy(self)
+            rule._phases = {name: _resolve_accumulation(phase) for name, phase in phases.items()}
+            rule._gradients = Gradients(rule._phases, use_loss_functions=self._use_loss_functions)
+            self._rules[numbers] = rule
+        return self._rules[numbers]
+
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
         """Apply the gradients of steps that were not applied yet."""
         module = state.module
@@ -107,6 +128,14 @@ class PhasedUpdate(fg.UpdateRule):
                     phase_state.updates + (pending.num_accumulated > 0),
                 )
         return state.replace(module=module, opt_state=opt_state)
+
+    def _check_microbatches(self, batch: Any) -> None:
+        """Raise an error unless a batch can be split into the microbatches of all times: the
+        error of a later one would come late."""
+        for phase in self._all_phases.values():
+            if phase.accumulate is not None and phase.accumulate.mode == "microbatch":
+                for number in phase.accumulate.numbers:
+                    jax.eval_shape(partial(split_into_parts, n=number), batch)
 
     def _build_output(self, results: dict[str, PhaseResult]) -> fg.Output:
         """Return the output of the step. The sum of the losses of several optimizers would mean
@@ -145,12 +174,28 @@ def _collect_optimizer_metrics(name: str, state: PhaseState) -> Metrics:
     return metrics
 
 
+def _choose_accumulation(phase: Phase, step: int) -> Phase:
+    """Return a phase with the accumulation that holds from the update after a step on.
+
+    Args:
+        phase: the phase.
+        step: the number of completed updates.
+    """
+    if phase.accumulate is None:
+        return phase
+    return replace(phase, accumulate=phase.accumulate.for_step(step))
+
+
+def _list_numbers(phases: dict[str, Phase]) -> tuple[Any, ...]:
+    return tuple(phase.accumulate and phase.accumulate.n for phase in phases.values())
+
+
 def _resolve_accumulation(phase: Phase) -> Phase:
     """Return the phase with an optimizer that accumulates over steps, if it asks for that."""
     if phase.accumulate is None or phase.accumulate.mode != "steps":
         return phase
     optimizer = accumulate_over_steps(
-        optax.chain(phase.gradient_transform, phase.optimizer), phase.accumulate.n
+        optax.chain(phase.gradient_transform, phase.optimizer), phase.accumulate.numbers[0]
     )
     return replace(phase, gradient_transform=optax.identity(), optimizer=optimizer)
 
