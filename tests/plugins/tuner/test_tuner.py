@@ -1,6 +1,10 @@
 """Learning rates and batch sizes are found, and nothing else changes."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +106,65 @@ def test_3s20_sizes(options: dict[str, Any], size: int) -> None:
 @pytest.mark.full
 def test_3s20_the_size_follows_from_memory_and_fits() -> None:
     engine = tiny_engine(GradientClip(max_norm=1.0))
-    sizes = find_batch_size(
-        engine, TinyModel, tiny_data(), limit=40_000, fraction=1.0, start=16, search="bisect"
-    )
+    data = tiny_data()
+    options: dict[str, Any] = {"fraction": 1.0, "start": 16, "search": "bisect"}
+    with pytest.raises(ConfigurationError, match="not even one example fits into 10 bytes"):
+        find_batch_size(engine, TinyModel, data, limit=10, **options)
+    sizes = find_batch_size(engine, TinyModel, data, limit=40_000, **options)
     assert sizes.num_bytes[sizes.suggestion] <= 40_000
     assert sizes.suggestion > 64
     assert sizes.num_bytes[32] > sizes.num_bytes[16]
+    # A fit after both is the fit without them.
+    result = tiny_engine().fit(TinyModel, data)
+    assert_same_bits(result.module, tiny_engine().fit(TinyModel, tiny_data()).module)
+
+
+class Smaller(fg.ProcessSync):
+    """Speaks for a second process, whose device has 12,000 bytes, and whose steps take 1000
+    more."""
+
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        return [value, {"batch limit": 12_000, "batch bytes": value + 1000}[name]]
+
+
+class TwoProcesses:
+    @fg.hookimpl
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return fg.SingleDevice(Smaller())
+
+
+@pytest.mark.full
+def test_3s20_processes_agree_on_what_fits_everywhere() -> None:
+    sizes = find_batch_size(
+        tiny_engine(TwoProcesses()), TinyModel, tiny_data(), limit=40_000, fraction=1.0
+    )
+    assert sizes.limit == 12_000
+    assert sizes.num_bytes[sizes.suggestion] <= 12_000
+    smallest = find_batch_size(
+        tiny_engine(), TinyModel, tiny_data(), limit=40_000, fraction=1.0, max_size=8
+    )
+    assert sizes.num_bytes[8] == smallest.num_bytes[8] + 1000
+
+
+@pytest.mark.full
+def test_3s20_two_processes_find_the_same() -> None:
+    program = Path(__file__).with_name("tuned.py")
+    command = "from fulgurite_cli.command import main; raise SystemExit(main())"
+    run = subprocess.run(
+        [sys.executable, "-c", command, "launch", "--processes", "2", program],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"},
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    lines = [line for line in run.stdout.splitlines() if "{" in line]
+    first, second = (json.loads(line[line.index("{") :]) for line in lines)
+    assert first == second
+    assert first["bytes"] <= first["limit"] == 20_000
+    # Of the two devices of a process, each has as many examples: powers begin with 8, not 7.
+    assert first["size"] % 8 == 0
+    assert len(first["losses"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.data.sources import get_split
-from fulgurite.errors import ConfigurationError, DataError, check_one_of, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    DataError,
+    FulguriteError,
+    check_one_of,
+    check_positive_int,
+)
 
 from fulgurite_tuner.trial import make_trial_engine
 
@@ -26,7 +32,7 @@ class BatchSizes:
         sizes = BatchSizes(96, 1_000_000, {8: 100_000, 16: 180_000})
 
     Attributes:
-        suggestion: the largest size that fits.
+        suggestion: the largest size that fits, on every process.
         limit: the bytes that a step may take.
         num_bytes: the bytes of the step that was compiled for a size.
     """
@@ -53,13 +59,19 @@ def find_batch_size(
     that is compiled, and one step is made with it. Model, engine, data and files are as before,
     also after an exception.
 
+    Several processes call it together and find the same: the memory of the smallest device counts,
+    and the largest need. The size is that of the batch that each of them reads; `batch_size` of
+    `fg.ArrayData` counts the examples of all.
+
     Args:
         engine: whose plugins change the update, and that says where it is computed.
         model: what `Engine.fit` takes.
         data: what `Engine.fit` takes; the examples of its first batch are repeated.
         limit: the bytes that a step may take; by default those of the device.
         fraction: the part of the limit that is used.
-        start: the smaller size that is compiled, and the first power tried.
+        start: the smaller size that is compiled, and the first power tried; rounded up to a
+            multiple of the devices of this process among which a batch may be divided, as all
+            sizes are.
         max_size: the largest size.
         search: `power` for `start` times a power of two, `bisect` for any size.
 
@@ -73,31 +85,44 @@ def find_batch_size(
         raise ConfigurationError(
             f"find_batch_size: fraction is {fraction!r}; it must be above 0 and at most 1"
         )
-    limit = math.floor(fraction * (limit or _read_limit(engine)))
+    limits = engine.sharding.sync.all_gather("batch limit", limit or _read_limit(engine))
+    limit = math.floor(fraction * min(limits))
     num_bytes: dict[int, int] = {}
-    examples = _take_batch(data)
+    examples = _take_batch(engine, data)
+    # Sizes are counted in parts that can be divided among the devices.
+    part = _count_local_devices(engine)
 
-    def measure(size: int) -> int:
+    def measure(num_parts: int) -> int:
+        size = num_parts * part
         if size not in num_bytes:
-            num_bytes[size] = _measure_step(engine, model, examples, size)
+            num_bytes[size] = _measure_on_all(engine, model, examples, size)
         return num_bytes[size]
 
+    start = math.ceil(start / part)
+    max_parts = None if max_size is None else max_size // part
     slope = (measure(2 * start) - measure(start)) / start
-    offset = measure(start) - slope * start
 
-    def fits(size: int) -> bool:
-        return offset + slope * size <= limit
+    def fits(num_parts: int) -> bool:
+        return measure(start) + slope * (num_parts - start) <= limit
 
-    size = find_largest(fits, search=search, start=start, max_size=max_size)
-    # The line is a prediction, and the compiler may have another plan for large arrays.
-    while size > 1 and not _fits_in_a_trial(measure, size, limit):
-        size = size // 2 if search == "power" else math.floor(0.95 * size)
-    if size < 1:
+    num_parts = find_largest(fits, search=search, start=start, max_size=max_parts)
+    # The line is a prediction, and the compiler may have another plan for large arrays: then the
+    # line goes on through what was measured.
+    while num_parts > 0:
+        need = _measure_trial(measure, num_parts)
+        if need is not None and need <= limit:
+            break
+        if need is not None and num_parts > start:
+            slope = max(slope, (need - measure(start)) / (num_parts - start))
+        largest = num_parts - 1 if need is not None else num_parts // 2
+        num_parts = find_largest(fits, search=search, start=start, max_size=largest)
+    if num_parts < 1:
+        smallest = "one example" if part == 1 else f"{part} examples, one a device,"
         raise ConfigurationError(
-            f"find_batch_size: not even one example fits into {limit:,} bytes; the step takes "
-            f"{math.ceil(offset + slope):,}"
+            f"find_batch_size: not even {smallest} fits into {limit:,} bytes; the step takes "
+            f"{measure(start):,} for {start * part}"
         )
-    return BatchSizes(size, limit, num_bytes)
+    return BatchSizes(num_parts * part, limit, num_bytes)
 
 
 def find_largest(
@@ -163,18 +188,60 @@ def _measure_step(engine: fg.Engine, model: Any, examples: Any, size: int) -> in
     return memory.num_bytes
 
 
-def _fits_in_a_trial(measure: Callable[[int], int], size: int, limit: int) -> bool:
+def _measure_on_all(engine: fg.Engine, model: Any, examples: Any, size: int) -> int:
+    """Return the most bytes that a step takes on any process.
+
+    Args:
+        engine: the engine.
+        model: the model.
+        examples: a batch.
+        size: of the batch.
+
+    Raises:
+        _OutOfMemoryError: the step did not fit on some process.
+    """
+    num_bytes = None
+    failure = None
     try:
-        return measure(size) <= limit
+        num_bytes = _measure_step(engine, model, examples, size)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return False
+            failure = error
+    except Exception as error:
+        failure = error
+    engine.sharding.raise_on_any_process(failure)
+    needs = engine.sharding.sync.all_gather("batch bytes", num_bytes)
+    if None in needs:
+        raise _OutOfMemoryError(f"find_batch_size: a step of {size} examples ran out of memory")
+    return max(needs)
 
 
-def _take_batch(data: Any) -> Any:
-    """Return the first batch of data, as NumPy arrays."""
-    source = fg.Engine(steps=1, autoload=False).iter_batches(get_split(data, "train"), steps=1)
+class _OutOfMemoryError(FulguriteError):
+    """A step that does not fit."""
+
+
+def _measure_trial(measure: Callable[[int], int], num_parts: int) -> int | None:
+    """Return the bytes of a step, None if it ran out of memory."""
+    try:
+        return measure(num_parts)
+    except _OutOfMemoryError:
+        return None
+
+
+def _count_local_devices(engine: fg.Engine) -> int:
+    """Return among how many devices of this process a batch may be divided."""
+    mesh = engine.sharding.mesh
+    return 1 if mesh is None else len(mesh.local_devices)
+
+
+def _take_batch(engine: fg.Engine, data: Any) -> Any:
+    """Return the first batch that this process reads, as NumPy arrays.
+
+    Args:
+        engine: says what each process reads.
+        data: what `Engine.fit` takes.
+    """
+    source = make_trial_engine(engine).iter_batches(get_split(data, "train"), steps=1)
     for batch in source:
         value = batch.batch if isinstance(batch, fg.MaskedBatch) else batch
         return jax.tree.map(np.asarray, value)

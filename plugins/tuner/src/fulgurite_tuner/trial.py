@@ -7,7 +7,6 @@ import fulgurite as fg
 # What changes the update. Everything else, such as loggers, checkpoints and evaluators, stays away.
 _HOOKS = (
     "around_forward",
-    "configure_optimizers",
     "gradient_transform",
     "loss_terms",
     "make_update_rule",
@@ -24,11 +23,15 @@ def make_trial_engine(engine: fg.Engine, *plugins: Any) -> fg.Engine:
 
     Args:
         engine: the engine; its plugins are used as they are, and none of them is told of a fit.
-        plugins: further ones.
+        plugins: further ones. If they give optimizers, they do it in the place of those of the
+            engine.
     """
+    hooks = _HOOKS
+    if not any(hasattr(plugin, "configure_optimizers") for plugin in plugins):
+        hooks = (*_HOOKS, "configure_optimizers")
     chosen = {
         impl.plugin.name: impl.plugin.plugin
-        for hook in _HOOKS
+        for hook in hooks
         for impl in engine.plugins.implementations(hook)
     }
     return fg.Engine(
