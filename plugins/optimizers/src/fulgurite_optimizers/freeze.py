@@ -26,7 +26,9 @@ class Freeze:
     model state, such as the running statistics of a BatchNorm layer, stays as it is, too; a layer
     still normalizes with the statistics of the batch in training, unless it is in inference mode.
     With `since` or `until`, that state exists from the beginning and is left alone while the part
-    is frozen, so checkpoints from all times have the same structure.
+    is frozen, so checkpoints from all times have the same structure. Optimizers that correct the
+    bias of their moments by one count for all parameters, as Adam does, begin with updates that
+    are too large where a part is trained late: `BackboneFinetuning` avoids that.
 
     Attributes:
         where: what to freeze: a pattern, a function of the module, or a selection by `fg.select`
