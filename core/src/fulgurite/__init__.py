@@ -22,7 +22,12 @@ from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.training.state import TrainState
-from fulgurite.training.update import GradientUpdate, UpdateRule, compute_gradients
+from fulgurite.training.update import (
+    GradientUpdate,
+    UpdateRule,
+    UpdateRuleWrapper,
+    compute_gradients,
+)
 from fulgurite.tree.select import exclude, select
 from fulgurite.triggers import (
     At,
@@ -85,6 +90,7 @@ __all__ = [
     "TrainState",
     "Trigger",
     "UpdateRule",
+    "UpdateRuleWrapper",
     "compute_gradients",
     "exclude",
     "hookimpl",

@@ -42,6 +42,8 @@ class Context:
         due_flags: what `is_due` returns, by name.
         rng_step: the step that is folded into its keys, if any.
         evaluation: the name of the evaluation; None in training.
+        optimizer: the name of the only optimizer whose loss this forward pass is for; None where
+            it is for all.
         losses: what `add_loss` collected; None outside of the forward pass.
         step_number: the number of the step that is traced, for notes on errors.
         plugin_states: the states of plugins before the step, by name; empty in evaluation.
@@ -60,6 +62,7 @@ class Context:
     due_flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
     rng_step: Int[Array, ""] | None = None
     evaluation: str | None = None
+    optimizer: str | None = None
     losses: dict[str, Float[Array, ""]] | None = None
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)
@@ -174,7 +177,7 @@ class Context:
         Args:
             name: of the pass; it is folded into the keys.
             index: the number of the pass, if there are several of this name.
-            changes: replace `training`, `model_state` or `mask`.
+            changes: replace `training`, `model_state`, `mask` or `optimizer`.
         """
         return replace(self, rng_path=(*self.rng_path, (name, index)), losses=None, **changes)
 

@@ -115,6 +115,27 @@ class UpdateRuleWrapper(UpdateRule):
 
     Args:
         rule: the rule within.
+
+    Example:
+        class HalvedLoss(fg.UpdateRuleWrapper):
+            def __call__(self, forward, state, batch, ctx):
+                def forward_halved(*args):
+                    output = forward(*args)
+                    return output.replace(loss=output.loss / 2)
+
+                return self.rule(forward_halved, state, batch, ctx)
+
+            def rewrap(self, rule):
+                return HalvedLoss(rule)
+
+
+        class HalfLoss:
+            @fg.hookimpl
+            def wrap_update_rule(self, rule):
+                return HalvedLoss(rule)
+
+
+        engine = fg.Engine(steps=100, plugins=[HalfLoss()])
     """
 
     def __init__(self, rule: UpdateRule) -> None:

@@ -107,7 +107,7 @@ class PhaseStep:
         module = eqx.combine(params, self.module)
         ctx = self.ctx
         if not self.is_only_phase:
-            ctx = ctx.fork(self.name, model_state=model_state)
+            ctx = ctx.fork(self.name, model_state=model_state, optimizer=self.name)
         if self.phase.repeat == 1:
             return self._update_once(module, state, self.batch, ctx)
         return self._update_repeatedly(module, state, ctx)
