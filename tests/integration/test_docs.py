@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-READMES = sorted(ROOT.glob("plugins/*/README.md"))
+CONTRIB_READMES = sorted(ROOT.glob("contrib/*/README.md"))
+READMES = [*sorted(ROOT.glob("plugins/*/README.md")), *CONTRIB_READMES]
 GENERATED = {"api.md", "hooks.md"}  # their blocks are signatures
 # The address of files outside of docs/ in the pages of the site.
 REPOSITORY = "https://github.com/fulgurite/fulgurite/blob/main/"
@@ -52,7 +53,9 @@ def find_object(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.stem
+    "page",
+    [page for page in [*PAGES, *CONTRIB_READMES] if page.name not in GENERATED],
+    ids=lambda page: page.parent.name if page in CONTRIB_READMES else page.stem,
 )
 def test_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

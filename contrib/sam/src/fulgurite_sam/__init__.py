@@ -1,0 +1,3 @@
+"""Sharpness-aware minimization."""
+
+from fulgurite_sam.plugin import Sam as Sam
