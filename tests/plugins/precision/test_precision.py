@@ -12,6 +12,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_averaging import EMA, Average
+from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision, Static
 from fulgurite_precision.casting import cast_params
 from fulgurite_precision.scaling import ScaleState
@@ -101,6 +102,58 @@ def test_3s15_3s16_gradients_survive_and_losses_are_not_scaled() -> None:
         expected = 0.5 * expected + 0.5 * weight
     assert float(result.view("averaged").module.weight) == pytest.approx(expected, abs=2e-4)
     assert result.history["train/loss"][0] < 1e-7
+
+
+class Two(fg.Module):
+    """Two weights with a loss each, whose gradients are what the batch says."""
+
+    a: jax.Array
+    b: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        losses = {
+            name: (getattr(self, name) * batch["x"][0]).astype(jnp.float32)
+            * batch[f"gradient_{name}"]
+            for name in ("a", "b")
+        }
+        return fg.Output(losses={name: loss[0] for name, loss in losses.items()})
+
+
+def fit_half(model: Any, batches: list[Any], *plugins: Any) -> fg.FitResult:
+    """Train in float16 with a scale of 32768 that halves, and check that a step is left out."""
+    precision = Precision("fp16", keep=fg.select("gradient*"))
+    engine = fg.Engine(
+        steps=len(batches),
+        log_every=1,
+        autoload=False,
+        plugins=[precision, *plugins],
+        on_nonfinite="skip",
+    )
+    result = engine.fit(model, batches)
+    assert result.metrics["train"]["skipped_steps"] == 1
+    assert float(result.state.plugin_states["precision"].scale) == 2**14
+    return result
+
+
+@pytest.mark.full
+def test_3s16_overflow_of_a_microbatch_leaves_the_whole_update_out() -> None:
+    batches = [make_batch(1e-8), make_batch(1e-8)]
+    batches[0]["gradient"][1] = 2e4
+    result = fit_half(Tiny(jnp.ones(())), batches, GradientAccumulation(2))
+    assert float(result.module.weight) == pytest.approx(0.99, abs=1e-4)
+    assert int(result.state.opt_state["default"].updates) == 1
+
+
+@pytest.mark.full
+def test_3s16_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
+    phases: dict[str, Any] = {name: Phase(optax.sgd(1e6), name) for name in ("a", "b")}
+    small = np.full(1, 1e-8, np.float32)
+    batch = {"x": np.ones(1, np.float32), "gradient_a": small, "gradient_b": small}
+    batches = [{**batch, "gradient_b": np.full(1, 2e4, np.float32)}, batch]
+    result = fit_half(Two(jnp.ones(()), jnp.ones(())), batches, MultiOptimizer(**phases))
+    for weight in (result.module.a, result.module.b):
+        assert float(weight) == pytest.approx(0.99, abs=1e-4)
+    assert [int(state.updates) for state in result.state.opt_state.values()] == [1, 1]
 
 
 def test_3s17_without_scaling_small_gradients_vanish_and_it_warns() -> None:
