@@ -18,11 +18,18 @@ from fulgurite_precision.casting import (
     cast_params,
     cast_task,
 )
+from fulgurite_precision.float8 import cast_products, check_device
 from fulgurite_precision.scaling import Dynamic, ScaledGradients, ScaleState, Static
 
-Preset = Literal["fp32", "bf16", "fp16", "bf16-true"]
+Preset = Literal["fp32", "bf16", "fp16", "bf16-true", "fp8"]
 
-_COMPUTE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "bf16-true": "bfloat16"}
+_COMPUTE = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "bf16-true": "bfloat16",
+    "fp8": "bfloat16",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class Precision:
 
     Attributes:
         preset: `bf16`; `fp16`, with a dynamic loss scale; `fp32`, which changes nothing;
-            `bf16-true`, with parameters, gradients and optimizer in bfloat16 too.
+            `bf16-true`, with parameters, gradients and optimizer in bfloat16 too; `fp8`, which is
+            `bf16` with the products of `eqx.nn.Linear` layers in float8, on GPUs that have it.
         params: the dtype of the parameters that are trained, and so of their gradients, of the
             optimizer's moments and of checkpoints; None for that of the module, or of the preset.
             The module is cast when its training state is made. In bfloat16 it takes half of the
@@ -122,6 +130,9 @@ class Precision:
         """
         assert not isinstance(self.exclude, str)
         exclude: Any = self.exclude
+        if self.preset == "fp8":
+            check_device(self._find_device())
+            module = cast_products(module, exclude)
         if isinstance(module, fg.Task):
             result = call(cast_task(module, self.compute, self.output, exclude), batch)
         else:
@@ -156,6 +167,10 @@ class Precision:
                 "Precision: a scaled loss overflows now and then, and such an update must be left "
                 "out: give Engine(on_nonfinite='skip')"
             )
+
+    def _find_device(self) -> Any:
+        """Return a device of those that the step is traced for."""
+        return getattr(jax.config, "jax_default_device", None) or jax.local_devices()[0]
 
     def _cast_batch(self, batch: Any) -> Any:
         if self.keep is None:
