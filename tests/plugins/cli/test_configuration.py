@@ -12,7 +12,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import Experiment, build_experiment, run
-from fulgurite_config import L
+from fulgurite_config import L, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
 
@@ -99,3 +99,82 @@ def test_a_configuration_may_be_that_of_an_experiment() -> None:
     assert build_experiment(configure, ["model=4"]).model == 4
     with pytest.raises(ConfigurationError, match="no `engine`"):
         build_experiment(lambda: L(model=1))
+
+
+def print_values(
+    program: Any, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> dict[str, str]:
+    """What `--print` says of each value, by the text before ` = ` or `=`."""
+    with pytest.raises(SystemExit) as caught:
+        run(program, [*arguments, "--print"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
+
+
+def test_print_shows_values_and_where_they_come_from(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = print_values(experiment, ["rate=0.25"], capsys)
+    assert " ".join(values["rate"].split()) == "0.25 # override rate=0.25"
+    assert values["engine.steps"].startswith("4")
+    assert f"cfg.ref.steps, {__file__}:" in values["engine.steps"]
+    assert values["model"].split()[0].endswith("test_configuration:Net")
+
+    def configure(width: int = 1, api_key: str = "abc123", name: str = "a") -> Any:
+        raise AssertionError("this is not called to print values")
+
+    file = tmp_path / "arguments.json"
+    file.write_text(json.dumps({"width": 3, "name": "b"}))
+    values = print_values(configure, ["name=c", "--config", str(file)], capsys)
+    assert " ".join(values["width"].split()) == f"3 # --config {file}"
+    assert " ".join(values["name"].split()) == "c # command line"
+    assert " ".join(values["api_key"].split()) == "*** # default"
+
+
+def test_a_run_starts_from_a_file_or_from_another_run(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    run(experiment, ["rate=0.25", "steps=1", "--run", str(folder)])
+    result = run(experiment, ["steps=2", "--from", str(folder)])
+    assert float(result.module.weight) == 0.5
+    for file in (folder / "attempts" / "1", tmp_path / "config.json"):
+        if not file.exists():
+            cfg = experiment()
+            cfg.rate = 0.25
+            file.write_text(to_json(cfg))
+        values = print_values(experiment, ["steps=2", "--config", str(file)], capsys)
+        assert values["rate"].split() == ["0.25", "#", "--config", str(file)]
+        assert values["engine.steps"].split()[0] == "2"
+
+
+def test_a_configuration_that_cannot_be_read_is_an_error(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def configure(width: int = 1) -> Any:
+        raise AssertionError("this is not called")
+
+    file = tmp_path / "config.json"
+    texts = {
+        "[1]": "it holds list, not a JSON object",
+        "{": "cannot be read as a configuration",
+        '{"wdith": 1}': "Did you mean 'width'?",
+        '{"configuration": null, "plugins": []}': "it was not started by fulgurite_cli",
+    }
+    for text, message in texts.items():
+        file.write_text(text)
+        with pytest.raises(SystemExit) as caught:
+            run(configure, ["--config", str(file)])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_help_lists_the_paths_of_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(experiment, ["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "  rate=0.5\n" in out
+    assert "  engine.plugins[0].every=2\n" in out
+    assert "  engine.steps=cfg.ref.steps\n" in out

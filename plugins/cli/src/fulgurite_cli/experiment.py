@@ -13,24 +13,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from fulgurite import Engine, FitResult
-from fulgurite.errors import ConfigurationError, PluginError, ProcessError, did_you_mean
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    PluginError,
+    ProcessError,
+    did_you_mean,
+)
 from fulgurite.redact import MASK
 from fulgurite.tracebacks import hide_internal_frames
-from fulgurite_config import Node
+from fulgurite_config import ConfigError, Node
 from fulgurite_runs.json_codec import dumps
 
-from fulgurite_cli.configuration import build_from_config
+from fulgurite_cli.configuration import build_from_config, override_config, rebuild_from_config
+from fulgurite_cli.options import TERMINATED, add_fit_options
 from fulgurite_cli.processes import connect_processes
+from fulgurite_cli.report import format_arguments, format_config, list_arguments
+from fulgurite_cli.start_config import read_start_config
 from fulgurite_cli.values import (
     Parameter,
-    format_type,
     from_plain,
     get_parameters,
     parse_value,
     to_plain,
 )
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": TERMINATED}
 RUN_DIR = "run_dir"
 """An experiment's argument that gets the value of `--run`. It is no part of the configuration."""
 
@@ -89,14 +97,20 @@ def run(
         SystemExit: with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM,
             and with 2 on invalid arguments.
     """
-    parser = _build_parser(experiment, program)
+    parser = _build_parser(experiment, program, sys.argv[1:] if argv is None else argv)
     options = parser.parse_intermixed_args(argv)
     try:
+        start_config, start_source = read_start_config(options)
+        if options.should_print:
+            print(describe_values(experiment, options.overrides, start_config, start_source))
+            sys.exit(0)
         connect_processes()
-        built = build_experiment(experiment, options.overrides, run_dir=options.run)
+        built = build_experiment(
+            experiment, options.overrides, run_dir=options.run, start_config=start_config
+        )
         if options.run is not None:
             built.engine.run_dir = options.run
-    except (ConfigurationError, PluginError, ProcessError) as error:
+    except (CheckpointError, ConfigurationError, PluginError, ProcessError) as error:
         parser.exit(2, f"error: {error}\n")
     if built.data is None:
         parser.exit(
@@ -122,33 +136,19 @@ def run(
     return result
 
 
-def _build_parser(experiment: Factory, program: str | None) -> argparse.ArgumentParser:
-    rows = [
-        f"  {name}={'...' if parameter.is_required else to_plain(parameter.default)}"
-        f"  ({format_type(parameter.type)})"
-        for name, parameter in get_parameters(experiment).items()
-    ]
+def _build_parser(
+    experiment: Factory, program: str | None, argv: Sequence[str]
+) -> argparse.ArgumentParser:
+    # A configuration is made to list what is in it, so only where someone asks.
+    has_help = "-h" in argv or "--help" in argv
+    rows = list_arguments(experiment) if has_help else []
     parser = argparse.ArgumentParser(
         prog=program,
         description=inspect.getdoc(experiment),
         epilog="\n".join(["arguments:", *rows]) if rows else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="name=value",
-        help="arguments of the experiment, listed below",
-    )
-    parser.add_argument("--run", metavar="DIR", help="the run directory, where plugins write")
-    parser.add_argument(
-        "--preempted-exit-code",
-        type=_parse_exit_code,
-        default=EXIT_CODES["SIGTERM"],
-        metavar="N",
-        help="the exit code after SIGTERM, for schedulers that restart a job by its exit code "
-        "(default: %(default)s)",
-    )
+    add_fit_options(parser)
     return parser
 
 
@@ -158,6 +158,7 @@ def build_experiment(
     saved_config: dict[str, Any] | None = None,
     *,
     run_dir: str | None = None,
+    start_config: dict[str, Any] | None = None,
 ) -> Experiment:
     """Call an experiment's function with `name=value` overrides.
 
@@ -169,6 +170,7 @@ def build_experiment(
             the function does not have is one too, unless its program only evaluates.
         run_dir: the run directory, handed to an experiment that has an argument `run_dir`, so that
             it can leave out plugins that need one.
+        start_config: a configuration, as manifests hold it, that overrides may change.
 
     Raises:
         ConfigurationError: an argument is unknown, missing, or not of its type, or the function
@@ -177,12 +179,17 @@ def build_experiment(
     parameters = get_parameters(experiment)
     built: Any = None if parameters else experiment()
     if isinstance(built, Node):
-        resolved, engine_config = build_from_config(built, overrides, saved_config)
-        built = _as_experiment(resolved)
+        if saved_config is None:
+            resolved, engine_config = build_from_config(built, overrides, start_config)
+        else:
+            engine_config = saved_config
+            resolved = rebuild_from_config(saved_config, overrides, built)
+        built = as_experiment(resolved)
         built.engine.program_file = inspect.getsourcefile(experiment)
         built.engine.config = engine_config
         return built
-    arguments = _parse_overrides(experiment, overrides, parameters)
+    arguments = _read_start_config(experiment, start_config or {}, parameters)
+    arguments |= _parse_overrides(experiment, overrides, parameters)
     if RUN_DIR in parameters and run_dir is not None:
         arguments.setdefault(RUN_DIR, run_dir)
     unknown: dict[str, Any] = {}
@@ -223,7 +230,7 @@ def build_experiment(
     return built
 
 
-def _as_experiment(resolved: Any) -> Experiment:
+def as_experiment(resolved: Any) -> Experiment:
     """Return the experiment of a resolved configuration: an `Experiment`, or a section with
     `engine`, `model` and perhaps `data`."""
     if isinstance(resolved, Experiment):
@@ -234,6 +241,60 @@ def _as_experiment(resolved: Any) -> Experiment:
             "and cfg.model = L(...), or return L(Experiment, ...)"
         )
     return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+
+
+def describe_values(
+    experiment: Factory,
+    overrides: Sequence[str],
+    start_config: dict[str, Any] | None,
+    start_source: str,
+) -> str:
+    """Return a line for each value that an experiment would get, and where it comes from.
+
+    Args:
+        experiment: the function.
+        overrides: texts `name=value`.
+        start_config: a configuration, as manifests hold it, that the overrides change.
+        start_source: what to call it.
+
+    Raises:
+        ConfigurationError: as `build_experiment`; a missing argument is shown as `...`.
+    """
+    parameters = get_parameters(experiment)
+    config = None if parameters else experiment()
+    if isinstance(config, Node):
+        try:
+            return format_config(override_config(config, overrides, start_config), start_source)
+        except ConfigError as error:
+            raise ConfigurationError(str(error)) from error
+    changed = _parse_overrides(experiment, overrides, parameters)
+    started = _read_start_config(experiment, start_config or {}, parameters)
+    rows: list[tuple[str, Any, str]] = []
+    for name, parameter in parameters.items():
+        if name in changed:
+            rows.append((name, changed[name], "command line"))
+        elif name in started:
+            rows.append((name, started[name], start_source))
+        else:
+            default = "..." if parameter.is_required else parameter.default
+            rows.append((name, default, "missing" if parameter.is_required else "default"))
+    return format_arguments(rows)
+
+
+def _read_start_config(
+    experiment: Factory, start_config: dict[str, Any], parameters: dict[str, Parameter]
+) -> dict[str, Any]:
+    """Return the arguments in a configuration, apart from hidden secrets."""
+    arguments: dict[str, Any] = {}
+    for name, value in start_config.items():
+        if name not in parameters:
+            raise ConfigurationError(
+                f"{experiment.__name__} has no argument {name!r}, which the configuration sets. "
+                f"{did_you_mean(name, parameters)}"
+            )
+        if not _is_hidden(value):
+            arguments[name] = from_plain(name, value, parameters[name].type)
+    return arguments
 
 
 def _parse_overrides(
@@ -306,10 +367,3 @@ def _exit_on_second_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _parse_exit_code(text: str) -> int:
-    code = parse_value("--preempted-exit-code", text, int)
-    if not 0 < code < 256:
-        raise argparse.ArgumentTypeError(f"{code} is not an exit code: they go from 1 to 255")
-    return code

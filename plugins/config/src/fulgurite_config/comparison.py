@@ -223,10 +223,8 @@ def _format_leaf(form: Any) -> str:
 
 
 def iter_values(config: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield path, value and source of each leaf: what `--print` shows.
-
-    References are shown with what they stand for now.
-    """
+    """Yield path, value and source of each leaf, and of each call its function: what `--print`
+    shows. A reference is yielded as it is, and a node that was yielded before as that node."""
     yield from _iter_values(config, (), set())
 
 
@@ -236,7 +234,7 @@ def _iter_values(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterat
         source = get_state(node).sources.get(key, "")
         place = (*path, key)
         if isinstance(child, Node) and id(child) not in visited:
-            yield from _iter_values(child, place, visited)
+            yield from _iter_node(child, place, visited)
         elif isinstance(child, list | dict) and child:
             yield from _iter_items(child, place, visited, source)
         else:
@@ -247,9 +245,16 @@ def _iter_items(items: Any, path: tuple[Any, ...], visited: set[int], source: st
     for key, item in iter_children(items):
         place = (*path, key)
         if isinstance(item, Node) and id(item) not in visited:
-            yield from _iter_values(item, place, visited)
+            yield from _iter_node(item, place, visited)
         else:
             yield format_path(place), item, source
+
+
+def _iter_node(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterator[Any]:
+    state = get_state(node)
+    if state.target is not None:
+        yield format_path(path), state.target, state.source
+    yield from _iter_values(node, path, visited)
 
 
 def compute(value: Any) -> Any:

@@ -1,0 +1,86 @@
+"""What `--print` and `--help` show of a program's arguments and of its configuration."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_type_hints
+
+from fulgurite_config import Name, Node, Required, iter_values
+from fulgurite_config.comparison import compute
+from fulgurite_config.names import get_name
+from fulgurite_runs.redact import redact
+
+from fulgurite_cli.values import format_type, get_parameters, to_plain
+
+JSON_SOURCE = "JSON"
+"""What `fulgurite_config` says of values that were read from a file."""
+
+
+def format_config(config: Any, start_source: str) -> str:
+    """Return a line for each value of a configuration: path, value, and where it was set.
+
+    Args:
+        config: the configuration.
+        start_source: what to say of values that were read from a file.
+    """
+    rows = []
+    for path, value, source in iter_values(config):
+        shown = _format_value(path, value)
+        resolved = compute(value)
+        if resolved is not value:
+            source = f"{shown}, {source}"
+            shown = _format_value(path, resolved)
+        rows.append((f"{path} = {shown}", source.replace(JSON_SOURCE, start_source)))
+    return _align(rows)
+
+
+def format_arguments(rows: Sequence[tuple[str, Any, str]]) -> str:
+    """Return a line for each argument: name, value, and where it comes from."""
+    return _align(
+        [(f"{name}={_redact(name, to_plain(value))}", source) for name, value, source in rows]
+    )
+
+
+def list_arguments(experiment: Callable[..., Any]) -> list[str]:
+    """Return a line for each argument of an experiment, or for each value of the configuration
+    that it returns."""
+    parameters = get_parameters(experiment)
+    if not parameters and not _returns_experiment(experiment):
+        config = experiment()
+        return [f"  {line}" for line in _iter_config_lines(config)]
+    return [
+        f"  {name}={'...' if parameter.is_required else to_plain(parameter.default)}"
+        f"  ({format_type(parameter.type)})"
+        for name, parameter in parameters.items()
+    ]
+
+
+def _returns_experiment(experiment: Callable[..., Any]) -> bool:
+    """Return whether an annotation says that a function returns an `Experiment`, so that calling
+    it would load its data."""
+    annotation = get_type_hints(experiment).get("return")
+    return getattr(annotation, "__name__", "") == "Experiment"
+
+
+def _iter_config_lines(config: Any) -> Iterator[str]:
+    if isinstance(config, Node):
+        for path, value, _ in iter_values(config):
+            yield f"{path}={_format_value(path, value)}"
+
+
+def _format_value(path: str, value: Any) -> str:
+    if isinstance(value, Node):
+        return "(the node shown above)"
+    if isinstance(value, Required):
+        return "..."
+    if isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type):
+        return get_name(value)
+    return repr(_redact(path, value))
+
+
+def _redact(path: str, value: Any) -> Any:
+    return redact(value, path.rpartition(".")[2])
+
+
+def _align(rows: Sequence[tuple[str, str]]) -> str:
+    width = min(60, max((len(text) for text, _ in rows), default=0))
+    return "\n".join(f"{text:{width}}  # {source}".rstrip(" #") for text, source in rows)

@@ -1,0 +1,67 @@
+"""Configurations that a run starts from: a file, or the manifest of another run."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import ConfigurationError
+from fulgurite_runs import RunDirectory
+
+from fulgurite_cli.configuration import KEY
+
+MAX_BYTES = 20_000_000
+"""The largest file that is read."""
+
+
+def read_start_config(options: argparse.Namespace) -> tuple[dict[str, Any] | None, str]:
+    """Return the configuration that `--config` or `--from` names, as manifests hold it, and what
+    to call it.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+        CheckpointError: there is no run.
+    """
+    if options.from_run is not None:
+        manifest = RunDirectory(options.from_run).read_manifest()
+        return _get_configuration(manifest, options.from_run), f"--from {options.from_run}"
+    if options.config is not None:
+        return read_config_file(options.config), f"--config {options.config}"
+    return None, ""
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Return the configuration in a JSON file: what `fulgurite_config.to_json` wrote, the manifest
+    of a run, or the arguments of a program by name. Nothing is imported.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is too large.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} has more than {MAX_BYTES:,} bytes: this is no configuration"
+            )
+        text = file.read_text(encoding="utf-8")
+        form = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as a configuration: {error}; give a JSON file"
+        ) from error
+    if not isinstance(form, dict):
+        raise ConfigurationError(
+            f"{path} is no configuration: it holds {type(form).__name__}, not a JSON object"
+        )
+    if "configuration" in form and "plugins" in form:
+        return _get_configuration(form, path)
+    return {KEY: text} if any(key.startswith("$") for key in form) else form
+
+
+def _get_configuration(manifest: dict[str, Any], place: str) -> dict[str, Any]:
+    configuration = manifest.get("configuration")
+    if not isinstance(configuration, dict):
+        raise ConfigurationError(
+            f"the run of {place} has no configuration: it was not started by fulgurite_cli"
+        )
+    return configuration
