@@ -1,0 +1,208 @@
+"""The module of a population: every array of a model with a leading axis of members."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError, ModelError
+from jaxtyping import Array, Bool, Int, Key, PyTree
+
+from fulgurite_population.metrics import describe_members
+
+
+class Members(fg.Module):
+    """Models that are trained side by side; `Population.stack` makes it.
+
+    Example:
+        from fulgurite_population import Population
+
+        population = Population(seeds=range(4))
+        engine = fg.Engine(steps=100, plugins=[population])
+        result = engine.fit(population.stack(Classifier), data)
+        third = result.module.take(2)
+
+    Attributes:
+        members: the model; every array has a leading axis of members.
+        frozen_at: int32 `(members,)`, the step at which each member was not finite, or -1.
+        seeds: of the members' random keys.
+        exact: whether members run one after the other.
+    """
+
+    members: PyTree
+    frozen_at: Int[Array, " members"]
+    seeds: tuple[int, ...] = eqx.field(static=True)
+    exact: bool = eqx.field(static=True)
+
+    @property
+    def is_alive(self) -> Bool[Array, " members"]:
+        """Which members were finite so far."""
+        return self.frozen_at < 0
+
+    def take(self, index: int) -> PyTree:
+        """Return one member, a module as the model's own.
+
+        Args:
+            index: of the member, from 0.
+        """
+        check_index(index, len(self.seeds))
+        return take_member(self.members, index)
+
+    def make_keys(self) -> Key[Array, " members"]:
+        """Return the root key of each member: that of an engine with its seed."""
+        return jnp.stack([jax.random.key(seed) for seed in self.seeds])
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Raise an error: the plugin's update rule trains each member by its own step."""
+        raise ModelError(
+            "a population is trained by its plugin: give the same Population(...) to "
+            "fg.Engine(plugins=[...]), and train_step of the engine must call the update rule"
+        )
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Return the mean loss of the members that were always finite, and the metrics of each."""
+
+        def evaluate(member: Any, model_state: Any, key: Any) -> fg.Output:
+            member_ctx = make_member_ctx(ctx, key, model_state)
+            member_ctx = replace(member_ctx, losses={})
+            output = member.validation_step(batch, member_ctx)
+            if eqx.is_array_like(output):
+                output = fg.Output(output)
+            terms = [output.loss, *output.losses.values(), *(member_ctx.losses or {}).values()]
+            values = [jnp.mean(term) for term in terms if term is not None]
+            loss = sum(values[1:], start=values[0]) if values else None
+            return fg.Output(loss, metrics=flatten(output.metrics), preds=output.preds)
+
+        outputs = self.map(evaluate, self.members, ctx.model_state, self.make_keys())
+        metrics = describe_members(outputs, self.is_alive, count_examples(batch, ctx.mask))
+        loss = None if outputs.loss is None else average_alive(outputs.loss, self.is_alive)
+        preds = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs.preds)
+        return fg.Output(loss, metrics=metrics, preds=preds, model_state=ctx.model_state)
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizers of one member."""
+        return self.take(0).configure_optimizers()
+
+    def map(self, function: Callable[..., Any], *trees: PyTree) -> PyTree:
+        """Return what a function of one member gives, stacked over the members.
+
+        Args:
+            function: called with one member's part of each tree; its arrays are stacked.
+            trees: every array has a leading axis of members.
+        """
+        return map_members(function, *trees, exact=self.exact)
+
+
+def map_members(function: Callable[..., Any], *trees: PyTree, exact: bool) -> PyTree:
+    """Return what a function of one member gives, stacked over the members.
+
+    Args:
+        function: called with one member's part of each tree.
+        trees: every array has a leading axis of members; what is no array is common to all.
+        exact: whether to call it for one member after the other, which gives the bits of a call for
+            one member alone; together they are faster.
+    """
+    arrays, static = eqx.partition(trees, eqx.is_array)
+    static_results = []
+
+    def call(arrays: PyTree) -> PyTree:
+        results, static_result = eqx.partition(function(*eqx.combine(arrays, static)), eqx.is_array)
+        static_results.append(static_result)
+        return results
+
+    results = jax.lax.map(call, arrays) if exact else jax.vmap(call)(arrays)
+    return eqx.combine(results, static_results[-1])
+
+
+def take_member(tree: PyTree, index: int) -> PyTree:
+    """Return one member's part of a tree.
+
+    Args:
+        tree: every array has a leading axis of members.
+        index: of the member.
+    """
+    return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, tree)
+
+
+def stack_models(models: list[Any]) -> Any:
+    """Return one model of several, with a leading axis for every array.
+
+    Args:
+        models: modules, or pairs of a module and its state.
+
+    Raises:
+        ConfigurationError: they differ in more than the numbers in their arrays.
+    """
+    arrays = [eqx.filter(model, eqx.is_array) for model in models]
+    _, static = eqx.partition(models[0], eqx.is_array)
+    shapes = [
+        (jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)])
+        for tree in arrays
+    ]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ConfigurationError(
+            "the members of a population differ in more than numbers: only what is an array of the "
+            "same shape in each can be trained in one program; for other differences, such as a "
+            "width, use a sweep of several runs"
+        )
+    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), static)
+
+
+def make_member_ctx(ctx: fg.Context, key: Any, model_state: Any) -> fg.Context:
+    """Return the context of one member: with the keys of a run of its own.
+
+    Args:
+        ctx: the context of the step.
+        key: the member's root key.
+        model_state: the member's `eqx.nn.State`, or None.
+    """
+    streams = fg.RngStreams(key, ctx.streams.streams.values())
+    return replace(ctx, streams=streams, model_state=model_state)
+
+
+def average_alive(values: Array, is_alive: Bool[Array, " members"]) -> Array:
+    """Return the mean over the members that are alive; NaN without any.
+
+    Args:
+        values: `(members,)`.
+        is_alive: which members count.
+    """
+    return jnp.sum(jnp.where(is_alive, values, 0)) / jnp.sum(is_alive).astype(values.dtype)
+
+
+def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
+    """Return the number of examples of a batch, float32.
+
+    Args:
+        batch: arrays with a leading example axis.
+        mask: which examples are no padding, or None.
+    """
+    if mask is not None:
+        return jnp.sum(mask, dtype=jnp.float32)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what nested dictionaries hold, by names such as `outer/inner`."""
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}/{key}": part for key, part in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def check_index(index: int, size: int) -> None:
+    """Raise a `ConfigurationError` if there is no member of this index.
+
+    Args:
+        index: of the member.
+        size: the number of members.
+    """
+    if not 0 <= index < size:
+        raise ConfigurationError(f"there is no member {index}: choose from 0 to {size - 1}")

@@ -1,0 +1,188 @@
+"""Populations: the cases 7S1 to 7S6, evolution, and mistakes."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError
+from fulgurite_population import Evolution, Population
+from fulgurite_testing import TinyModel, check_plugin
+from populations import NUMBERS, Net, Point, assert_same_bits, fit, list_leaves, make_batches
+
+
+def test_7s1_each_member_has_its_own_rate():
+    population = Population(seeds=(0, 1), vary={"learning_rate": [0.1, 0.2]})
+    result = fit(Point, NUMBERS, 3, population, log_every=1)
+    np.testing.assert_allclose(result.module.members.p, [0.729, 0.512], rtol=1e-6)
+    # 7S4: each member's loss, and mean and deviation over them, of the last step.
+    metrics = result.metrics["train"]
+    losses = np.array([0.81, 0.64]) ** 2 / 2
+    np.testing.assert_allclose([metrics["loss[0]"], metrics["loss[1]"]], losses, rtol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], losses.mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["loss/std"], losses.std(), rtol=1e-5)
+    assert population.best(result, "train/loss").index == 1
+
+
+def compare_with_own_runs(exact, seeds, steps):
+    """Train a population and each member alone; return the pairs of modules."""
+    batches = make_batches(steps)
+    population = Population(seeds=seeds, exact=exact)
+    result = fit(Net, batches, steps, population)
+    pairs = []
+    for index, seed in enumerate(seeds):
+        alone = fg.Engine(steps=steps, seed=seed, autoload=False).fit(Net, batches)
+        pairs.append((result.module.take(index), alone.module))
+        loss = result.metrics["train"][f"loss[{index}]"]
+        np.testing.assert_allclose(loss, alone.metrics["train"]["loss"], rtol=1e-4)
+    return pairs
+
+
+@pytest.mark.full
+def test_7s2_members_are_runs_of_their_own():
+    for member, alone in compare_with_own_runs(False, (3, 1, 0, 7), 50):
+        for leaf, expected in zip(list_leaves(member), list_leaves(alone), strict=True):
+            np.testing.assert_allclose(leaf, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_7s2_exact_members_have_the_bits_of_runs_of_their_own():
+    for member, alone in compare_with_own_runs(True, (3, 1), 20):
+        assert_same_bits(member, alone)
+
+
+class Fragile(Point):
+    """A number whose loss is NaN while a number in the batch is that of its member."""
+
+    member: jax.Array
+
+    def __init__(self, *, key):
+        self.p = jnp.ones(())
+        self.member = jnp.zeros((), jnp.int32)
+
+    def training_step(self, batch, ctx):
+        loss = self.p**2 / 2 * jnp.where(batch["bad"][0] == self.member, jnp.nan, 1.0)
+        return fg.Output(loss)
+
+
+def fit_fragile(bad_by_step, **options):
+    population = Population(seeds=range(3), vary={"member": [0, 1, 2]}, **options)
+    batches = [{"bad": np.full(2, bad, np.int32)} for bad in bad_by_step]
+    return population, fit(Fragile, batches, len(batches), population, log_every=1)
+
+
+def test_7s3_a_member_that_is_not_finite_is_frozen():
+    population, result = fit_fragile([-1] * 6 + [1] + [-1] * 3)
+    _, healthy = fit_fragile([-1] * 10)
+    assert population.list_frozen(result) == {1: 7}
+    assert any("member 1" in message for message in result.messages)
+    p = np.asarray(result.module.members.p)
+    assert (p[[0, 2]] == np.asarray(healthy.module.members.p)[[0, 2]]).all()
+    np.testing.assert_allclose(p[1], 0.9**6, rtol=1e-6)
+    assert population.best(result, "train/loss").index == 0
+    assert population.best(result, "train/loss", "max").index in (0, 2)
+    losses = [result.metrics["train"][f"loss[{index}]"] for index in (0, 2)]
+    np.testing.assert_allclose(result.metrics["train"]["loss"], np.mean(losses), rtol=1e-6)
+    assert result.metrics["train"]["frozen"] == 1
+
+
+@pytest.mark.full
+def test_7s3_all_members_not_finite_end_the_fit():
+    class Bad(Point):
+        def training_step(self, batch, ctx):
+            return fg.Output(self.p * jnp.nan)
+
+    with pytest.raises(NonFiniteError):
+        fit(Bad, NUMBERS, 3, Population(seeds=range(2)))
+
+
+@pytest.mark.full
+def test_7s5_a_member_continues_as_a_run_of_its_own():
+    population = Population(seeds=(5, 6), vary={"learning_rate": [0.1, 0.2]})
+    result = fit(Point, NUMBERS, 3, population)
+    engine = fg.Engine(steps=1, autoload=False)
+    state = population.take_state(result.state, 1, engine.init_state(Point, NUMBERS))
+    assert int(state.step) == 3
+    np.testing.assert_allclose(engine.evaluate(state, NUMBERS)["loss"], 0.512**2 / 2, rtol=1e-6)
+    continued = engine.fit(data=NUMBERS * 2, state=state)
+    np.testing.assert_allclose(continued.module.p, 0.8**4, rtol=1e-6)
+
+
+def test_7s6_what_is_no_array_cannot_differ():
+    with pytest.raises(ConfigurationError, match="cannot be vmapped: use a sweep"):
+        fit(Point, NUMBERS, 1, Population(seeds=range(2), vary={"width": [16, 32]}))
+
+    widths = iter([8, 16] * 9)
+
+    def make(*, key):
+        return fg.Task(
+            eqx.nn.Linear(next(widths), 1, key=key), loss=lambda preds, batch: preds, optimizer=None
+        )
+
+    with pytest.raises(ConfigurationError, match="use a sweep"):
+        Population(seeds=range(2)).stack(make)(key=jax.random.key(0))
+
+
+@pytest.mark.full
+def test_7s6_gradients_are_clipped_for_each_member():
+    class Clip:
+        @fg.hookimpl
+        def gradient_transform(self):
+            return optax.clip_by_global_norm(0.5)
+
+    population = Population(seeds=range(2), vary={"p": [1.0, 0.1]})
+    result = fit(Point, NUMBERS, 1, population, Clip())
+    np.testing.assert_allclose(result.module.members.p, [0.95, 0.09], rtol=1e-6)
+
+
+def test_evolution_orders_members():
+    evolution = Evolution(every=1, monitor="train/loss", share=0.5)
+    assert evolution.choose_parents([3.0, 1.0, 2.0, 4.0], [True] * 4) == [2, 1, 2, 1]
+    assert evolution.choose_parents([1.0] * 4, [True] * 4) == [0, 1, 2, 3]
+    best_is_large = replace(evolution, mode="max", share=0.25)
+    assert best_is_large.choose_parents([3.0, 1.0, 2.0, 4.0], [True] * 4) == [0, 3, 2, 3]
+    nan = float("nan")
+    assert evolution.choose_parents([nan, 1.0, 2.0, 3.0], [True, True, False, True]) == [3, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Population(seeds=()), "one integer"),
+        (lambda: Population(seeds=(-1,)), "one integer"),
+        (lambda: Population(seeds=(0, 1), vary={"learning_rate": [1]}), "give one for each"),
+        (lambda: Evolution(every=0, monitor="a"), "number of steps"),
+        (lambda: Evolution(every=1, monitor="a", share=0.9), "share"),
+        (lambda: Evolution(every=1, monitor="a", factors=()), "positive"),
+        (lambda: Evolution(1, "a", mode="best"), "mode"),  # pyright: ignore[reportArgumentType]
+        (lambda: Population(seeds=(0,), evolution=Evolution(1, "a")), "two members"),
+    ],
+)
+def test_mistakes_are_found_early(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_model_and_plugin_must_both_be_of_the_population():
+    population = Population(seeds=range(2))
+    with pytest.raises(ModelError, match=r"engine\.fit\(population\.stack\(model\), data\)"):
+        fg.Engine(steps=1, plugins=[population]).fit(Point, NUMBERS)
+    with pytest.raises(ModelError, match="trained by its plugin"):
+        fg.Engine(steps=1).fit(population.stack(Point), NUMBERS)
+    with pytest.raises(ConfigurationError, match="no member 2"):
+        population.stack(Point)(key=jax.random.key(0)).take(2)
+
+
+@pytest.mark.full
+def test_plugin_passes_the_conformance_check():
+    population = Population(seeds=range(2))
+    check_plugin(
+        lambda: Population(seeds=range(2)),
+        bad_arguments=[{"seeds": ()}],
+        model=population.stack(TinyModel),
+    )
