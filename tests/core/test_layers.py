@@ -19,7 +19,7 @@ PACKAGES = sorted(
 # From the lowest to the highest. A module imports only what stands in a line above its own, or
 # before it in its own line.
 LAYERS = """
-    errors tracebacks timing redact
+    errors tracebacks timing redact waits
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy

@@ -1,5 +1,6 @@
 """The engine: what a user configures, calls and subclasses."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import wraps
@@ -65,7 +66,7 @@ from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.strategy import PluginShardingStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams
-from fulgurite.sharding import FIT_START, ShardingStrategy, SingleDevice
+from fulgurite.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.training.compilations import Compilations
@@ -76,6 +77,7 @@ from fulgurite.training.state import ModelInit, TrainState, as_model_init, check
 from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import digest, leaf_signature, tree_signature
 from fulgurite.triggers import AtEnd, Every, Trigger, UnboundedRange
+from fulgurite.waits import Wait
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
@@ -160,6 +162,9 @@ class Engine:
         limit_train_batches: use at most this many batches of each epoch.
         compilation_cache_dir: a directory in which JAX keeps all that it compiles from now on, for
             the next process: steps, evaluations and what makes the model.
+        stop_timeout: seconds after SIGTERM or Ctrl-C for which a data source, a logger or the
+            reading of a checkpoint may keep training waiting; then it is abandoned, and the run
+            saved without it.
         device: the one device to compute on, as `jax.Device` or as `"gpu:1"`, `"cpu"`; by default
             that of JAX. Several devices are a plugin's.
     """
@@ -186,6 +191,7 @@ class Engine:
         limit_train_batches: int | None = None,
         compilation_cache_dir: str | PathLike | None = None,
         device: Any = None,
+        stop_timeout: float = 30.0,
     ) -> None:
         if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
             raise ConfigurationError(
@@ -201,6 +207,7 @@ class Engine:
         )
         _check_policy(on_nonfinite)
         _check_seed(seed)
+        _check_stop_timeout(stop_timeout)
         self.steps = steps
         self.epochs = epochs
         self.seed = seed
@@ -212,6 +219,7 @@ class Engine:
         self.config: dict[str, Any] | None = None
         self.program_file: str | None = None
         self.run_dir = run_dir
+        self.stop_timeout = stop_timeout
         if compilation_cache_dir is not None:
             keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
@@ -282,7 +290,10 @@ class Engine:
             model, data, state, steps, epochs, steps_per_execution, resume, init_from
         )
         self.plugins.timings = Timings()
-        with StopRequests(self.sharding.sync.signals) as signals, ExitStack() as stack:
+        sync = self.sharding.sync
+        # One of several processes cannot stop alone.
+        timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
+        with StopRequests(sync.signals, timeout) as signals, ExitStack() as stack:
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)
@@ -638,7 +649,8 @@ class Engine:
         self._check_same_start(request, batches, first_batch)
         del first_batch  # a fit keeps no batch longer than its steps do
         state = request.state
-        snapshot = load_snapshot(self, request.resume, program.state_spec)
+        with Wait("the checkpoint"):
+            snapshot = load_snapshot(self, request.resume, program.state_spec)
         if snapshot is not None:
             state = snapshot.state
             start_step = snapshot.step_range.start
@@ -881,6 +893,14 @@ def _check_policy(on_nonfinite: Any) -> None:
     if on_nonfinite not in get_args(NonFinitePolicy):
         raise ConfigurationError(
             f"on_nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'"
+        )
+
+
+def _check_stop_timeout(seconds: Any) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        raise ConfigurationError(
+            f"Engine: stop_timeout is {seconds!r}; give seconds, more than 0, such as 30.0"
         )
 
 

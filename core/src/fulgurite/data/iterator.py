@@ -30,6 +30,7 @@ from fulgurite.data.sources import (
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
 from fulgurite.tree.specs import is_array, is_real_dtype
+from fulgurite.waits import Wait, WaitAbandoned
 
 Position = dict[str, Any]
 """A JSON value: the number of the epoch, that of the next batch in it, and perhaps the state of the
@@ -132,6 +133,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._check_position(position, options.source)
         items = self._reader.iter_items(position)
         self._items = _prefetch(items, options.prefetch) if options.prefetch else items
+        self._wait = Wait(self.label)
+        self._is_abandoned = False
         self._next_item: BatchItem | None = None
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
@@ -139,7 +142,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._final_position = self._reader.get_position() if restore_on_close else {}
 
     def __next__(self) -> BatchItem:
-        item = next(self._items) if self._next_item is None else self._next_item
+        item = self._read_item() if self._next_item is None else self._next_item
+        if item is None:
+            raise StopIteration
         self._next_item = None
         if not self._restore_on_close:
             self._final_position = item.position
@@ -152,7 +157,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     def peek(self) -> Any:
         """Return the next batch, which stays the next; raise a DataError if the data has ended."""
         if self._next_item is None:
-            self._next_item = next(self._items, None)
+            self._next_item = self._read_item()
         if self._next_item is None:
             raise DataError("the data has ended: there is no next batch.")
         return self._next_item.batch
@@ -160,15 +165,26 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     def close(self) -> None:
         """End the walk and its thread.
 
-        Waits at most a few seconds for a source that is busy with a batch.
+        Waits at most a few seconds for a source that is busy with a batch. One that was abandoned
+        is left as it is.
         """
         self._next_item = None
         self._items.close()
-        self._reader.set_position(self._final_position)
+        if not self._is_abandoned:
+            self._reader.set_position(self._final_position)
         self._final_position = {}
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _read_item(self) -> BatchItem | None:
+        """Return the next item, or None at the end."""
+        try:
+            with self._wait:
+                return next(self._items, None)
+        except WaitAbandoned:
+            self._is_abandoned = True
+            raise
 
     def _check_position(self, position: Position, source: Any) -> None:
         needs_state = "source" in position and not isinstance(self._reader, StatefulReader)
@@ -464,6 +480,7 @@ def _prefetch(items: Items, depth: int) -> Items:
 
     thread = threading.Thread(target=produce, name="fulgurite-data", daemon=True)
     thread.start()
+    patience = 5.0
     try:
         while True:
             item = queue.get()
@@ -472,10 +489,13 @@ def _prefetch(items: Items, depth: int) -> Items:
             if isinstance(item, BaseException):
                 raise item
             yield item
+    except WaitAbandoned:
+        patience = 0.0  # it was waited for long enough
+        raise
     finally:
         stopped.set()
         _empty(queue)
-        thread.join(timeout=5.0)
+        thread.join(timeout=patience)
 
 
 def _empty(queue: Queue[Any]) -> None:

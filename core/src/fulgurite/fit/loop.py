@@ -43,6 +43,7 @@ from fulgurite.timing import StepRate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
 from fulgurite.triggers import EveryEpoch, is_exact
+from fulgurite.waits import WaitAbandoned
 
 # Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
@@ -100,6 +101,7 @@ class Loop:
 
     _before_action: HostStateBefore | None = None
     _pending_error: Exception | None = None
+    _abandoned_wait: WaitAbandoned | None = None
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
@@ -234,9 +236,16 @@ class Loop:
         self._signals.requested = self._signals.requested or reason
 
     def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult:
-        """Run the evaluation `name` on a state; given up between two batches if training is to
-        stop."""
-        return self.engine.run_evaluator(name, state, self._should_stop)
+        """Run the evaluation `name` on a state; given up between two batches, or in a wait for
+        one, if training is to stop."""
+        try:
+            return self.engine.run_evaluator(name, state, self._should_stop)
+        except WaitAbandoned as wait:
+            self._abandoned_wait = wait
+            if self._should_stop():
+                raise EvaluationInterrupted(str(wait)) from wait
+            # It would be recorded twice if it were done again from here.
+            raise DataError(str(wait)) from wait
 
     def report_evaluation(
         self, name: str, metrics: dict[str, Any], media: dict[str, Any], stream: RecordStream
@@ -304,19 +313,30 @@ class Loop:
             self._run_due_actions()
         elif self._pending_actions:
             self._run_due_actions(only=self._pending_actions)
-        elif self._scheduler.poll_requests(self.step):
+        else:
             # A plugin or a signal may ask to stop before the first step.
-            self.stop_reason = next(iter(self._scheduler.stop_reasons), self.stop_reason)
-            self._scheduler.forget_requests()
+            self._stop_if_requested()
         while self._should_train():
             first = self.step
             self._run_until_due()
+            if self.step == first:
+                # The data was abandoned before it gave a batch: what was due here has been done.
+                self._stop_if_requested()
+                continue
             self._run_due_actions()
             self._timings.note_step_durations(self.step - first)
+        if self._abandoned_wait is not None:
+            message = f"{self._abandoned_wait}; the run ends at step {self.step}"
+            self.run.notify("fulgurite", message)
         self.state()
         self.dispatcher.flush(wait=True)
         self.save()
         self.dispatcher.close(self.step)
+
+    def _stop_if_requested(self) -> None:
+        if self._scheduler.poll_requests(self.step):
+            self.stop_reason = next(iter(self._scheduler.stop_reasons), self.stop_reason)
+            self._scheduler.forget_requests()
 
     @property
     def is_complete(self) -> bool:
@@ -387,6 +407,8 @@ class Loop:
             items, batches = self._collect_batches(target)
             self._loop_state = LoopState.STEPPING
             fetched = perf_counter()
+            if not items:
+                break
             target = self._advance(items, target)
             self._bound_in_flight()
             free = perf_counter()
@@ -434,12 +456,17 @@ class Loop:
 
     def _collect_batches(self, target: float) -> tuple[list[BatchItem], BatchBuffer]:
         """Return the batches of the next dispatch: as many as fit before `target`, all of the same
-        shapes, of one epoch. Where the data fails, those before it are trained on first."""
+        shapes, of one epoch. Where the data fails, those before it are trained on first; none where
+        it was abandoned."""
         if self._pending_error is not None:
             raise self._pending_error
-        items = [self._pending_item or self._get_next_batch(self.step)]
-        self._pending_item = None
         batches = self._compiled_step.make_buffer()
+        try:
+            items = [self._pending_item or self._get_next_batch(self.step)]
+        except WaitAbandoned as wait:
+            self._abandoned_wait = wait
+            return [], batches
+        self._pending_item = None
         batches.add(items[0].batch)
         room = self._divide_evenly(target - self.step)
         while len(items) < room and not items[-1].epoch_end:
@@ -449,6 +476,9 @@ class Loop:
                 item = self._get_next_batch(self.step + len(items))
             except Exception as error:
                 self._pending_error = error
+                break
+            except WaitAbandoned as wait:
+                self._abandoned_wait = wait
                 break
             if shape_signature(item.batch) != shape_signature(items[0].batch):
                 self._pending_item = item

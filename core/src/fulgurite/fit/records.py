@@ -23,6 +23,7 @@ from fulgurite.model.media import Media
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.redact import redact_text
 from fulgurite.tree.specs import is_array, is_real_dtype
+from fulgurite.waits import Wait, WaitAbandoned
 
 RecordKind = Literal["scalars", "media", "text", "config"]
 RecordStream = Literal["exact", "telemetry"]
@@ -348,7 +349,7 @@ class RecordDispatcher:
             if record is not None:
                 self._dispatch(record)
 
-    def record_failure(self, name: str, summary: str, error: Exception, step: int) -> None:
+    def record_failure(self, name: str, summary: str, error: BaseException, step: int) -> None:
         """Note in `failures` that something failed, which is left out from now on, and warn of it
         once.
 
@@ -390,9 +391,9 @@ class RecordDispatcher:
         is required or refuses to begin."""
         name = hook.plugin.name
         try:
-            with self._plugins.timings.time(f"{name}.{hook.hook}"):
+            with self._plugins.timings.time(f"{name}.{hook.hook}"), Wait(f"logger {name!r}"):
                 hook(step, **arguments)
-        except Exception as error:
+        except (Exception, WaitAbandoned) as error:
             refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)
             if refuses or getattr(hook.plugin.plugin, "required", False):
                 raise

@@ -1,0 +1,54 @@
+"""What the main thread waits for outside of this library: a data source, a logger, a checkpoint.
+
+A signal is handled in the main thread, so only the wait of that thread can be left because of one.
+"""
+
+import threading
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import ClassVar
+
+
+class WaitAbandoned(BaseException):
+    """A wait was left, because training was asked to stop and what it waited for did not come.
+
+    It is no `Exception`: a data source that tries again after any error shall not catch it.
+
+    Attributes:
+        what: what was waited for.
+    """
+
+    def __init__(self, what: str, reason: str, seconds: float) -> None:
+        self.what = what
+        super().__init__(
+            f"{what} kept training waiting for {seconds:g} s after {reason} and is abandoned"
+        )
+
+
+class Wait(AbstractContextManager["Wait", None]):
+    """A wait for something that may never come. It can be entered again and again; in another
+    thread than the main one nothing is noted.
+
+    Attributes:
+        current: the innermost wait of the main thread, or None.
+        what: what is waited for, for messages.
+        started: when it was entered, by `time.monotonic`.
+    """
+
+    current: ClassVar["Wait | None"] = None
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.started = 0.0
+        self._outer: Wait | None = None
+
+    def __enter__(self) -> "Wait":
+        if threading.current_thread() is threading.main_thread():
+            self._outer = Wait.current
+            self.started = monotonic()
+            Wait.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if Wait.current is self:
+            Wait.current = self._outer
