@@ -21,6 +21,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, PathError, PluginError
+from jax.core import Tracer
 from models import (
     Act,
     Counting,
@@ -237,7 +238,14 @@ def test_transform_module_is_folded_before_optimizers() -> None:
         object.__setattr__(module, "weight", weight)
         return module
 
-    def double(self: Any, module: Any) -> Any:
+    keys: dict[str, set[tuple[int, ...]]] = {"double": set(), "shy": set()}
+
+    def note_key(name: str, key: Any) -> None:
+        if not isinstance(key, Tracer):
+            keys[name].add(tuple(jax.random.key_data(key).tolist()))
+
+    def double(self: Any, module: Any, key: Any) -> Any:
+        note_key("double", key)
         return set_weight(module, module.weight * 2)
 
     def add(self: Any, module: Any) -> Any:
@@ -249,13 +257,15 @@ def test_transform_module_is_folded_before_optimizers() -> None:
     start = set_weight(Counting(), jnp.float32(1))
     parts = [
         plugin("double", transform_module=double),
-        plugin("shy", transform_module=lambda self, module: None),
+        plugin("shy", transform_module=lambda self, module, key: note_key("shy", key)),
         plugin("add", transform_module=add),
         plugin("look", init_plugin_state=look, gradient_transform=look),
     ]
     result = engine(*parts, steps=2).fit(start, numbers([0]))
     assert (result.module.weight.dtype, dtypes) == (jnp.float16, {jnp.dtype(jnp.float16)})
     assert float(result.module.weight) == 3
+    assert all(len(of_plugin) == 1 for of_plugin in keys.values()), "the same whenever it is called"
+    assert keys["double"].isdisjoint(keys["shy"])
 
 
 def test_update_rule_is_the_inside_of_a_step() -> None:

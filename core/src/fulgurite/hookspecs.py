@@ -79,13 +79,14 @@ def plugin_state_sharding(plugin_state: PyTree, mesh: Mesh) -> PyTree[jax.shardi
     eqx.Module,
     "Where a program is built, from shapes, and where a new state is made.",
 )
-def transform_module(module: PyTree) -> PyTree:
+def transform_module(module: PyTree, key: Key[Array, ""]) -> PyTree:
     """Return the module to train, made of the one that was given, such as with parameters of
     another dtype. It comes before optimizers and states of plugins, which see what this returns.
     Pure; a module that it has returned before keeps its shapes and dtypes.
 
     Args:
         module: the module; its arrays may be traced.
+        key: a random key, this plugin's own, for parameters that it adds.
     """
 
 

@@ -421,11 +421,12 @@ def build_module(
         hooks: of the plugins.
         model_init: where the module comes from.
         arrays: of its model.
-        key: for a model that is yet to be made.
+        key: for a model that is yet to be made, and for what plugins add to it.
     """
     module, model_state = model_init.build(arrays, key)
     for hook in hooks.implementations("transform_module"):
-        new_module = hook(None, module=module)
+        plugin_key = fold_name(key, f"transform_module:{hook.plugin.name}")
+        new_module = hook(None, module=module, key=plugin_key)
         module = module if new_module is None else new_module
     return module, model_state
 
