@@ -28,7 +28,7 @@ from fulgurite.training.update import (
     UpdateRuleWrapper,
     compute_gradients,
 )
-from fulgurite.tree.select import exclude, select
+from fulgurite.tree.select import Selector, exclude, select
 from fulgurite.triggers import (
     At,
     AtEnd,
@@ -80,6 +80,7 @@ __all__ = [
     "Run",
     "Schedule",
     "ScheduledAction",
+    "Selector",
     "ShardingStrategy",
     "SingleDevice",
     "Snapshot",

@@ -5,6 +5,7 @@ passes on what the user gave, with a template of the state, and gets a `Snapshot
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -240,7 +241,8 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
     """
     if isinstance(model, FitResult | TrainState):
         model = model.module if model.model_state is None else (model.module, model.model_state)
-    template = _build_evaluation_template(engine, as_model_init(model))
+    model_init = as_model_init(model)
+    template = _build_evaluation_template(engine, model_init)
     parts = ["step", "key", "module"]
     if template.model_state is not None:
         parts.append("model_state")
@@ -250,7 +252,15 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
     reference = replace(as_checkpoint_ref(weights), map=mapping, optional=False)
     snapshot = load_snapshot(engine, reference, template)
     assert snapshot is not None
-    return snapshot.state
+    state = snapshot.state
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+        return state
+    # A reference that is not strict may lack some, such as a checkpoint of a part of the weights.
+    init_state = partial(_init_evaluation_state, engine, model_init)
+    initial: TrainState = eqx.filter_jit(init_state)(model_init.arrays, state.key)
+    if engine.sharding.mesh is not None:
+        initial = jax.tree.map(_put_like, template, initial)
+    return _fill_missing(state, initial)
 
 
 def as_checkpoint_ref(source: CheckpointSource) -> CheckpointRef:
@@ -273,18 +283,38 @@ def _find_end_of_epoch(
 def _build_evaluation_template(engine: EngineView, model_init: ModelInit) -> TrainState:
     """Return the shapes of a state without optimizer state, metric window and non-finite
     tracker."""
-    left_out: Any = None
-
-    def init_state(arrays: Any, key: Key[Array, ""]) -> TrainState:
-        module, model_state = build_module(engine.plugins, model_init, arrays, key)
-        plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
-        return TrainState(
-            jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states
-        )
-
+    init_state = partial(_init_evaluation_state, engine, model_init)
     template: TrainState = eqx.filter_eval_shape(init_state, model_init.arrays, jax.random.key(0))
     shardings = get_state_shardings(engine.plugins, engine.sharding, template)
     return template if shardings is None else with_shardings(template, shardings)
+
+
+def _init_evaluation_state(
+    engine: EngineView, model_init: ModelInit, arrays: Any, key: Key[Array, ""]
+) -> TrainState:
+    """Return a state without what only training needs. Traced.
+
+    Args:
+        engine: the engine that evaluates.
+        model_init: where the module comes from.
+        arrays: of its model.
+        key: the root key.
+    """
+    left_out: Any = None
+    params_key = key
+    if model_init.model is None:
+        params_key = engine.services.make_rng_streams(key).key("params", "init")
+    module, model_state = build_module(engine.plugins, model_init, arrays, params_key)
+    plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
+    return TrainState(
+        jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states
+    )
+
+
+def _put_like(spec: Any, leaf: Any) -> Any:
+    """Return a leaf where the one of the same place in a template of shapes lies."""
+    is_spec = isinstance(spec, jax.ShapeDtypeStruct)
+    return jax.device_put(leaf, spec.sharding) if is_spec else leaf
 
 
 def _fill_missing(state: T, initial: T) -> T:

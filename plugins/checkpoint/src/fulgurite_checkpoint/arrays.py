@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.tree.paths import Path as TreePath, from_keys, parse
+from fulgurite.tree.paths import Path as TreePath, from_keys, leaves_with_paths, parse
 
 from fulgurite_checkpoint.files import DamagedError
 
@@ -41,6 +41,21 @@ def drop_training_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays of a state, by path, without those that only training needs: of the
     optimizer, of the metric window, and of the check for finite numbers."""
     return {name: array for name, array in arrays.items() if not name.startswith(_TRAINING_FIELDS)}
+
+
+def drop_unselected(
+    arrays: Mapping[str, Any], state: fg.TrainState, selector: fg.Selector
+) -> dict[str, Any]:
+    """Return the arrays of a state, by path, without those of the module that are not selected.
+
+    Args:
+        arrays: by path, as `flatten_state` names them.
+        state: the state.
+        selector: of arrays of its module.
+    """
+    flags = state.replace(module=selector(state.module))
+    unselected = {path for path, flag in leaves_with_paths(flags) if flag is False}
+    return {name: array for name, array in arrays.items() if name not in unselected}
 
 
 def unflatten_state(template: fg.TrainState, arrays: Mapping[str, Any]) -> fg.TrainState:

@@ -86,7 +86,8 @@ class Checkpointer(RunPlugin):
         async_save: whether to write while training continues.
         weights_only: whether to leave out the state of the optimizer and what else only training
             needs. Evaluations, predictions and `init_from` read such checkpoints; a run cannot
-            resume from them.
+            resume from them. A selection by `fg.select` or `fg.exclude` is what to save of the
+            module; `fg.CheckpointRef(path, map={"module": "module"}, strict=False)` fills it in.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
             checkpoint was saved and is not now, or the other way round: `error`, `warn` or
@@ -103,7 +104,7 @@ class Checkpointer(RunPlugin):
     mode: Mode | None = None
     on_exception: bool = True
     async_save: bool = True
-    weights_only: bool = False
+    weights_only: bool | fg.Selector = False
     verify: Verify = "full"
     on_missing_plugin: MissingPluginPolicy = "error"
     _fit: _FitState = field(default_factory=_FitState, init=False, repr=False)
@@ -126,6 +127,11 @@ class Checkpointer(RunPlugin):
         if self.monitor is not None or self.mode is not None:
             mode = resolve_mode(self.monitor or "", self.mode, "Checkpointer")
             object.__setattr__(self, "mode", mode)
+        if not isinstance(self.weights_only, bool | fg.Selector):
+            raise ConfigurationError(
+                f"Checkpointer: weights_only is {self.weights_only!r}; it must be True, False or a "
+                "selection, such as fg.select('encoder')"
+            )
         check_one_of(self.verify, get_args(Verify), "Checkpointer: verify")
         check_one_of(
             self.on_missing_plugin,

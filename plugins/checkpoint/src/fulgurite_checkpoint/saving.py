@@ -77,7 +77,8 @@ class Saver:
         metrics_by_source: the newest metrics of each source, with the step at which they were
             measured.
         resumed_from: the checkpoint that the fit resumes from, or None.
-        weights_only: whether to leave out what only training needs.
+        weights_only: whether to leave out what only training needs; a selector is what to save of
+            the module.
     """
 
     root: Path
@@ -86,7 +87,7 @@ class Saver:
     previous_timings: dict[str, float]
     metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
     resumed_from: SavedCheckpoint | None = None
-    weights_only: bool = False
+    weights_only: bool | fg.Selector = False
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
@@ -124,6 +125,15 @@ class Saver:
             if content.is_same(self._saved) or not wait:
                 return
 
+    def _list_arrays(self, state: fg.TrainState) -> dict[str, Any]:
+        """Return what to save of a state, by path."""
+        if not self.weights_only:
+            return arrays.flatten_state(state)
+        weights = arrays.drop_training_arrays(arrays.flatten_state(state))
+        if isinstance(self.weights_only, fg.Selector):
+            return arrays.drop_unselected(weights, state, self.weights_only)
+        return weights
+
     def settle(self, run: fg.Run) -> None:
         """Wait for the save in progress, and report its failure."""
         if self._saving is None:
@@ -158,15 +168,13 @@ class Saver:
             if measured_at == step
         }
         self._check_monitor(metrics)
-        arrays_by_path = arrays.flatten_state(snapshot.state)
-        if self.weights_only:
-            arrays_by_path = arrays.drop_training_arrays(arrays_by_path)
+        arrays_by_path = self._list_arrays(snapshot.state)
         host = {"host_states": snapshot.host_states, "data_position": snapshot.data_position}
         texts = {f"host-{process}.json": _encode_host(host)}
         if process == 0:
             texts["manifest.json"] = dumps(self._make_manifest(run))
             index = _make_index(snapshot, arrays_by_path)
-            texts["index.json"] = dumps({**index, "weights_only": self.weights_only})
+            texts["index.json"] = dumps({**index, "weights_only": bool(self.weights_only)})
             texts["history.json"] = self._history_encoder.encode(snapshot.history)
         policy = self.policy
         commit = Commit(
