@@ -1,0 +1,98 @@
+"""The plugin that trains adapters alone."""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import ConfigurationError
+from fulgurite_optimizers import Freeze
+from jaxtyping import Array, Key
+
+from fulgurite_lora.adapters import Where, add_adapters, as_selector, select_adapters
+from fulgurite_lora.layers import STREAM
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adds adapters of low rank to linear layers, and trains them alone.
+
+    Everything else is frozen: it has no gradient, no optimizer state and no weight decay. Where the
+    model has adapters of this name already, such as in a run that goes on, they are trained on;
+    those of other names take part as they are.
+
+    Example:
+        from fulgurite_lora import Lora, merge
+
+        engine = fg.Engine(steps=100, plugins=[Lora("**", rank=2, scale=2.0)])
+        result = engine.fit(model, data)
+        merged = merge(result.module)
+
+    Attributes:
+        where: the layers, `eqx.nn.Linear`, by their paths, as `fg.select` takes them; those of an
+            attention layer are found by its path.
+        rank: of each adapter.
+        scale: a factor for what the adapters compute; alpha / rank in the paper.
+        dropout: the probability with which an element of what goes into an adapter becomes 0.
+        axis_name: of the `vmap` over examples, each of which then has dropout of its own.
+        name: of the adapters.
+        train_too: what else is trained, as `fg.select` takes it, such as a new head.
+    """
+
+    where: Where = "**"
+    rank: int = 8
+    _: KW_ONLY
+    scale: float = 1.0
+    dropout: float = 0.0
+    axis_name: str | None = None
+    name: str = "default"
+    train_too: Where | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.rank) is not int or self.rank < 0:
+            raise ConfigurationError(
+                f"Lora: rank is {self.rank!r}; it must be an integer that is not negative"
+            )
+        if not math.isfinite(self.scale):
+            raise ConfigurationError(f"Lora: scale is {self.scale!r}; it must be finite")
+        if not 0 <= self.dropout < 1:
+            raise ConfigurationError(
+                f"Lora: dropout is {self.dropout!r}; it must be at least 0 and below 1"
+            )
+
+    @fg.hookimpl
+    def register_rng_streams(self) -> list[fg.RngStream]:
+        """Declare the stream of dropout, so that no other random numbers change."""
+        return [fg.RngStream(STREAM)]
+
+    @fg.hookimpl
+    def transform_module(self, module: Any, key: Key[Array, ""]) -> Any:
+        """Return the module with adapters.
+
+        Args:
+            module: the module.
+            key: for their first values.
+        """
+        return add_adapters(
+            module,
+            self.where,
+            rank=self.rank,
+            scale=self.scale,
+            dropout=self.dropout,
+            axis_name=self.axis_name,
+            name=self.name,
+            key=key,
+        )
+
+    @fg.hookimpl
+    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
+        """Hide everything but the adapters from the rule.
+
+        Args:
+            module: the module with adapters.
+            rule: the rule.
+        """
+        trained = fg.select(select_adapters(self.name))
+        if self.train_too is not None:
+            trained = trained | as_selector(self.train_too)
+        return Freeze(~trained).wrap_update_rule(module, rule)

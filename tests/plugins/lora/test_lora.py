@@ -1,0 +1,273 @@
+"""What the plugin promises as a plugin, what it trains, and what is done to models with adapters."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_lora import (
+    Lora,
+    LoraLinear,
+    add_adapters,
+    merge,
+    remove_adapters,
+    select_adapters,
+    unmerge,
+    use_adapters,
+)
+from fulgurite_testing import TinyModel, check_plugin, tiny_data
+
+KEY = jax.random.key(3)
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = np.sin(X).sum(1).astype(np.float32)
+
+
+class Net(fg.Module):
+    """A small perceptron whose loss is that of a regression."""
+
+    body: eqx.nn.Linear
+    head: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        body, head = jax.random.split(key)
+        self.body = eqx.nn.Linear(4, 6, key=body)
+        self.head = eqx.nn.Linear(6, "scalar", key=head)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(jnp.tanh(self.body(x)))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean((jax.vmap(self)(batch[0]) - batch[1]) ** 2))
+
+    def configure_optimizers(self) -> Any:
+        return optax.adamw(1e-2, weight_decay=0.1)
+
+
+def make_engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    return fg.Engine(**{"steps": 3, "log_every": 1, "plugins": plugins, **settings})
+
+
+def make_data() -> fg.ArrayData:
+    return fg.ArrayData((X, Y), 8)
+
+
+def set_up_matrices(module: Any, value: float = 0.1) -> Any:
+    """Return a model whose adapters change something."""
+    return jax.tree.map(
+        lambda leaf, chosen: jnp.full_like(leaf, value) if chosen else leaf,
+        module,
+        fg.select("up")(module),
+    )
+
+
+def list_arrays(tree: Any) -> list[Any]:
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    for first, second in zip(list_arrays(left), list_arrays(right), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.full
+def test_plugin_passes_the_conformance_check():
+    bad = [{"rank": -1}, {"scale": float("nan")}, {"dropout": 1.0}]
+    check_plugin(Lora, bad_arguments=bad)
+
+
+def test_updates_have_the_bits_of_a_loop_by_hand():
+    """The base is not updated, not even by weight decay, and has no optimizer state."""
+    engine = make_engine(Lora("body", rank=2, scale=0.5))
+    model = Net(key=jax.random.key(0))
+    start = engine.init_state(model, make_data())
+    adapter = start.module.body.adapters["default"]
+    params = (adapter.down, adapter.up)
+    optimizer = optax.adamw(1e-2, weight_decay=0.1)
+    opt_state = optimizer.init(params)
+
+    def compute_loss(params: Any, base: Any, batch: Any) -> Any:
+        def predict(x: Any) -> Any:
+            down, up = params
+            hidden = base.body(x) + 0.5 * (up @ (down @ x))
+            return base.head(jnp.tanh(hidden))
+
+        return jnp.mean((jax.vmap(predict)(batch[0]) - batch[1]) ** 2)
+
+    @eqx.filter_jit
+    def step(params: Any, opt_state: Any, base: Any, batch: Any) -> Any:
+        grads = jax.grad(compute_loss)(params, base, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    for _ in range(3):
+        params, opt_state = step(params, opt_state, model, (jnp.asarray(X), jnp.asarray(Y)))
+    result = engine.fit(model, make_data())
+    trained = result.module.body.adapters["default"]
+    np.testing.assert_array_equal(trained.down, params[0])
+    np.testing.assert_array_equal(trained.up, params[1])
+    assert_same(remove_adapters(result.module), model)
+    shapes = {leaf.shape for leaf in list_arrays(result.state.opt_state)}
+    assert shapes == {(), (2, 4), (6, 2)}
+
+
+@pytest.mark.full
+def test_train_too_trains_a_head():
+    model = Net(key=jax.random.key(0))
+    module = (
+        make_engine(Lora("body", rank=2, train_too="head.weight")).fit(model, make_data()).module
+    )
+    assert (np.asarray(module.head.weight) != np.asarray(model.head.weight)).any()
+    assert_same((module.body.weight, module.head.bias), (model.body.weight, model.head.bias))
+
+
+def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path):
+    """They hold nothing else of the module; `init_from` and `load_weights` fill them in by path."""
+    model = Net(key=jax.random.key(0))
+    saver = Checkpointer(every=3, weights_only=fg.select(select_adapters()))
+    result = make_engine(Lora(rank=2), saver, run_dir=tmp_path / "run").fit(model, make_data())
+    index = (tmp_path / "run" / "checkpoints" / "step-3" / "index.json").read_text()
+    assert "module.body.adapters" in index
+    assert "module.body.weight" not in index and "opt_state" not in index
+    weights = fg.CheckpointRef(tmp_path / "run", map={"module": "module"}, strict=False)
+    reader = make_engine(Lora(rank=2), Checkpointer(every=100, directory=tmp_path / "other"))
+    assert_same(reader.load_weights(model, weights).module, result.module)
+
+
+def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
+    model = Net(key=jax.random.key(0))
+    fresh = add_adapters(model, rank=2, key=KEY)
+    rankless = add_adapters(model, rank=0, key=KEY)
+    scaleless = set_up_matrices(add_adapters(model, rank=2, scale=0.0, key=KEY))
+    changed = set_up_matrices(add_adapters(model, rank=2, key=KEY))
+    expected = jax.vmap(model)(X)
+    for module in (fresh, rankless, scaleless, use_adapters(changed)):
+        np.testing.assert_array_equal(jax.vmap(module)(X), expected)
+    assert (jax.vmap(changed)(X) != expected).any()
+
+
+def test_merged_weights_compute_the_same():
+    model = Net(key=jax.random.key(0))
+    module = set_up_matrices(add_adapters(model, rank=2, scale=0.5, key=KEY))
+    merged = merge(module)
+    expected = jax.vmap(module)(X)
+    for same in (merged, unmerge(merged), merge(merged), remove_adapters(merged)):
+        np.testing.assert_allclose(jax.vmap(same)(X), expected, rtol=1e-5, atol=1e-6)
+    assert jax.tree.structure(remove_adapters(merged)) == jax.tree.structure(model)
+    assert jax.tree.structure(unmerge(merged)) == jax.tree.structure(module)
+    with pytest.raises(ConfigurationError, match="unmerge the model first"):
+        use_adapters(merged, "default")
+
+
+def test_several_adapters_stand_side_by_side():
+    model = Net(key=jax.random.key(0))
+    module = set_up_matrices(add_adapters(model, rank=2, name="french", key=KEY))
+    french = jax.vmap(module)(X)
+    module = set_up_matrices(add_adapters(module, "body", rank=1, name="law", key=KEY), 0.2)
+    assert module.body.active == ("french", "law") and module.head.active == ("french",)
+    both = jax.vmap(module)(X)
+    only_law = jax.vmap(use_adapters(module, "law"))(X)
+    assert (both != only_law).any() and (both != french).any()
+    assert_same(remove_adapters(module, "law").head, module.head)
+    by_name = merge(module, "law").body
+    assert by_name.merged == ("law",)
+    np.testing.assert_allclose(by_name(X[0]), module.body(X[0]), rtol=1e-5)
+    with pytest.raises(ConfigurationError, match="Did you mean 'law'"):
+        use_adapters(module, "laws")
+
+
+@pytest.mark.full
+def test_a_second_adapter_is_trained_beside_the_first():
+    model = Net(key=jax.random.key(0))
+    first = make_engine(Lora("body", rank=2, name="first")).fit(model, make_data()).module
+    second = make_engine(Lora("body", rank=1, name="second")).fit(first, make_data()).module
+    assert_same(second.body.adapters["first"], first.body.adapters["first"])
+    assert np.asarray(second.body.adapters["second"].up).any()
+
+
+def test_paths_of_the_base_stay():
+    attention = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
+    module = add_adapters({"attention": attention}, "attention", rank=2, key=KEY)
+    before = [path for path, _ in jax.tree_util.tree_leaves_with_path({"attention": attention})]
+    after = [path for path, _ in jax.tree_util.tree_leaves_with_path(module)]
+    assert set(before) <= set(after)
+    assert isinstance(module["attention"].query_proj, LoraLinear)
+    x = jnp.ones((3, 4))
+    np.testing.assert_array_equal(module["attention"](x, x, x), attention(x, x, x))
+
+
+def test_a_stack_of_layers_has_a_stack_of_adapters():
+    stack = eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key))(jax.random.split(KEY, 3))
+    module = set_up_matrices(add_adapters(stack, rank=2, key=KEY))
+    assert module.adapters["default"].down.shape == (3, 2, 4)
+    merged = remove_adapters(merge(module))
+    for index in range(3):
+        layer, plain = jax.tree.map(
+            lambda leaf, i=index: leaf[i] if eqx.is_array(leaf) else leaf, (module, merged)
+        )
+        np.testing.assert_allclose(layer(X[0]), plain(X[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_in_training_alone():
+    module = set_up_matrices(add_adapters(Net(key=KEY), "body", rank=2, dropout=0.5, key=KEY))
+    layer = module.body
+    assert (layer(X[0], key=jax.random.key(0)) != layer(X[0], key=jax.random.key(1))).any()
+    np.testing.assert_array_equal(
+        eqx.nn.inference_mode(layer)(X[0]),
+        jax.tree.map(lambda leaf: leaf, layer).replace(
+            adapters={
+                "default": eqx.tree_at(
+                    lambda adapter: adapter.dropout.p, layer.adapters["default"], 0.0
+                )
+            }
+        )(X[0]),
+    )
+    with pytest.raises(ModelError, match="outside of a step"):
+        layer(X[0])
+
+
+@pytest.mark.full
+def test_dropout_draws_from_a_stream_of_its_own():
+    """The noise of the model is the same with and without adapters that change nothing."""
+    plain = make_engine(steps=1).fit(TinyModel, tiny_data())
+    dropped = make_engine(Lora(rank=2, dropout=0.5), steps=1).fit(TinyModel, tiny_data())
+    assert plain.history["train/loss"] == dropped.history["train/loss"]
+
+
+def test_errors_say_what_to_do():
+    model = Net(key=jax.random.key(0))
+    with pytest.raises(ConfigurationError, match=r"selects no eqx.nn.Linear.*\.body"):
+        add_adapters({"net": model, "bias": jnp.zeros(2)}, lambda tree: tree["bias"], key=KEY)
+    with pytest.raises(ConfigurationError, match="has the rank 2, not 3"):
+        add_adapters(add_adapters(model, rank=2, key=KEY), rank=3, key=KEY)
+    with pytest.raises(ConfigurationError, match="has no adapters"):
+        merge(model)
+
+
+@pytest.mark.full
+def test_adapters_of_a_sharded_transformer_resume_with_the_same_bits(tmp_path: Path):
+    """Acceptance 2: killed after a checkpoint, on two devices."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = Path(__file__).with_name("train_transformer.py")
+        command = [sys.executable, str(program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    whole = run(str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.split()[1:] == ["shards", "2", "False"]
+    assert run(str(tmp_path / "killed"), "12").returncode < 0
+    resumed = run(str(tmp_path / "killed"))
+    assert resumed.stdout == whole.stdout, resumed.stderr
+    records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert records[0] == records[1]
