@@ -11,6 +11,7 @@ import fulgurite as fg
 import pytest
 from fulgurite_cli.command import main
 from fulgurite_cli.listing import list_plugins
+from fulgurite_cli.programs import find_program
 
 RUN = """
 import sys
@@ -256,3 +257,34 @@ def test_listing_marks_active_plugins_of_an_engine(
         monkeypatch.setenv(name, value)
     active = {row["name"] for row in list_plugins() if row["active"]}
     assert active == set(fg.Engine(steps=1).plugins.plugins)
+
+
+LIGHT_PROGRAM = """
+from fulgurite_config import L
+
+def experiment():
+    cfg = L(steps=4)
+    cfg.engine = L("fulgurite:Engine", steps=cfg.ref.steps)
+    return cfg
+"""
+
+
+@pytest.mark.parametrize("text", [PROGRAM, LIGHT_PROGRAM], ids=["arguments", "configuration"])
+def test_a_mistyped_override_is_answered_before_jax_is_imported(text: str, tmp_path: Path):
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    done = run("fit", str(file), "stpes=2")
+    assert "Did you mean 'steps'?" in done.stderr
+    assert done.stderr.endswith("code 2, heavy: []\n")
+
+
+def test_only_a_program_in_this_directory_is_the_program_of_a_run(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy.py").write_text("raise SystemExit('imported')")
+    name = Path(program).name
+    assert find_program({"program": {"file": name}}) == name
+    for file in ("deploy.py", "absent.py", f"./{name}", program, None, 3):
+        assert find_program({"program": {"file": file}}) is None
+    assert find_program({"program": None}) is None

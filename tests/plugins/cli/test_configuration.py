@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_cli import Experiment, build_experiment, run
+from fulgurite_cli import Experiment, build_experiment, rebuild_experiment, run
 from fulgurite_config import L, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
@@ -178,3 +178,19 @@ def test_help_lists_the_paths_of_a_configuration(capsys: pytest.CaptureFixture[s
     assert "  rate=0.5\n" in out
     assert "  engine.plugins[0].every=2\n" in out
     assert "  engine.steps=cfg.ref.steps\n" in out
+
+
+def test_a_run_is_built_again_from_its_manifest_alone(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "run")
+    run(experiment, ["rate=0.25", "steps=1", "--run", folder])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    rebuilt = rebuild_experiment(folder, None, [], ["fulgurite", "tests"])
+    assert rebuilt.engine.steps == 1
+    assert rebuilt.model.keywords == {"rate": 0.25}
+    with pytest.raises(ConfigurationError, match="add 'tests' to allow"):
+        rebuild_experiment(folder, None, [], ["fulgurite"])
+    with pytest.raises(ConfigurationError, match=r"'test_configuration.py' is not in this dir"):
+        rebuild_experiment(folder, None)

@@ -7,8 +7,16 @@ if TYPE_CHECKING:
     from fulgurite_cli.experiment import Experiment, build_experiment, run
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment
+    from fulgurite_cli.rebuilding import rebuild_experiment
 
-__all__ = ["Experiment", "build_experiment", "explain", "load_experiment", "run"]
+__all__ = [
+    "Experiment",
+    "build_experiment",
+    "explain",
+    "load_experiment",
+    "rebuild_experiment",
+    "run",
+]
 
 # Imported when they are first used: `fulgurite --help` and `fulgurite plugins` import this package,
 # and importing jax takes them from 0.1 s to more than a second.
@@ -17,6 +25,7 @@ _MODULES = {
     "build_experiment": "fulgurite_cli.experiment",
     "explain": "fulgurite_cli.explanation",
     "load_experiment": "fulgurite_cli.fit",
+    "rebuild_experiment": "fulgurite_cli.rebuilding",
     "run": "fulgurite_cli.experiment",
 }
 

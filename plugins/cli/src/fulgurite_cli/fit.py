@@ -1,19 +1,25 @@
-"""The command `fulgurite fit`, and how a program is loaded from its file."""
+"""The command `fulgurite fit`, and how a program is loaded from its file. What is heavy is imported
+after the command line was checked as far as that is possible without."""
 
 import argparse
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fulgurite.errors import ConfigurationError, ProcessError
+from fulgurite_config import ConfigError, Node, apply_overrides
 
-from fulgurite_cli.experiment import Experiment, run
-from fulgurite_cli.processes import connect_processes
+from fulgurite_cli.options import add_fit_options
+from fulgurite_cli.programs import find_mistyped_argument, find_program
+
+if TYPE_CHECKING:
+    from fulgurite_cli.experiment import Experiment
 
 
-def load_experiment(path: str) -> Callable[..., Experiment]:
+def load_experiment(path: str) -> "Callable[..., Experiment]":
     """Return the function `experiment` of the file `path`, the only file that is imported.
 
     Raises:
@@ -22,6 +28,8 @@ def load_experiment(path: str) -> Callable[..., Experiment]:
     file = Path(path)
     spec = importlib.util.spec_from_file_location(file.stem, file) if file.is_file() else None
     if spec is None or spec.loader is None:
+        from fulgurite.errors import ConfigurationError
+
         raise ConfigurationError(f"there is no Python file {path}")
     sys.path.insert(0, str(file.resolve().parent))  # modules beside the program can be imported
     module = importlib.util.module_from_spec(spec)
@@ -29,6 +37,8 @@ def load_experiment(path: str) -> Callable[..., Experiment]:
     spec.loader.exec_module(module)
     experiment = getattr(module, "experiment", None)
     if not callable(experiment):
+        from fulgurite.errors import ConfigurationError
+
         raise ConfigurationError(
             f"{path} defines no function `experiment` that returns an Experiment of fulgurite_cli"
         )
@@ -38,16 +48,76 @@ def load_experiment(path: str) -> Callable[..., Experiment]:
 def run_fit(arguments: list[str]) -> int:
     """Train the experiment of a file: `fulgurite fit PROGRAM ...`."""
     parser = argparse.ArgumentParser(
-        "fulgurite fit", usage="fulgurite fit PROGRAM [name=value ...] [--run DIR]"
+        "fulgurite fit", usage="fulgurite fit [PROGRAM] [name=value ...] [--run DIR] [--from RUN]"
     )
     parser.add_argument(
-        "program", metavar="PROGRAM", help="a Python file that defines `experiment`"
+        "program",
+        metavar="PROGRAM",
+        help="a Python file that defines `experiment`; with --from it may be left out if the "
+        "file of that run's program is in the current directory. PROGRAM --help says more",
     )
-    path = parser.parse_args(arguments[:1]).program
+    has_program = bool(arguments) and not arguments[0].startswith("-") and "=" not in arguments[0]
+    rest = arguments[1:] if has_program else arguments
+    if not has_program and (not rest or {"-h", "--help"} & set(rest)):
+        parser.parse_args(rest)
+    options = _parse_options(rest)
     try:
-        connect_processes()
+        path = arguments[0] if has_program else _find_program_of_run(parser, options.from_run)
+        mistake = find_mistyped_argument(path, options.overrides)
+        if mistake is not None and not options.wants_help:
+            parser.exit(2, f"error: {mistake}\n")
+        if os.environ.get("FULGURITE_DISTRIBUTED"):
+            from fulgurite_cli.processes import connect_processes
+
+            connect_processes()
         experiment = load_experiment(path)
-    except (ConfigurationError, ProcessError) as error:
+        is_light = "jax" not in sys.modules and "fulgurite" not in sys.modules
+        if is_light and options.config is None and options.from_run is None:
+            _check_overrides(parser, experiment, options.overrides)
+    except Exception as error:
+        if not _is_mistake_of_user(error):
+            raise
         parser.exit(2, f"error: {error}\n")
-    run(experiment, arguments[1:], program=f"fulgurite fit {path}")
+    from fulgurite_cli.experiment import run
+
+    run(experiment, rest, program=f"fulgurite fit {path}")
     return 0
+
+
+def _parse_options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("fulgurite fit", add_help=False)
+    add_fit_options(parser)
+    parser.add_argument("-h", "--help", action="store_true", dest="wants_help")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _find_program_of_run(parser: argparse.ArgumentParser, run_dir: str | None) -> str:
+    if run_dir is None:
+        parser.error("the following arguments are required: PROGRAM")
+    from fulgurite_runs import RunDirectory
+
+    path = find_program(RunDirectory(run_dir).read_manifest())
+    if path is None:
+        parser.error(f"the program of {run_dir} is not in this directory: give PROGRAM")
+    return path
+
+
+def _check_overrides(
+    parser: argparse.ArgumentParser, experiment: Callable[..., Any], overrides: list[str]
+) -> None:
+    """End with code 2 if an override does not fit a program that has not imported jax yet."""
+    if inspect.signature(experiment).parameters:
+        return
+    config: Any = experiment()
+    if not isinstance(config, Node):
+        return
+    try:
+        apply_overrides(config, overrides)
+    except ConfigError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def _is_mistake_of_user(error: Exception) -> bool:
+    from fulgurite.errors import CheckpointError, ConfigurationError, ProcessError
+
+    return isinstance(error, CheckpointError | ConfigurationError | ProcessError)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite_cli import Experiment, build_experiment, load_experiment
+from fulgurite_cli import Experiment, rebuild_experiment
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.group is not None:
             _wait_for_start(run, options.timeout)
-        program = load_experiment(options.program)
-        config = run.read_manifest()["configuration"]
-        experiment = build_experiment(program, options.overrides, config, run_dir=options.run)
+        experiment = rebuild_experiment(
+            options.run, *split_program(options.arguments), options.allow
+        )
         if options.group is None:
             has_succeeded = _evaluate_once(experiment, run, options)
         else:
@@ -60,12 +60,7 @@ def _build_parser() -> argparse.ArgumentParser:
             " (--group). The program's arguments are those of the run."
         ),
     )
-    parser.add_argument(
-        "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="arguments that the run does not record"
-    )
+    add_program_arguments(parser)
     parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
     checkpoints = parser.add_mutually_exclusive_group()
     checkpoints.add_argument(
@@ -93,6 +88,32 @@ def _build_parser() -> argparse.ArgumentParser:
         help="a directory of its own in which the program's loggers write the results",
     )
     return parser
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the program of a run, which may be left out, and its arguments."""
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="[PROGRAM] name=value",
+        help="the Python file that defines `experiment` (default: the file of that name in the "
+        "current directory), and arguments that the run does not record",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="build the run from its manifest alone, without PROGRAM; its configuration may import "
+        "this package (repeat it for several)",
+    )
+
+
+def split_program(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the program, or None if it was left out, and the overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], list(arguments[1:])
+    return None, list(arguments)
 
 
 def _wait_for_start(run: RunDirectory, timeout: float) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError, did_you_mean
-from fulgurite_cli import Experiment, build_experiment, load_experiment
+from fulgurite_cli import Experiment, rebuild_experiment
 from fulgurite_runs import RunDirectory
 
-from fulgurite_evaluators.command import parse_step
+from fulgurite_evaluators.command import add_program_arguments, parse_step, split_program
 from fulgurite_evaluators.evaluator import find_evaluators
 from fulgurite_evaluators.predictions import open_predictions
 
@@ -28,9 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.out.exists() and not options.force:
             raise ConfigurationError(f"{options.out} exists: give another file, or --force")
         run = RunDirectory(options.run)
-        program = load_experiment(options.program)
-        config = run.read_manifest()["configuration"]
-        experiment = build_experiment(program, options.overrides, config, run_dir=options.run)
+        experiment = rebuild_experiment(
+            options.run, *split_program(options.arguments), options.allow
+        )
         data = _find_data(experiment, options.evaluator)
         num_examples = 0
         with open_predictions(options.out) as append:
@@ -67,12 +67,7 @@ def _build_parser() -> argparse.ArgumentParser:
             " arguments are those of the run."
         ),
     )
-    parser.add_argument(
-        "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="arguments that the run does not record"
-    )
+    add_program_arguments(parser)
     parser.add_argument("--run", metavar="DIR", required=True, help="the run's directory")
     parser.add_argument(
         "--step",

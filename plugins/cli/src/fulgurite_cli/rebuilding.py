@@ -1,0 +1,54 @@
+"""Building the experiment of a run again, from its manifest."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from fulgurite.errors import ConfigurationError
+from fulgurite_runs import RunDirectory
+
+from fulgurite_cli.configuration import rebuild_from_config
+from fulgurite_cli.experiment import Experiment, as_experiment, build_experiment
+from fulgurite_cli.fit import load_experiment
+from fulgurite_cli.programs import find_program
+
+
+def rebuild_experiment(
+    run_dir: str, program: str | None, overrides: Sequence[str] = (), allow: Sequence[str] = ()
+) -> Experiment:
+    """Return the experiment of a run, with the configuration in its manifest.
+
+    Args:
+        run_dir: the run's directory.
+        program: the program's file. None for the file of that name in the current directory; or, if
+            `allow` is not empty, for none: the configuration in the manifest is resolved alone.
+        overrides: arguments that the run does not record.
+        allow: packages and modules that the configuration may import.
+
+    Raises:
+        CheckpointError: there is no run.
+        ConfigurationError: there is no such program, the configuration names what is not allowed,
+            or an override differs from it.
+    """
+    manifest = RunDirectory(run_dir).read_manifest()
+    config = manifest["configuration"]
+    if program is not None and allow:
+        raise ConfigurationError(
+            "--allow is for a run without its program, whose configuration says what to import: "
+            "leave out --allow or the program"
+        )
+    if allow:
+        # As for a program: modules beside it can be imported.
+        sys.path.insert(0, os.getcwd())
+        experiment = as_experiment(rebuild_from_config(config or {}, overrides, allow))
+        experiment.engine.config = config
+        return experiment
+    path = program or find_program(manifest)
+    if path is None:
+        file = (manifest.get("program") or {}).get("file")
+        raise ConfigurationError(
+            f"the run's program {file!r} is not in this directory: go where it is, name its file, "
+            "or, for a run whose program is a configuration, give --allow PACKAGE for each package "
+            "that may be imported"
+        )
+    return build_experiment(load_experiment(path), overrides, config, run_dir=run_dir)
