@@ -141,7 +141,14 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"bad_arguments": [{"project": "p", "mode": "on"}]},
     ),
 }
-HERE = {entry.name for entry in entry_points(group="fulgurite.plugins")}
+ROOT = Path(__file__).parents[2]
+CONTRIB = [path.parent.name for path in ROOT.glob("contrib/*/pyproject.toml")]
+HERE = {
+    entry.name
+    for entry in entry_points(group="fulgurite.plugins")
+    # The tests of a member of contrib check it, and nothing else lists it.
+    if entry.dist is None or entry.dist.name.removeprefix("fulgurite-") not in CONTRIB
+}
 
 
 # One or two plugins of each distribution stand for the others, each of which has tests of its own.
@@ -171,6 +178,12 @@ def test_each_plugin_passes_the_conformance_check(name: str) -> None:
 
 def test_every_plugin_that_is_installed_by_name_is_checked() -> None:
     assert HERE - PLUGINS.keys() == set()
+
+
+@pytest.mark.parametrize("name", CONTRIB)
+def test_tests_of_a_member_of_contrib_check_it(name: str) -> None:
+    tests = (ROOT / "tests" / "plugins" / name).glob("test_*.py")
+    assert any("check_plugin(" in path.read_text() for path in tests)
 
 
 @pytest.mark.parametrize(
