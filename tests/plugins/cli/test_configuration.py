@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -12,6 +13,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import Experiment, build_experiment, rebuild_experiment, run
+from fulgurite_cli.config_command import run_config
 from fulgurite_config import L, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
@@ -194,3 +196,25 @@ def test_a_run_is_built_again_from_its_manifest_alone(
         rebuild_experiment(folder, None, [], ["fulgurite"])
     with pytest.raises(ConfigurationError, match=r"'test_configuration.py' is not in this dir"):
         rebuild_experiment(folder, None)
+
+
+def test_config_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / f"{name}.json") for name in "abcd"]
+    cfg = experiment()
+    Path(files[0]).write_text(to_json(cfg))
+    cfg.engine.plugins[0].every = 5
+    cfg.engine.seed = 1
+    Path(files[1]).write_text(to_json(cfg))
+    assert run_config(["diff", files[0], files[0]]) == 0
+    assert run_config(["diff", *files[:2]]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["engine.plugins[0].every: 2 -> 5", "engine.seed: (nothing) -> 1"]
+
+    Path(files[2]).write_text('{"width": 1, "name": "x"}')
+    Path(files[3]).write_text('{"width": 2, "name": "x"}')
+    assert run_config(["diff", *files[2:], "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"width": ["1", "2"]}
+    with pytest.raises(SystemExit) as caught:
+        run_config(["diff", files[0], files[2]])
+    assert caught.value.code == 2
+    assert "of different kinds" in capsys.readouterr().err

@@ -23,11 +23,20 @@ def read_start_config(options: argparse.Namespace) -> tuple[dict[str, Any] | Non
         CheckpointError: there is no run.
     """
     if options.from_run is not None:
-        manifest = RunDirectory(options.from_run).read_manifest()
-        return _get_configuration(manifest, options.from_run), f"--from {options.from_run}"
+        return read_run_config(options.from_run), f"--from {options.from_run}"
     if options.config is not None:
         return read_config_file(options.config), f"--config {options.config}"
     return None, ""
+
+
+def read_run_config(run_dir: str) -> dict[str, Any]:
+    """Return the configuration in the manifest of a run.
+
+    Raises:
+        CheckpointError: there is no run.
+        ConfigurationError: it has no configuration.
+    """
+    return _get_configuration(RunDirectory(run_dir).read_manifest(), run_dir)
 
 
 def read_config_file(path: str) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""The command `fulgurite config diff`: what differs between the configurations of two runs."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_config import ConfigError, diff
+
+from fulgurite_cli.configuration import KEY, read_config
+from fulgurite_cli.start_config import read_config_file, read_run_config
+
+
+def run_config(arguments: list[str]) -> int:
+    """Run `fulgurite config diff RUN RUN`, and return its exit code: 1 if there is a difference."""
+    parser = argparse.ArgumentParser(
+        "fulgurite config", description="Shows what differs between two configurations."
+    )
+    parser.add_argument("action", choices=["diff"])
+    parser.add_argument("first", metavar="RUN", help="a run directory, or a JSON file")
+    parser.add_argument("second", metavar="RUN", help="another")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    try:
+        differences = find_differences(_read(options.first), _read(options.second))
+    except (CheckpointError, ConfigError, ConfigurationError) as error:
+        parser.exit(2, f"error: {error}\n")
+    if options.json:
+        print(json.dumps(differences, indent=1))
+        return 1 if differences else 0
+    for path, (old, new) in differences.items():
+        print(f"{path}: {_format(old)} -> {_format(new)}")
+    return 1 if differences else 0
+
+
+def find_differences(
+    first: dict[str, Any], second: dict[str, Any]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Return what differs between two configurations as manifests hold them.
+
+    Args:
+        first: a configuration.
+        second: another.
+
+    Returns:
+        For each path or argument the two values as JSON; None where there is none.
+
+    Raises:
+        ConfigurationError: only one is of a program that returns a configuration.
+    """
+    kinds = [isinstance(config.get(KEY), str) for config in (first, second)]
+    if all(kinds):
+        return diff(read_config(first), read_config(second))
+    if any(kinds):
+        raise ConfigurationError(
+            "one run has a configuration and the other has arguments: their programs are of "
+            "different kinds, so there is nothing to compare"
+        )
+    names = dict.fromkeys([*first, *second])
+    texts = {
+        name: tuple(
+            json.dumps(config[name], ensure_ascii=False) if name in config else None
+            for config in (first, second)
+        )
+        for name in names
+    }
+    return {name: (old, new) for name, (old, new) in texts.items() if old != new}
+
+
+def _read(place: str) -> dict[str, Any]:
+    return read_run_config(place) if Path(place).is_dir() else read_config_file(place)
+
+
+def _format(text: str | None) -> str:
+    return "(nothing)" if text is None else text
