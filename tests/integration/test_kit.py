@@ -89,7 +89,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "checkpoints": (
         lambda: Checkpointer(every=3),
-        {"bad_arguments": [{"every": 3, "max_to_keep": 0}]},
+        {"bad_arguments": [{"every": 3, "max_to_keep": 0}, {"every": 3, "weights_only": "head"}]},
     ),
     "clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"max_norm": -1.0}]}),
     "compilations": (CompilationMonitor, {}),

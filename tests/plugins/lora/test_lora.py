@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_lora import (
     Lora,
@@ -130,9 +130,11 @@ def test_train_too_trains_a_head():
     assert_same((module.body.weight, module.head.bias), (model.body.weight, model.head.bias))
 
 
-def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path):
-    """They hold nothing else of the module; `init_from` and `load_weights` fill them in by path."""
-    model = Net(key=jax.random.key(0))
+@pytest.mark.parametrize("is_made", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path, is_made: bool):
+    """They hold nothing else of the module; `load_weights` fills them in by path. A base that the
+    engine is yet to make is that of the run, whose key the checkpoint holds."""
+    model = Net(key=jax.random.key(0)) if is_made else Net
     saver = Checkpointer(every=3, weights_only=fg.select(select_adapters()))
     result = make_engine(Lora(rank=2), saver, run_dir=tmp_path / "run").fit(model, make_data())
     index = (tmp_path / "run" / "checkpoints" / "step-3" / "index.json").read_text()
@@ -141,6 +143,8 @@ def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path):
     weights = fg.CheckpointRef(tmp_path / "run", map={"module": "module"}, strict=False)
     reader = make_engine(Lora(rank=2), Checkpointer(every=100, directory=tmp_path / "other"))
     assert_same(reader.load_weights(model, weights).module, result.module)
+    with pytest.raises(CheckpointError, match="strict=False takes what both have"):
+        reader.load_weights(model, tmp_path / "run")
 
 
 def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
