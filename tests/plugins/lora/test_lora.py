@@ -209,6 +209,7 @@ def test_paths_of_the_base_stay():
     np.testing.assert_array_equal(module["attention"](x, x, x), attention(x, x, x))
 
 
+@pytest.mark.full
 def test_a_stack_of_layers_has_a_stack_of_adapters():
     stack = eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key))(jax.random.split(KEY, 3))
     module = set_up_matrices(add_adapters(stack, rank=2, key=KEY))
