@@ -23,6 +23,7 @@ from fulgurite.metrics import (
     Std,
     Sum,
 )
+from fulgurite.metrics.base import flatten_nested
 from hypothesis import given, strategies as st
 from sklearn.metrics import top_k_accuracy_score
 
@@ -598,3 +599,8 @@ def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
         for leaf, expected in zip(jax.tree.leaves(metric), jax.tree.leaves(alone), strict=True):
             assert leaf.tobytes() == expected.tobytes(), name
     assert updated.metrics.keys() == batches[0].keys()
+
+
+def test_an_index_follows_the_name_of_its_metric_without_a_slash():
+    values = {"loss": {"": 1, "[0]": 2, "std": {"": 3, "[1]": 4}}}
+    assert flatten_nested(values) == {"loss": 1, "loss[0]": 2, "loss/std": 3, "loss/std[1]": 4}

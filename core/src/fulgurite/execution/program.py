@@ -408,7 +408,7 @@ def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         key: value
         for key, value in metrics.items()
-        if key != name and not key.startswith(f"{name}/")
+        if key != name and not key.startswith((f"{name}/", f"{name}["))
     }
 
 

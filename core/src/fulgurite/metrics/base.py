@@ -328,6 +328,8 @@ def _fill_with_empty(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> d
 def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what nested dictionaries hold, by names such as `outer/inner`.
 
+    The key "" is the outer name itself, and an index such as `[2]` follows it without a slash.
+
     Raises:
         ModelError: two of the names are the same.
     """
@@ -335,12 +337,17 @@ def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         parts = {name: value}
         if isinstance(value, dict):
-            parts = {f"{name}/{key}": part for key, part in flatten_nested(value).items()}
+            parts = {_join_names(name, key): part for key, part in flatten_nested(value).items()}
         duplicates = sorted(flat.keys() & parts.keys())
         if duplicates:
             raise ModelError(f"{duplicates[0]!r} appears twice in nested dictionaries: rename one")
         flat |= parts
     return flat
+
+
+def _join_names(outer: str, inner: str) -> str:
+    separator = "" if not inner or inner.startswith("[") else "/"
+    return f"{outer}{separator}{inner}"
 
 
 def as_class_indices(logits: Array, labels: Values, metric_name: str) -> Int[Array, "..."]:
