@@ -6,6 +6,7 @@
 #     "fulgurite-averaging",
 #     "fulgurite-checkpoint",
 #     "fulgurite-cli",
+#     "fulgurite-config",
 #     "fulgurite-evaluators",
 #     "fulgurite-logging",
 #     "fulgurite-optimizers",
@@ -13,7 +14,6 @@
 #     "fulgurite-rng",
 #     "fulgurite-stopping",
 #     "jax",
-#     "numpy",
 #     "optax",
 #     "scikit-learn",
 # ]
@@ -23,6 +23,7 @@
 # fulgurite-averaging = { path = "../plugins/averaging", editable = true }
 # fulgurite-checkpoint = { path = "../plugins/checkpoint", editable = true }
 # fulgurite-cli = { path = "../plugins/cli", editable = true }
+# fulgurite-config = { path = "../plugins/config", editable = true }
 # fulgurite-evaluators = { path = "../plugins/evaluators", editable = true }
 # fulgurite-logging = { path = "../plugins/logging", editable = true }
 # fulgurite-optimizers = { path = "../plugins/optimizers", editable = true }
@@ -30,22 +31,22 @@
 # fulgurite-rng = { path = "../plugins/rng", editable = true }
 # fulgurite-stopping = { path = "../plugins/stopping", editable = true }
 # ///
-"""The everyday kit: a convolutional network with BatchNorm and dropout, trained in bfloat16 with
-early stopping, clipping, a cosine schedule with warm-up, and an average whose best is reloaded.
+"""The everyday kit as a configuration: BatchNorm, dropout, bfloat16, early stopping, an average.
 
-uv run examples/classifier.py                    # installs what it needs; half a minute
-python examples/classifier.py --run runs/a       # resumes if run again
+uv run examples/classifier.py --run runs/a       # installs what it needs; resumes if run again
+python examples/classifier.py '**.half_life=50' --print     # each value and where it comes from
+cd examples; fulgurite evaluate --run ../runs/a --step best
 """
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from fulgurite_averaging import EMA, Average
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_cli import Experiment, run
+from fulgurite_cli import run
+from fulgurite_config import L
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger, LearningRateMonitor
 from fulgurite_optimizers import GradientClip
@@ -60,16 +61,16 @@ class Classifier(fg.Module):
     second: eqx.nn.Conv2d
     drop: eqx.nn.Dropout
     last: eqx.nn.Linear
-    steps: int = eqx.field(static=True)
+    optimizer: optax.GradientTransformation
 
-    def __init__(self, steps: int, *, key):
+    def __init__(self, optimizer: optax.GradientTransformation, *, key):
         keys = jax.random.split(key, 3)
         self.first = eqx.nn.Conv2d(1, 16, 3, padding=1, key=keys[0])
         self.norm = eqx.nn.BatchNorm(16, axis_name="batch", mode="ema")
         self.second = eqx.nn.Conv2d(16, 16, 3, stride=2, padding=1, key=keys[1])
         self.drop = eqx.nn.Dropout(0.2)
         self.last = eqx.nn.Linear(16 * 4 * 4, 10, key=keys[2])
-        self.steps = steps
+        self.optimizer = optimizer
 
     def __call__(self, image, key, state):
         hidden, state = self.norm(self.first(image), state)
@@ -86,35 +87,36 @@ class Classifier(fg.Module):
         return fg.Output(losses.mean(), metrics={"accuracy": accuracy}, model_state=state)
 
     def configure_optimizers(self):
-        warmup = self.steps // 10
-        return optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 3e-3, warmup, self.steps))
+        return self.optimizer
 
 
-def report(run):
-    """Print the accuracy of the average at its best checkpoint."""
-    path = run.run_dir.path
-    state = run.engine.load_weights(run.state, fg.CheckpointRef(path, step="best"))
-    best = run.engine.apply_module_view(state, "averaged")
-    accuracy = run.engine.evaluate(best, run.engine.evaluators["test"].data)["accuracy"]
-    print(f"stopped at step {run.step}, best at step {int(best.step)}: accuracy {accuracy:.4f}")
-
-
-def experiment(steps: int = 1000, every: int = 50) -> Experiment:
+def make_images(first: int, last: int) -> dict:
     pixels, labels = load_digits(return_X_y=True)
-    images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    arrays = {"image": images, "label": labels.astype(np.int32)}
-    train = fg.ArrayData({k: v[:1400] for k, v in arrays.items()}, 50, shuffle=True)
-    test = fg.ArrayData({k: v[1400:1700] for k, v in arrays.items()}, 100)
+    images = (pixels / 16).astype("float32").reshape(-1, 1, 8, 8)
+    return {"image": images[first:last], "label": labels[first:last].astype("int32")}
+
+
+def make_model(optimizer: optax.GradientTransformation, *, key):
+    return eqx.nn.make_with_state(Classifier)(optimizer, key=key)
+
+
+def experiment():
+    cfg = L(steps=1000, every=50, rate=3e-3)
+    steps, every = cfg.ref.steps, cfg.ref.every
+    cfg.schedule = L(optax.warmup_cosine_decay_schedule, 0.0, cfg.ref.rate, steps // 10, steps)
+    cfg.optimizer = L(optax.adamw, cfg.ref.schedule)
+    test = L(fg.ArrayData, L(make_images, 1400, 1700), 100)
     plugins = [
-        Precision("bf16"), GradientClip(max_norm=1.0), Average(EMA(half_life=20, warmup=True)),
-        Evaluator("test", test, every=every, module_view="averaged"),
-        EarlyStopping("test/loss", patience=5, min_delta=1e-3),
-        Checkpointer(every=every, monitor="test/loss"), JSONLLogger(), LearningRateMonitor(), "rng",
-        fg.LambdaPlugin(on_fit_end=report),
+        L(Precision, "bf16"), L(GradientClip, max_norm=1.0),
+        L(Average, L(EMA, half_life=20, warmup=True)), "rng",
+        L(Evaluator, "test", test, every=every, module_view="averaged"),
+        L(EarlyStopping, "test/loss", patience=5, min_delta=1e-3),
+        L(Checkpointer, every=every, monitor="test/loss"), L(JSONLLogger), L(LearningRateMonitor),
     ]  # fmt: skip
-    engine = fg.Engine(steps=steps, log_every=every, run_dir="runs/classifier", plugins=plugins)
-    model = eqx.nn.make_with_state(Classifier)
-    return Experiment(engine, lambda key: model(steps, key=key), train)
+    cfg.engine = L(fg.Engine, steps=steps, log_every=every, plugins=plugins)
+    cfg.model = L.partial(make_model, cfg.ref.optimizer)
+    cfg.data = L(fg.ArrayData, L(make_images, 0, 1400), 50, shuffle=True)
+    return cfg
 
 
 if __name__ == "__main__":
